@@ -1,4 +1,4 @@
-"""Entry point of `python -m skypool`: the command line."""
+"""Entry point of `python -m skypool`: runs skypool's command line."""
 
 from skypool.cli import main
 

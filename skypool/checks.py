@@ -34,15 +34,15 @@ def number(
     above: float | None = None,
     least: float | None = None,
 ) -> None:
-    """Raise UsageError unless `value` is a number within the bounds.
+    """Raise UsageError unless `value` is a number within the bounds. Infinity is a number here.
 
     Args:
         name: name of the argument, for the message.
         value: the value to check. Booleans and NaN are rejected.
         what: meaning of the argument, for the message.
-        optional: accept None.
-        above: the value must be greater than this.
-        least: the value must not be less than this.
+        optional: True accepts None. Default False.
+        above: the value must be greater than this. Default None: no such bound.
+        least: the value must not be less than this. Default None: no such bound.
     """
     if value is None and optional:
         return
@@ -55,7 +55,7 @@ def number(
 
 
 def whole(name: str, value: object, what: str, *, least: int) -> None:
-    """Raise UsageError unless `value` is an integer of at least `least`. Booleans are rejected.
+    """Raise UsageError unless `value` is an integer of at least `least`. Booleans and floats such as 3.0 are rejected.
 
     Args:
         name: name of the argument, for the message.
@@ -74,7 +74,8 @@ def seconds(name: str, value: Duration) -> float:
 
     Args:
         name: name of the argument, for the message.
-        value: a number of seconds, a timedelta, or text such as "90s", "10m" or "1h30m".
+        value: a number of seconds, a timedelta, or text such as "90s", "10m" or "1h30m". Units are ms, s, m, h and d; a
+            text needs one, and spaces in it are ignored.
 
     Raises:
         UsageError: the value is not a duration, not positive, or longer than 100 years.
@@ -93,17 +94,18 @@ def seconds(name: str, value: Duration) -> float:
 
 
 def switch(name: str, value: Any) -> bool:
-    """Return `value` if it is True or False; raise UsageError for anything else."""
+    """Return `value` if it is True or False. Raise UsageError for anything else, also for 0, 1 and None."""
     if not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False, not {value!r}")
     return value
 
 
 def one_of(name: str, value: Any, choices: Collection[T]) -> T:
-    """Return the element of `choices` that equals `value`.
+    """Return the first element of `choices` that equals `value`.
 
     Raises:
-        UsageError: no choice equals it. The message lists the choices and suggests the nearest.
+        UsageError: no choice equals it. The message lists the choices, and suggests the nearest if `value` is text that
+            is similar to one.
     """
     for choice in choices:
         if choice == value:
@@ -114,11 +116,12 @@ def one_of(name: str, value: Any, choices: Collection[T]) -> T:
 
 
 def gibibytes(name: str, size: float | str | None) -> float:
-    """Return a size in GiB, or 0 for None.
+    """Return a size in GiB (2**30 bytes), or 0.0 for None.
 
     Args:
         name: name of the argument, for the message.
-        size: a number of GiB, or text: "64GiB" or "64g" in GiB, "64GB" in 10**9 bytes, "1.5TiB" in TiB.
+        size: a number of GiB, or text: "64GiB" or "64g" in GiB, "64GB" in 10**9 bytes, "1.5TiB" in TiB. Text without a
+            unit is in GiB. Case is ignored.
 
     Raises:
         UsageError: the value is not a size, not positive, or infinite.
@@ -139,7 +142,10 @@ def gibibytes(name: str, size: float | str | None) -> float:
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn that `old` has been renamed to `new`. The warning points to the caller's line outside of skypool."""
+    """Issue a DeprecationWarning that `old` has been renamed to `new`.
+
+    The warning points to the nearest caller's line that is outside of skypool.
+    """
     level = 2
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "skypool":
@@ -150,7 +156,9 @@ def warn_renamed(old: str, new: str) -> None:
 
 
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:
-    """Return the message for a keyword argument that does not exist.
+    """Return the message for a keyword argument that does not exist. Nothing is raised.
+
+    The message lists the valid names and suggests the nearest. For names such as "gpus" it suggests `accelerator`.
 
     Args:
         what: name of the function, for the message.

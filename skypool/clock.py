@@ -1,7 +1,8 @@
 """Clocks that survive corrections of the wall clock and pauses of this process; used for money and for timeouts.
 
-Wall clocks are corrected while pools run, by hand or automatically. This must not change what a pool costs.
-Times that other machines compare with their own clocks, such as a lease's end on a tag, use the wall clock.
+Wall clocks are corrected while pools run, by hand or automatically. This must not change what a pool costs. Times that
+other machines compare with their own clocks use the wall clock. An example is the time on a machine's tag after which
+it is no longer needed.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ _PAUSE = 3.0
 
 
 def now() -> float:
-    """Return the seconds since 1970. Later corrections of the wall clock do not change the result."""
+    """Return the seconds since 1970, unaffected by corrections of the wall clock after this module was imported.
+
+    On Linux, time in which the machine was suspended counts.
+    """
     return _BEGAN + time.clock_gettime(_CLOCK)
 
 
 def today() -> date:
-    """Return the current day in UTC by the wall clock, for the age of prices."""
+    """Return the current day in UTC by the wall clock. It is used to tell how old prices are."""
     return datetime.now(UTC).date()
 
 
 class RunningClock:
     """A monotonic clock that leaves out pauses of this process: SIGSTOP, a frozen control group, a paused VM.
 
-    A stopped process receives nothing. A timeout for silence must therefore not count the time of the pause.
-    Call the clock at least once a second while it is in use: a gap of more than three seconds counts as a pause.
-    Threads may share one clock.
+    A stopped process receives nothing. A timeout for silence must therefore not count the time of the pause. Call the
+    clock at least once a second while it is in use: a gap of more than three seconds between two calls counts as a
+    pause, the whole of it. Threads may share one clock.
 
     Attributes:
         paused: seconds left out so far. `time.monotonic()` is this clock's reading plus `paused`.
@@ -43,7 +47,10 @@ class RunningClock:
         self.paused = 0.0
 
     def __call__(self) -> float:
-        """Return a monotonic time in seconds that leaves out all pauses so far."""
+        """Return a monotonic time in seconds that leaves out all pauses so far. Any thread may call this.
+
+        If more than three seconds have passed since the previous call, that whole time counts as a pause.
+        """
         with self._lock:
             reading = time.monotonic()
             gap, self._last = reading - self._last, reading

@@ -17,14 +17,14 @@
     ├── BootstrapError                     a setup step on a node failed; carries step, command, tail, advice
     ├── HostBusy                           the machine serves another pool
     ├── BudgetExceeded                     the budget is spent
-    ├── LedgerError                        the ledger cannot be read or written, so nothing is rented
+    ├── LedgerError                        the list of rented machines cannot be read or written: nothing is rented
     ├── StillRunning                       instances that may not have ended; carries them
     ├── ConnectionLost                     a node is gone or does not respond; carries the node
-    │   ├── ProtocolError                  the received bytes are not a valid frame
+    │   ├── ProtocolError                  the received bytes are not a valid message
     │   ├── LoginRefused                   the machine answers but rejects the login
     │   ├── NodeInterrupted                the provider took the machine back, for example a spot machine
     │   └── HostKeyMismatch                the machine has another host key than expected; nothing was sent
-    ├── PoolClosed                         a call on a pool that has ended
+    ├── PoolClosed (RuntimeError)          a call on a pool that has ended
     ├── PickleError (TypeError)            an object cannot be pickled; carries the path to it
     ├── PythonMismatch                     client and node run different minor versions of Python
     ├── WorkerDied                         the process of the call died; carries signal or exit code, and tail
@@ -34,8 +34,8 @@
     ├── RemoteError                        a remote exception of a type unknown here; carries name and text
     └── ErrorGroup (ExceptionGroup)        several of these errors at once, for example one for each region
 
-An exception that a call's own function raises is not in this tree. It is raised on the client as it is, with the
-remote traceback as its cause.
+An exception that a call's own function raises is not in this tree. It is raised on the client as it is, with the remote
+traceback as its cause.
 """
 
 from __future__ import annotations
@@ -85,19 +85,19 @@ if TYPE_CHECKING:
 
 
 class SkypoolError(Exception):
-    """Base class of all errors that skypool raises. Exceptions of the user's own functions are not among them."""
+    """The base class of all errors that skypool raises. Exceptions of the user's own functions are not among them."""
 
 
 class UsageError(SkypoolError, ValueError):
-    """An invalid value, rejected on the line that passed it."""
+    """The error for an invalid value, such as a wrong argument. It is raised where the value was passed."""
 
 
 class UnknownAccelerator(UsageError):
-    """A name that is neither in the catalogue nor registered.
+    """The error for an accelerator name that is neither in skypool's catalogue nor registered by the user.
 
     Attributes:
         name: the unknown name.
-        nearest: up to three known names, the most similar first.
+        nearest: known names that are similar, the most similar first; () if there are none.
     """
 
     def __init__(self, name: str, nearest: Sequence[str] = ()) -> None:
@@ -110,12 +110,12 @@ class UnknownAccelerator(UsageError):
 
 
 class ProviderError(SkypoolError):
-    """A request that a provider refused or failed to perform.
+    """The error for a request that a provider (a cloud) refused or failed to perform. Subclasses tell common reasons.
 
     Attributes:
-        provider: the driver's name, such as "aws".
+        provider: the driver's name, such as "aws"; "" if not given.
         code: the provider's own error code, "" if it gave none.
-        text: the provider's own error text.
+        text: the provider's own error text, "" if it gave none.
     """
 
     def __init__(self, message: str, *, provider: str = "", code: str = "", text: str = "") -> None:
@@ -124,23 +124,26 @@ class ProviderError(SkypoolError):
 
 
 class CredentialsError(ProviderError):
-    """Missing, wrong or expired credentials: the provider does not know who sent the request."""
+    """The error for missing, wrong or expired credentials: the provider does not know who sent the request."""
 
 
 class AccessError(ProviderError):
-    """A permission that the account lacks: the provider knows who sent the request and refuses it."""
+    """The error for a permission that the account lacks: the provider knows who sent the request and refuses it."""
 
 
 class CapacityError(ProviderError):
-    """Lack of capacity in this place at this moment. Another offer may have capacity."""
+    """The error for a lack of capacity in this place at this moment. Another offer may have capacity."""
 
 
 class QuotaError(ProviderError):
-    """A limit of the account. Other offers under the same quota fail in the same way."""
+    """The error for a request that exceeds a limit of the account. Other offers with that quota fail in the same way.
+
+    A quota is such a limit, for example of the number of accelerators in one region.
+    """
 
 
 class RateLimitError(ProviderError):
-    """Too many requests in a short time.
+    """The error for too many requests to a provider in a short time.
 
     Attributes:
         retry_after: seconds to wait before the next request, None if the provider does not say.
@@ -160,19 +163,22 @@ class RateLimitError(ProviderError):
 
 
 class FundsError(ProviderError):
-    """An account without money: the provider refuses to rent until it is topped up."""
+    """The error for an account without money: the provider refuses to rent until it is topped up."""
 
 
 class NoAnswer(ProviderError):
-    """A request whose reply was lost, so that it may or may not have taken effect. Repeat it with the same token."""
+    """The error for a request whose reply was lost, so that it may or may not have taken effect.
+
+    To be safe, repeat the request with the same idempotency token: it then takes effect only once.
+    """
 
 
 class OfferGone(ProviderError):
-    """An offer that another customer took between the listing and the launch."""
+    """The error for an offer that another customer took between the listing of offers and the launch."""
 
 
 class NoOffers(SkypoolError):
-    """A need that no offer matches.
+    """The error if no offer of any provider meets the requirements.
 
     Attributes:
         plan: the plan, which has the reason for rejecting each offer; None if no plan was made.
@@ -184,10 +190,11 @@ class NoOffers(SkypoolError):
 
 
 class LaunchError(SkypoolError):
-    """A launch that failed at every offer. The message lists the attempts and their reasons.
+    """The error for a launch that failed at every offer that it tried. The message lists the attempts and reasons.
 
     Attributes:
         is_short: True if at least one attempt failed only for lack of capacity, so that a later launch may succeed.
+            Default False.
     """
 
     def __init__(self, message: str, *, is_short: bool = False) -> None:
@@ -196,14 +203,14 @@ class LaunchError(SkypoolError):
 
 
 class BootstrapError(SkypoolError):
-    """A setup step that failed on a node.
+    """The error for a setup step that failed on a node (a rented machine).
 
     Attributes:
-        step: name of the step.
-        command: the command that failed.
+        step: name of the step; "" if not known.
+        command: the command that failed; "" if there is none.
         status: exit status of the command, None if it has none.
         tail: last lines of the command's output.
-        advice: what the user can do about it.
+        advice: what the user can do about it; "" if there is no advice.
     """
 
     def __init__(
@@ -222,20 +229,23 @@ class BootstrapError(SkypoolError):
 
 
 class BudgetExceeded(SkypoolError):
-    """A budget that is spent, or that is too small for the plan. Nothing more is rented for the pool."""
+    """The error for a budget that is spent, or that is too small for the plan. Nothing more is rented for the pool."""
 
 
 class LedgerError(SkypoolError):
-    """A ledger that cannot be read or written. Nothing is rented without it, but machines are still ended."""
+    """The error for a ledger (the local database of rented machines) that cannot be read or written.
+
+    Nothing is rented without it, but machines can still be ended.
+    """
 
 
 class StillRunning(SkypoolError):
-    """Instances that are not proved to have ended.
+    """The error for instances (rented machines) that are not proved to have ended.
 
     Attributes:
         instances: the instances. They may still cost money.
-        unreachable: the instances that are machines of the user's own and cannot be reached. They cost nothing, and
-            the processes there end themselves when the lease is over.
+        unreachable: the instances that are machines of the user's own and cannot be reached. They cost nothing. The
+            processes there end themselves once they have not heard from this client for the pool's lease time.
     """
 
     def __init__(self, message: str, instances: Sequence[object] = (), unreachable: Sequence[object] = ()) -> None:
@@ -244,7 +254,7 @@ class StillRunning(SkypoolError):
 
 
 class ConnectionLost(SkypoolError):
-    """A node that is gone, or that did not respond for longer than `liveness`.
+    """The error for a node that is gone, or that was silent for longer than the pool's `liveness` (seconds).
 
     Attributes:
         node: the node's number, -1 if unknown.
@@ -256,34 +266,34 @@ class ConnectionLost(SkypoolError):
 
 
 class ProtocolError(ConnectionLost):
-    """Received bytes that are not a valid frame. The connection that carried them is closed."""
+    """The error for received bytes that are not a valid message. The connection that carried them is closed."""
 
 
 class NodeInterrupted(ConnectionLost):
-    """A node whose provider took the machine back, as a provider may on a spot market."""
+    """The error for a node whose provider took the machine back, as a provider may do with spot machines."""
 
 
 class LoginRefused(ConnectionLost):
-    """A machine that answers but rejects the login. Another user name or key is needed."""
+    """The error for a machine that answers but rejects the login. Another user name or key is needed."""
 
 
 class HostKeyMismatch(ConnectionLost):
-    """A machine whose host key differs from the known one. The connection was closed before anything was sent."""
+    """The error for a machine whose SSH host key differs from the known one. Nothing was sent to it."""
 
 
 class HostBusy(SkypoolError):
-    """A machine that serves one pool at a time and already serves another one."""
+    """The error for a machine that serves one pool at a time and already serves another one."""
 
 
 class PoolClosed(SkypoolError, RuntimeError):
-    """A call that was sent to a pool after its end, or that had no result when the pool ended."""
+    """The error for a call that was sent to a pool after its end, or that had no result when the pool ended."""
 
 
 class PickleError(SkypoolError, TypeError):
-    """An object that cannot be sent to another machine, or a result that cannot be rebuilt here.
+    """The error for an object that cannot be sent to another machine, or for a result that cannot be rebuilt here.
 
     Attributes:
-        path: where the object is, such as `train.<closure>.cfg.lock` or "the result of train".
+        path: where the object is, such as `train.<closure>.cfg.lock` or "the result of train"; "" if not known.
     """
 
     def __init__(self, message: str, path: str = "") -> None:
@@ -292,17 +302,20 @@ class PickleError(SkypoolError, TypeError):
 
 
 class PythonMismatch(SkypoolError):
-    """A difference in minor Python versions between client and node. Functions travel as bytecode, which must match."""
+    """The error for client and node that run different minor versions of Python, such as 3.11 and 3.12.
+
+    Functions travel as bytecode, which only the same minor version can run.
+    """
 
 
 class WorkerDied(SkypoolError):
-    """A worker process that died before its call returned.
+    """The error for a worker process on a node that died before its call returned.
 
     Attributes:
         call: name of the call.
         signal: number of the signal that killed the process, or None.
         exitcode: exit code of the process, or None.
-        tail: last lines of its output.
+        tail: last lines of its output; "" if there are none.
         node: the node's number, -1 if unknown.
         hint: a likely reason, "" if none is known.
     """
@@ -336,7 +349,7 @@ class WorkerDied(SkypoolError):
 
 
 def died(call: str, signal: int | None, exitcode: int | None, tail: str, node: int, hint: str) -> WorkerDied:
-    """Return the WorkerDied that was pickled with these values."""
+    """Return the WorkerDied error that was pickled with these values. It is called when such an error is unpickled."""
     return WorkerDied(call, signal=signal, exitcode=exitcode, tail=tail, node=node, hint=hint)
 
 
@@ -350,19 +363,19 @@ def _signal_name(number: int | None) -> str:
 
 
 class CallTimeout(SkypoolError, TimeoutError):
-    """A call that ran longer than its `timeout`. It was ended on the node."""
+    """The error for a call that ran longer than its `timeout`. The call was ended on the node."""
 
 
 class SpoolFull(SkypoolError, OSError):
-    """Lack of room on a node, in memory or on disk, for an argument or a result."""
+    """The error for a node that has no room, in memory or on disk, for an argument or a result."""
 
 
 class UntrustedResult(SkypoolError):
-    """A result of an untrusted machine that could be rebuilt only by running code of its choice.
+    """The error for a result of an untrusted machine that could be rebuilt only by running code that it chose.
 
     Attributes:
         refused: the name that the result refers to, such as "os.system"; "" if another rule was broken.
-        what: what was being read, such as "the result of train".
+        what: what was being read or written, such as "the result of train"; "" if not known.
         node: number of the node that sent it, -1 if unknown.
     """
 
@@ -372,13 +385,13 @@ class UntrustedResult(SkypoolError):
 
 
 class RemoteError(SkypoolError):
-    """A remote exception whose own type cannot be rebuilt here.
+    """The error that stands for an exception on a node whose own type cannot be rebuilt on the client.
 
     Attributes:
         type_name: qualified name of the exception's class.
         text: the exception's `str()`.
-        traceback: the remote traceback as text.
-        why: the reason why the type cannot be rebuilt.
+        traceback: the remote traceback as text; "" if not known.
+        why: the reason why the type cannot be rebuilt; "" if not known.
     """
 
     def __init__(self, type_name: str, text: str, traceback: str = "", why: str = "") -> None:
@@ -395,7 +408,7 @@ class RemoteError(SkypoolError):
 class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
     """Several errors at once, for example one for each region of a provider.
 
-    `exceptions` has the errors unchanged, and `str()` lists their messages.
+    `exceptions` has the errors unchanged. `str()` gives the group's message and below it the messages of the errors.
     """
 
     def __str__(self) -> str:
@@ -409,13 +422,17 @@ class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
 
 
 def together(what: str, errors: Iterable[Exception]) -> Exception:
-    """Return one exception for errors of an operation that failed in several places.
+    """Return one exception for errors of an operation that failed in several places. It is not raised.
 
-    Errors with the same text count as one. A single error is returned unchanged.
+    Errors with the same text count as one; the last of them is kept. If one error is left, it is returned unchanged.
+    Otherwise the result is an ErrorGroup.
 
     Args:
         what: message of the group if there are several errors.
         errors: the errors, at least one.
+
+    Raises:
+        ValueError: there are no errors.
     """
     several = [*{str(each) or repr(each): each for each in errors}.values()]
     return several[0] if len(several) == 1 else ErrorGroup(what, several)
@@ -424,31 +441,37 @@ def together(what: str, errors: Iterable[Exception]) -> Exception:
 def not_ended(
     why: Mapping[str, object], instances: Sequence[object], unreachable: Sequence[object] = ()
 ) -> StillRunning:
-    """Return the error for instances whose end is not proved.
+    """Return the StillRunning error for instances whose end is not proved. It is not raised.
 
     Args:
-        why: the reason for each instance, by the name that users see.
+        why: the reason for each instance, by the name that users see. The message has a line for each.
         instances: instances that may still run.
-        unreachable: those of `instances` that are the user's own machines and cannot be reached.
+        unreachable: those of `instances` that are the user's own machines and cannot be reached. Default: none.
     """
     lines = "".join(f"\n  {what}: {reason}" for what, reason in why.items())
     return StillRunning(f"it is not confirmed that these instances have ended:{lines}", instances, unreachable)
 
 
 def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted:
-    """Return the error for a node whose machine its provider takes back. `cause` becomes the error's cause."""
+    """Return the error for a node whose machine its provider takes back. It is not raised.
+
+    `cause` becomes the error's `__cause__`. Default None: no cause.
+    """
     error = NodeInterrupted(f"the provider took node {node} back", node)
     error.__cause__ = cause
     return error
 
 
 def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
-    """Return the error for a node that ends because another host of its slice was lost.
+    """Return the error for a node that ends because another host of its slice was lost. It is not raised.
+
+    A slice is a group of machines that are rented and end together. `error` becomes the `__cause__` of the result.
 
     Args:
-        lost: number of the host that was lost. A slice ends as a whole.
+        lost: number of the node that was lost.
         node: number of the node that ends with it.
-        error: the error of the lost host. If it was interrupted, the result is a `NodeInterrupted`, too.
+        error: the error of the lost node. If that is a NodeInterrupted, the result is one, too; otherwise a
+            ConnectionLost.
     """
     if isinstance(error, NodeInterrupted):
         return taken_back(node, error)
@@ -462,7 +485,8 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:
     """Return up to `n` of `choices` that a mistyped `word` may stand for, the most similar first.
 
-    Case is ignored. The result is empty if no choice is similar.
+    Case is ignored. The result is empty if no choice is similar. If choices differ in case only, the last of them is
+    used.
     """
     import difflib
 

@@ -15,7 +15,7 @@ _THREADS = 64
 
 
 class Loop:
-    """An asyncio event loop in a daemon thread, with further threads for drivers, whose methods block.
+    """An asyncio event loop in a daemon thread, with up to 64 further threads for drivers, whose methods block.
 
     Pools use the one that `shared` returns. Making an object starts its thread.
 
@@ -35,7 +35,10 @@ class Loop:
 
     @classmethod
     def shared(cls) -> Loop:
-        """Return the loop of this process. The first call makes it and starts its thread. Any thread may call this."""
+        """Return the loop of this process. The first call makes it and starts its thread. Any thread may call this.
+
+        A forked child process gets its own loop.
+        """
         with cls._making:
             if cls._shared is None:
                 cls._shared = cls()
@@ -43,15 +46,18 @@ class Loop:
 
     @classmethod
     def forget(cls) -> None:
-        """Forget the loop of the parent process. It runs in a forked child, which has no thread of its parent."""
+        """Forget the loop of the parent process, so that the next call of `shared` makes a new one.
+
+        It runs automatically in a forked child, which has no thread of its parent.
+        """
         cls._shared = None
         cls._making = threading.Lock()
 
     def run(self, work: Coroutine[object, None, T]) -> T:
         """Run a coroutine in the loop's thread, wait for it, and return its result or raise its exception.
 
-        Call it from any thread but the loop's own. If the waiting thread is interrupted, as by Ctrl-C, the coroutine is
-        cancelled.
+        There is no time limit. Call this from any thread but the loop's own, which would wait forever. If the waiting
+        thread is interrupted, as by Ctrl-C, the coroutine is cancelled.
         """
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
@@ -62,10 +68,10 @@ class Loop:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report an exception that no task handles, unless the interpreter is exiting.
+    """Report an exception that no task handles to asyncio's default handler, which logs it.
 
-    While the interpreter exits, no more threads can be started, so tasks that still run may fail. Their work is done by
-    `skypool.pool.shutdown`, or by a separate process.
+    Do nothing once the main thread has ended. While the interpreter exits, no more threads can be started, so tasks
+    that still run may fail. Their work is done by `skypool.pool.shutdown`, or by a separate process.
     """
     if threading.main_thread().is_alive():
         loop.default_exception_handler(context)

@@ -1,4 +1,4 @@
-"""Events that a pool emits about its nodes and calls, and the stream that carries them to listeners.
+"""Events that a pool emits about its nodes (rented machines) and calls, and the stream that carries them to listeners.
 
 Each event is a value with fields. `pool.events.listen(function)` calls the function with every event. The console
 prints by listening to the same stream.
@@ -30,7 +30,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPhase(Event):
-    """A pool has reached another phase of its life.
+    """An event: a pool has reached another phase of its life.
 
     Attributes:
         phase: "launching", "ready", "draining" or "ended".
@@ -43,7 +43,7 @@ class PoolPhase(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent(Event):
-    """Something that happened to a node of a pool. It is the base class of all events about nodes.
+    """Something that happened to a node (a rented machine) of a pool. It is the base class of all events about nodes.
 
     Attributes:
         node: the number of the node, from 0.
@@ -54,12 +54,12 @@ class NodeEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePhase(NodeEvent):
-    """A node has reached another phase of its life.
+    """An event: a node (a rented machine) has reached another phase of its life.
 
     Attributes:
         phase: "launching", "booting", "bootstrapping" (its setup), "ready", "draining" or "ended".
         detail: the error that ends the node, as text; "" if there is none.
-        slots: the number of calls that the node runs at once; 0 while that is not known.
+        slots: the number of calls that the node runs at once, without those on CPU slots; 0 while that is not known.
         devices: the number of its accelerators; 0 while that is not known.
         cpu_slots: the number of calls without a device that it runs beside the others; 0 if it has no CPU slots.
         hosts: the number of nodes that this launch will give: more than 1 for a TPU slice of several hosts. It is 1 in
@@ -76,7 +76,7 @@ class NodePhase(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapStep(NodeEvent):
-    """A step of the setup of a node was started, skipped, done or retried.
+    """An event: a step of the setup of a node was started, skipped, done or retried.
 
     Attributes:
         step: the name of the step.
@@ -95,7 +95,7 @@ class BootstrapStep(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapOutput(NodeEvent):
-    """A step of the setup of a node printed a line.
+    """An event: a step of the setup of a node printed a line.
 
     Attributes:
         step: the name of the step.
@@ -108,7 +108,7 @@ class BootstrapOutput(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesProgress(Event):
-    """Progress of the image's files, which are packed on this machine and then sent to each node.
+    """An event: progress of the image's files, which are packed on this machine and then sent to each node.
 
     It is emitted about once a second, and at the end.
 
@@ -125,7 +125,7 @@ class FilesProgress(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
-    """A message for the user that needs no action at once.
+    """An event: a message for the user that needs no action at once.
 
     Attributes:
         text: the message.
@@ -136,14 +136,15 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus(NodeEvent):
-    """The work of a node, reported about once a second.
+    """An event: the work of a node (a rented machine), reported about once a second.
 
     Attributes:
         busy: the number of calls that run there.
-        waiting: the number of calls that wait there for a free slot.
+        waiting: the number of calls that wait there for a free slot (a place that runs one call at a time).
         done: the number of calls that have ended there.
         running: the names of a few functions that run there.
-        cpu_busy: the number of the running calls that use a CPU slot; 0 for a node without CPU slots.
+        cpu_busy: the number of the running calls that use a CPU slot (one without devices); 0 for a node without CPU
+            slots.
     """
 
     busy: int
@@ -155,7 +156,7 @@ class NodeStatus(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkDown(NodeEvent):
-    """The connection to a node broke. Its calls go on while the client reconnects.
+    """An event: the connection to a node broke. Its calls go on while the client reconnects.
 
     Attributes:
         reason: what broke the connection.
@@ -166,12 +167,12 @@ class LinkDown(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUp(NodeEvent):
-    """The connection to a node was made again after it had broken."""
+    """An event: the connection to a node was made again after it had broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInterruption(NodeEvent):
-    """The provider will take a node's machine back. The node ends its calls and gets no new ones.
+    """An event: the provider will take a node's machine back. The node ends its calls and gets no new ones.
 
     Attributes:
         at: when the machine goes, in seconds since 1970.
@@ -182,10 +183,11 @@ class NodeInterruption(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output(NodeEvent):
-    """Text that a call printed.
+    """An event: text that a call printed.
 
     Attributes:
-        slot: the number of the node's slot that ran the call, from 0. Slots with devices come before CPU slots.
+        slot: the number of the slot (the place on the node) that ran the call, from 0. Slots with devices come before
+            CPU slots.
         call: the id of the call; 0 if it is not known.
         stream: 1 for stdout, 2 for stderr.
         text: a piece of the output. It may hold several lines, or end in the middle of one.
@@ -199,7 +201,7 @@ class Output(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRetried(NodeEvent):
-    """A call will run again, because its `retries` allow it or because the provider took its machine back.
+    """An event: a call will run again, because its `retries` allow it or because the provider took its machine back.
 
     Attributes:
         node: the number of the node that ran it.
@@ -215,7 +217,7 @@ class CallRetried(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFailed(NodeEvent):
-    """A call failed: the function raised, or its worker process or node was lost.
+    """An event: a call failed. The function raised, or its worker process or node was lost.
 
     Attributes:
         node: the number of the node that ran it; -1 if none did.
@@ -232,9 +234,9 @@ Hear = Callable[[Event], None]
 
 
 class EventStream:
-    """A stream of events with any number of listeners. Each listener gets every event, in order.
+    """A stream of events with any number of listeners. Each listener gets every event after it was added, in order.
 
-    A listener that raises is removed, and its traceback is written to stderr. Any thread may use a stream.
+    A listener that raises an Exception is removed, and its traceback is written to stderr. Any thread may use a stream.
     """
 
     def __init__(self) -> None:
@@ -242,7 +244,10 @@ class EventStream:
         self._listeners: list[Hear] = []
 
     def listen(self, hear: Hear) -> Callable[[], None]:
-        """Add a listener, and return a function that removes it.
+        """Add a listener, and return a function that removes it. Events from before are not repeated.
+
+        The returned function does nothing if the listener is no longer there. A listener that is added twice is called
+        twice.
 
         Args:
             hear: called with each event, in the thread that emits it. It must not block, because the pool waits for it.
@@ -252,13 +257,17 @@ class EventStream:
         return lambda: self._remove(hear)
 
     def _remove(self, hear: Hear) -> None:
-        """Remove a listener. Do nothing if it was removed before."""
+        """Remove a listener. Do nothing if it is not there. If it was added twice, remove it once."""
         with self._lock:
             if hear in self._listeners:
                 self._listeners.remove(hear)
 
     def emit(self, event: Event) -> None:
-        """Call every listener with an event, and return when all have returned. Any thread may call this."""
+        """Call every listener with an event, in the order they were added, and return when all have returned.
+
+        Any thread may call this. A listener that raises an Exception is removed, and its traceback is written to
+        stderr; the others are called all the same. Nothing is raised for it.
+        """
         with self._lock:
             for hear in list(self._listeners):
                 try:
@@ -277,7 +286,7 @@ The names `skypool.Stream` and `skypool.Interruption` mean other classes.
 
 
 def __getattr__(name: str) -> object:
-    """Return the class that a former name stands for, with a DeprecationWarning.
+    """Return the class that a former name stands for ("Stream" or "Interruption"), and issue a DeprecationWarning.
 
     Raises:
         AttributeError: the module never had that name.

@@ -1,4 +1,7 @@
-"""Data types that drivers and the core share: Need, Offer, Order, Instance, Access, Finding, Leftover."""
+"""Data types that drivers (one for each cloud) and the core share.
+
+They are Need, Offer, Order, Instance, Access, Finding and Leftover, and types of their fields.
+"""
 
 from __future__ import annotations
 
@@ -106,17 +109,20 @@ class PriceSource:
     why: str = ""
 
     def __str__(self) -> str:
-        """Return text such as "price as of 2026-03-02 (table)"; "" for a provider's price without a day."""
+        """Return text such as "price as of 2026-03-02 (table)".
+
+        The "(table)" marks a price from a table; one without a day gives "price as of an unknown day (table)". Returns
+        "" for a provider's price without a day.
+        """
         if self.kind == "provider" and self.as_of is None:
             return ""
         return f"price as of {self.day}"
 
     @property
     def day(self) -> str:
-        """The day of the price as text.
+        """The day of the price as text: "2026-03-02" for a provider's price, "2026-03-02 (table)" for a table's.
 
-        A table's price is marked: "2026-03-02 (table)", or "an unknown day (table)". A provider's price without a day
-        is "".
+        It is "an unknown day (table)" for a table's price without a day, and "" for a provider's price without a day.
         """
         if self.kind == "provider":
             return "" if self.as_of is None else self.as_of.isoformat()
@@ -125,7 +131,7 @@ class PriceSource:
     def is_outdated(self, today: date, days: int) -> bool:
         """Return True if the price is from a table that is more than `days` days old on `today`, or of unknown date.
 
-        A price that the provider reported is never outdated.
+        A price that the provider reported is never outdated. A table that is exactly `days` days old is not outdated.
         """
         return self.kind == "table" and (self.as_of is None or (today - self.as_of).days > days)
 
@@ -186,14 +192,20 @@ class Offer:
 
 
 class Progress(Protocol):
-    """A listener for the creates and terminations of a launch, so that the pool's bill includes every machine."""
+    """A listener for the creates and terminations of a launch, so that the pool's bill includes every machine.
+
+    `Order` has it as `progress` and calls it.
+    """
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
-        """Record that a create request for the nodes with these nodes is about to be sent."""
+        """Record that a create request for the nodes with these numbers is about to be sent.
+
+        The machines may be billed from now on.
+        """
         ...
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that the provider has created these instances."""
+        """Record that the provider has created these instances (machines)."""
         ...
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
@@ -212,7 +224,7 @@ class Order:
         nodes: node numbers that the machines get in the pool. If the offer is a slice of several hosts, `nodes` lists
             all hosts of the first slice in order, then those of the next slice.
         need: requirements of the pool.
-        lease: seconds that a machine lives on without hearing from its client, counted from its boot.
+        lease: seconds that a machine lives on without hearing from its client, counted from its boot. Default 600.
         lifetime: seconds after its boot at which a machine ends itself in any case; None for no such limit.
         until: time at which the machines are no longer needed unless the time is renewed; it is written into their
             tags. Time zone aware, in UTC.
@@ -240,7 +252,7 @@ class Order:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The former name of `nodes`; works in this release with a DeprecationWarning."""
+        """The former name of `nodes`. It works in this release; reading it issues a DeprecationWarning."""
         warn_renamed("Order.ranks", "Order.nodes")
         return self.nodes
 
@@ -252,18 +264,24 @@ class Order:
     def asking(self, *nodes: int) -> None:
         """Report to `progress` that a create request for these nodes is about to be sent.
 
-        The machines may be billed from now on.
+        The machines may be billed from now on. Do nothing if `progress` is None.
         """
         if self.progress is not None:
             self.progress.asking(self, nodes)
 
     def made(self, *instances: Instance) -> None:
-        """Report to `progress` that these instances exist. A driver calls it before its launch returns."""
+        """Report to `progress` that these instances exist. A driver calls it before its launch returns.
+
+        Do nothing if `progress` is None.
+        """
         if self.progress is not None:
             self.progress.made(self, instances)
 
     def undone(self, *instances: Instance) -> None:
-        """Report to `progress` that the provider confirmed the end of these instances, which the launch terminated."""
+        """Report to `progress` that the provider confirmed the end of these instances, which the launch terminated.
+
+        Do nothing if `progress` is None.
+        """
         if self.progress is not None:
             self.progress.undone(self, instances)
 
@@ -311,7 +329,7 @@ class Instance:
 
     @property
     def rank(self) -> int:
-        """The former name of `node`; works in this release with a DeprecationWarning."""
+        """The former name of `node`. It works in this release; reading it issues a DeprecationWarning."""
         warn_renamed("Instance.rank", "Instance.node")
         return self.node
 
@@ -319,6 +337,8 @@ class Instance:
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """A resource other than an instance that a pool made at a provider: a security group, a key pair, a disk.
+
+    It is called a leftover because it may outlive the pool and then has to be deleted.
 
     Attributes:
         provider: name of the driver that made it.
@@ -343,7 +363,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check of a driver, as `skypool doctor` shows it.
+    """The result of one check of a driver (the code for one cloud), as the command `skypool doctor` shows it.
 
     Attributes:
         what: title of the check.
@@ -359,7 +379,10 @@ class Finding:
 
 
 class SlotEnv(TypedDict):
-    """The environment variables of one slot of a node, and the names of its devices. It travels as JSON."""
+    """The environment variables of one slot of a node, and the names of its devices. It travels as JSON.
+
+    A slot is a place on a node (a rented machine) that runs one call at a time.
+    """
 
     env: Mapping[str, str]
     devices: Sequence[str]
@@ -369,17 +392,19 @@ class SlotEnv(TypedDict):
 class Access:
     """Connection details of an instance, and the paths and settings that the agent uses there.
 
-    Paths are on the node and may begin with "~".
+    The agent is the process on the node (the rented machine) that manages its workers. Paths are on the node and may
+    begin with "~".
 
     Attributes:
         transport: runs commands on the node.
-        python: Python interpreter on the node. None lets the bootstrap find or install one.
+        python: Python interpreter on the node. None lets the setup of the node find or install one.
         folder: folder of the agent.
         spool: folder for values that are too large for memory.
         cwd: working directory of calls; None means the agent's folder.
         spool_memory: largest value that is kept in memory, in bytes. None means half of the free memory.
         env: environment variables of the agent and its workers.
-        slots: environment and device names of each slot. None lets the node decide as `Need.slots` says.
+        slots: environment and device names of each slot (place that runs one call at a time). None lets the node decide
+            as `Need.slots` says.
         home: folder where the image's software is installed. It is kept for the next pool.
         booting: seconds, counted from the first attempt to connect, in which the machine may not answer because it
             still boots.
@@ -391,8 +416,8 @@ class Access:
         owned: True if the machine is the user's own. Its system packages are then not changed.
         simulated: True if the machine's accelerators are simulated. Its drivers are then neither installed nor checked.
         notice: text that the user should read about this access; "" for none.
-        guard: path of the file on the node that postpones the machine's own end (see `userdata`); "" if the machine has
-            no such guard.
+        guard: path of the file on the node that postpones the machine's own end (see `userdata`); "" if the machine
+            does not end itself this way.
         watch: Python source, using only the standard library, that the agent runs beside the calls. It prints one line
             when the provider announces that it takes the machine back: that time, in seconds since 1970. "" for none.
     """

@@ -30,7 +30,10 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Return the identity of the process on this host that has this pid now. Its `birth` is "" if there is none."""
+        """Return the identity of the process on this host that has this pid now.
+
+        Does not raise if there is none, or only a zombie: `birth` is then "".
+        """
         return cls(host_name(), pid, _birth(pid) or "")
 
     @classmethod
@@ -41,7 +44,8 @@ class Process:
     def lives(self) -> bool | None:
         """Return True if this process still runs, False if it has ended.
 
-        Returns None for a process on another host, where this cannot be seen.
+        A zombie has ended, and so has a process whose pid now belongs to another one. Returns None for a process on
+        another host, where this cannot be seen.
         """
         if self.host != host_name():
             return None
@@ -53,17 +57,20 @@ class Process:
 
 
 def host_name() -> str:
-    """Return the name of this machine, which stays the same while this process lives.
+    """Return the name of this machine, under which its machines at providers are tagged and found again.
 
-    Machines are tagged with this name and found again by it. On macOS the system's host name changes with the network,
-    so the name that the user gave the Mac is returned there.
+    On Linux it is the system's host name. On macOS that changes with the network, so the name that the user gave the
+    Mac is returned there. It stays the same while this process lives.
     """
     return (_name_of_mac() if sys.platform == "darwin" else "") or socket.gethostname()
 
 
 @cache
 def _name_of_mac() -> str:
-    """Return the name that the user gave this Mac, or the system's host name if that is not known."""
+    """Return the name that the user gave this Mac, or the system's host name if that is not known.
+
+    The result of the first call is kept. Does not raise if the tool that knows the name is missing.
+    """
     try:
         told = subprocess.run(["scutil", "--get", "LocalHostName"], capture_output=True, text=True).stdout.strip()
     except OSError:
@@ -72,7 +79,10 @@ def _name_of_mac() -> str:
 
 
 def _birth(pid: int) -> str | None:
-    """Return a text for the start time of a process; None if there is no such process, or only a zombie."""
+    """Return a text for the start time of a process on this host. Its form depends on the system.
+
+    Returns None if there is no such process, or only a zombie.
+    """
     if Path("/proc/self/stat").exists():
         return _linux_birth(pid)
     # BSD's ps takes everything after the first "=" as a heading. The settings make its time the same in any language
@@ -84,9 +94,9 @@ def _birth(pid: int) -> str | None:
 
 
 def _linux_birth(pid: int) -> str | None:
-    """Return the boot's id and the start time in clock ticks since then, as "id:ticks".
+    """Return the start of a process on Linux as "id:ticks": the id of the boot, and clock ticks since that boot.
 
-    Returns None if there is no such process, or only a zombie.
+    The id is "" if the system does not tell it. Returns None if there is no such process, or only a zombie.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -97,9 +107,9 @@ def _linux_birth(pid: int) -> str | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return True if a process of this host is stopped by a signal such as SIGSTOP.
+    """Return True if a process of this host is stopped by a signal such as SIGSTOP, or by a debugger.
 
-    Return False if it does not exist.
+    Returns False if it runs, or does not exist.
     """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -1,4 +1,7 @@
-"""Functions that user code calls on a node: `instance_info`, `shard`, `is_head`, `interruption`."""
+"""Functions that user code calls on a node (a rented machine): `instance_info`, `shard`, `is_head`, `interruption`.
+
+Outside of a pool they work, too, as on a single node.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ U = TypeVar("U")
 @dataclass(frozen=True, slots=True)
 class InstanceInfo:
     """The place where a call runs: pool, node, slot and devices.
+
+    A node is a rented machine. A slot is a place on a node that runs one call at a time.
 
     Attributes:
         pool: the pool's name, "" outside of a pool.
@@ -64,18 +69,20 @@ class InstanceInfo:
     def slice(self) -> int:
         """Return the index of the pool's slice that this node belongs to, from 0.
 
-        For single machines it is the node's number.
+        A slice is a group of TPU machines that are rented together. For single machines it is the node's number.
         """
         return (self.node - self.host) // self.hosts
 
     @property
     def is_head(self) -> bool:
-        """Return True if this is node 0. Outside of a pool it always is."""
+        """Return True if this is node 0 of the nodes that take part. Outside of a pool it always is."""
         return self.node == 0
 
     @property
     def head_address(self) -> str:
-        """Return the address of node 0, where the nodes of a call sent with `@` can meet.
+        """Return the address of node 0, where the nodes of a call can meet. Works only in a call sent with `@`.
+
+        Such a call runs on all nodes at once.
 
         Raises:
             UsageError: the call was not sent with `@`, or node 0 does not know its own address.
@@ -88,7 +95,7 @@ class InstanceInfo:
 
     @property
     def accelerator(self) -> Device | None:
-        """Return the first device that this slot may use, or None if it has none."""
+        """Return the first device that this process may use, or None if it has none."""
         return self.accelerators[0] if self.accelerators else None
 
 
@@ -98,7 +105,11 @@ _world: tuple[int, Sequence[str]] | None = None
 
 
 def instance_info() -> InstanceInfo:
-    """Return the place where the running call runs. Outside of a pool it is node 0 of 1."""
+    """Return the place where the running call runs: pool, node, slot (place on the node) and devices.
+
+    Outside of a pool it is node 0 of 1, with the pool's name "". In a call that was sent with `@` to all nodes, `node`
+    and `nodes` count the nodes of that call. The first call in a process detects the devices.
+    """
     info = _process or InstanceInfo()
     if _world is not None:
         info = replace(info, node=_world[0], nodes=len(_world[1]), addresses=tuple(_world[1]))
@@ -107,12 +118,15 @@ def instance_info() -> InstanceInfo:
 
 @cache
 def _devices() -> tuple[Device, ...]:
-    """Return this machine's devices. They are detected at the first call in a process."""
+    """Return the devices that this process may use; () if there are none.
+
+    They are detected at the first call in a process. Later calls return the same tuple.
+    """
     return devices.detect()
 
 
 def is_head() -> bool:
-    """Return True if this call runs on node 0. Use it for work that only one node should do.
+    """Return True if this call runs on node 0 of the nodes that take part. Use it for work that one node should do.
 
     Outside of a pool it is always True.
     """
@@ -120,17 +134,21 @@ def is_head() -> bool:
 
 
 def enter(info: InstanceInfo) -> None:
-    """Set the place of this worker process. The worker calls it once; it holds for all threads."""
+    """Set the place of this worker process, which `instance_info` returns from now on.
+
+    The worker calls it once. It holds for all threads.
+    """
     global _process
     _process = info
 
 
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
-    """Set the call that begins in this worker.
+    """Set the call that begins in this worker process. It holds for all threads, until the next call begins.
 
     Args:
         call: id of the call.
-        world: for a broadcast, this node's rank in it and the addresses of all its nodes; otherwise None.
+        world: for a call that runs on several nodes at once (a broadcast), this node's index among them and the
+            addresses of all of them; otherwise None.
     """
     global _call, _world
     _call = call
@@ -148,18 +166,26 @@ def shard(
 def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> Any:
     """Return this node's part of `data`: consecutive rows, in parts that are as equal as possible.
 
+    The rows of all nodes' parts together are all rows, each once, unless `drop_last` is set. Outside of a pool, the
+    part is everything.
+
     Args:
-        data: lists, tuples, numpy arrays, torch tensors, ranges, strings or other sequences. Several sequences are
-            cut in the same way, so that rows that belong together stay together.
-        shuffle: distribute the rows in random order. The order depends only on `seed` and is the same on every node.
-        seed: seed of the random order.
-        drop_last: leave out the last rows if they would make some parts longer than others.
+        data: lists, tuples, numpy arrays, torch tensors, ranges, strings or other sequences. Several sequences are cut
+            in the same way, so that rows that belong together stay together. They are not changed.
+        shuffle: distribute the rows in random order. The order depends only on `seed` and the length, and is the same
+            on every node. Default False.
+        seed: seed of the random order. Default 0.
+        drop_last: leave out the last rows if they would make some parts longer than others. Default False: the first
+            parts then have one row more.
 
     Returns:
-        A value of the same type as `data` (a list for other kinds of sequences). A tuple of them for several.
+        A value of the same type as `data`. It is a list for other kinds of sequences, and for a range that is shuffled.
+        It is empty if there are fewer rows than nodes and none is left for this node. For several sequences, a tuple of
+        such values.
 
     Raises:
-        UsageError: no data was given, the lengths differ, or an argument is not a sequence.
+        UsageError: no data was given, the lengths differ, or an argument is not a sequence. Dictionaries and sets are
+            refused, too.
     """
     if not data:
         raise UsageError("shard() needs at least one sequence to cut")
@@ -177,10 +203,10 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
 
 
 def part(length: int, index: int, parts: int, drop_last: bool = False) -> slice:
-    """Return the rows of part `index` of `parts` as a slice.
+    """Return the rows of part `index` (from 0) of `parts` as a slice.
 
-    If the rows do not divide evenly, the first parts have one row more. With `drop_last` the extra rows at the end
-    belong to no part.
+    If the rows do not divide evenly, the first parts have one row more. With `drop_last`, the extra rows at the end
+    belong to no part. If there are fewer rows than parts, the last parts are empty slices.
     """
     each, left = divmod(length, parts)
     if drop_last:
@@ -227,7 +253,7 @@ class Interruption:
 
     @property
     def left(self) -> float:
-        """Return the seconds until the machine is taken back, 0.0 if that time has passed."""
+        """Return the seconds until the machine is taken back, by its wall clock; 0.0 if that time has passed."""
         return max(0.0, self.at - time.time())
 
 
@@ -259,7 +285,14 @@ taken: Callable[[], float] | None = None
 
 
 class Upstream(Iterator[Any]):
-    """An iterator argument on the node: each `next()` gets one item from the iterator on the client."""
+    """An iterator argument of a call, as the function on the node sees it.
+
+    Each `next()` waits for one item from the iterator on the client. It raises StopIteration after the last item, and
+    whatever the iterator raises on the client. Outside of a worker process on a node, it raises UsageError.
+
+    Args:
+        number: the index among the iterator arguments of the call.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,4 +1,7 @@
-"""Checks the operating system: the client runs on Linux and macOS, nodes run Linux."""
+"""Checks the operating system.
+
+The client (the user's side) runs on Linux and macOS. Nodes (rented machines) run Linux.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from skypool.errors import UsageError
 
 
 def check_client() -> None:
-    """Check that skypool can run on this operating system as a client (the user's side).
+    """Check that skypool can run on this operating system as a client (the user's side). Only Windows is refused.
 
     Raises:
         UsageError: this is Windows.

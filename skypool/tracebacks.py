@@ -1,7 +1,7 @@
 """Shortens the tracebacks of errors that skypool raises: the user's lines, the error, and one line for each cause.
 
-`SKYPOOL_DEBUG=1` in the environment shows all frames, as Python does. An exception that a user's function raised on
-a node is shown by Python as usual, with the remote traceback.
+`SKYPOOL_DEBUG=1` in the environment shows all frames, as Python does. An exception that a user's function raised on a
+node (a rented machine) is shown by Python as usual, with the remote traceback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _installed = threading.Lock()
 def install() -> None:
     """Show skypool's errors in short form in the main thread, in other threads and in IPython.
 
-    Only the first call in a process has an effect.
+    Replaces `sys.excepthook` and `threading.excepthook`; other errors go to the former hooks. Only the first call in a
+    process has an effect.
     """
     if not _installed.acquire(blocking=False):
         return
@@ -62,9 +63,10 @@ def _in_ipython(shell: Any, kind: type[BaseException], error: BaseException, tra
 
 
 def is_plain(error: BaseException) -> bool:
-    """Return True if an error is shown in short form.
+    """Return True if an error is shown in short form: an error of skypool that does not stem from a function on a node.
 
-    That is an error of skypool that does not stem from a function on a node. With SKYPOOL_DEBUG set, no error is.
+    A RemoteError, or an error whose cause is a remote traceback, stems from a node. If the environment variable
+    SKYPOOL_DEBUG is set to anything but "0" or "", the result is always False.
     """
     if os.environ.get("SKYPOOL_DEBUG", "") not in ("", "0"):
         return False
@@ -73,7 +75,11 @@ def is_plain(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Return the short form of an error: the user's frames, the error with its notes, and one line for each cause."""
+    """Return the short form of an error: the user's frames, the error with its notes, and one line for each cause.
+
+    A cause whose text is empty, or occurs in an earlier line, gets no line. The text ends with a hint at SKYPOOL_DEBUG
+    and a newline.
+    """
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_library(each.filename)]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
     own = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"

@@ -1,4 +1,7 @@
-"""Conversion of an image's fields into the steps that set up a machine."""
+"""Converts an image's fields into the steps that set up a machine.
+
+`steps` does this for one machine, which `Target` describes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ class Target:
         python: minor version that "auto" stands for, such as (3, 11). None stands for this client's version.
         mig: partitions of every card; None leaves the cards as they are.
         count: number of accelerators that must be present.
-        payload: name of the archive of the image's files if it was packed before. None packs them to find its name.
+        payload: name of the archive of the image's files if it was packed before, "" if there is nothing to send. None
+            packs them to find its name.
     """
 
     runtime: str = "none"
@@ -42,10 +46,10 @@ class Target:
 def steps(spec: Spec, node: Target) -> list[Step]:
     """Return the steps in order: apt, the accelerator's recipe, python, env, files, and the user's commands.
 
-    Local files are read.
+    Steps that the image does not need are left out; "python" is always there. Local files are read; nothing runs.
 
     Raises:
-        ImageError: the image needs another Python than the client's, or a local file cannot be used.
+        ImageError: the image needs another Python than the client's, or a local file or a version cannot be used.
     """
     client = "{}.{}".format(*(node.python or sys.version_info))
     minor = client if spec.python == "auto" else spec.python
@@ -125,7 +129,7 @@ def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
 
 
 def _texts(wanted: WantedPackages, minor: str) -> dict[str, str]:
-    """Return the files that list the packages to install, for uv and for pip, by file name. Some may be empty."""
+    """Return the files that list the packages to install, for uv and for pip, by file name. Some texts may be empty."""
     torch = [f"{TORCH}{wanted.torch}"] if wanted.torch else []
     toml = [_head(minor, wanted.named)]
     if wanted.indexes or wanted.links:
@@ -160,7 +164,10 @@ def _head(minor: str, dependencies: Iterable[str]) -> str:
 
 
 def _sources(wanted: WantedPackages) -> list[str]:
-    """Return lines of a pyproject.toml that tell uv which index each distribution comes from."""
+    """Return lines of a pyproject.toml that tell uv which index each distribution comes from.
+
+    Empty if the image names no index for any distribution.
+    """
     if not wanted.sources:
         return []
     named = {url: _slug(url) for _, url in wanted.sources}
@@ -185,7 +192,11 @@ def _list(texts: Iterable[str]) -> str:
 
 
 def _slug(url: str) -> str:
-    """Return uv's name for an index. UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD are derived from it."""
+    """Return uv's name for an index: the URL without its scheme, in lower case, with dashes for all other characters.
+
+    Several such characters together become one dash, and there is none at the ends: "https://a.org/whl/" gives
+    "a-org-whl". The variables UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD are derived from this name.
+    """
     return re.sub(r"[^a-z0-9]+", "-", url.partition("://")[2].lower()).strip("-")
 
 
@@ -207,9 +218,14 @@ def _files(name: str, roots: Iterable[str]) -> Step:
 
 
 def _runs(spec: Spec, before: list[str]) -> list[Step]:
-    """Return one step for each command of the user.
+    """Return one step for each command of the user, in order. Empty if there are none.
 
-    A command runs again if anything before it has changed, or if the commands of another image have run.
+    A command runs again on a node if anything before it has changed, or if the commands of another image have run.
+
+    Args:
+        spec: the image's fields.
+        before: identifiers of the steps before the first command; a change of one changes the hash of every returned
+            step.
     """
     made = []
     for number, command in enumerate(spec.run, 1):

@@ -1,4 +1,4 @@
-"""Conversion of an image to text and back: TOML for people, JSON for programs. Values of secrets are left out."""
+"""Converts an image to text and back: TOML for people, JSON for programs. Values of secrets are left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _TABLES = ("pip_indexes", "env", "files", "base")
 
 
 def given_fields(spec: Spec) -> dict[str, Any]:
-    """Return the fields that differ from an empty image, with the values that a user would write in Python."""
+    """Return the fields that differ from an empty image, with the values that a user would write in Python.
+
+    Tuples become lists, and pairs become dicts. Values of secrets are left out; their names are kept.
+    """
     empty = Spec()
     fields = {}
     for name in (each.name for each in dataclasses.fields(spec) if each.name != "given"):
@@ -34,7 +37,10 @@ def given_fields(spec: Spec) -> dict[str, Any]:
 
 
 def json_fields(spec: Spec) -> dict[str, Any]:
-    """Return the fields that differ from an empty image as JSON values. Bytes become {"base64": "…"}."""
+    """Return the fields that differ from an empty image as JSON values. Bytes in `files` become {"base64": "…"}.
+
+    Values of secrets are left out; their names are kept.
+    """
     fields = given_fields(spec)
     if "files" in fields:
         fields["files"] = {
@@ -45,10 +51,10 @@ def json_fields(spec: Spec) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> str:
-    """Return the text of a file.
+    """Return the text of a file that contains an image.
 
     Raises:
-        ImageError: the file cannot be read.
+        ImageError: the file cannot be read, or is not text.
     """
     try:
         return path.read_text()
@@ -57,10 +63,12 @@ def read_file(path: Path) -> str:
 
 
 def from_toml(text: str) -> dict[str, Any]:
-    """Return the fields of an image in TOML.
+    """Return the fields of an image in TOML. {base64 = "…"} in `files` becomes bytes.
+
+    The fields are not checked otherwise.
 
     Raises:
-        ImageError: the text is not valid TOML.
+        ImageError: the text is not valid TOML, or a base64 text is not valid.
     """
     try:
         return _unpacked(tomllib.loads(text))
@@ -69,10 +77,12 @@ def from_toml(text: str) -> dict[str, Any]:
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """Return the fields of an image in JSON.
+    """Return the fields of an image in JSON. {"base64": "…"} in `files` becomes bytes.
+
+    The fields are not checked otherwise.
 
     Raises:
-        ImageError: the text is not a valid JSON object.
+        ImageError: the text is not a valid JSON object, or a base64 text is not valid.
     """
     try:
         fields = json.loads(text)
@@ -103,7 +113,11 @@ def _source(place: str, source: Any) -> Any:
 
 
 def to_toml(fields: Mapping[str, Any]) -> str:
-    """Return fields as TOML. Values are strings, booleans, lists of strings, and tables of these."""
+    """Return fields as TOML text, with all tables at the end.
+
+    Args:
+        fields: by name: strings, booleans, lists of strings, and dicts of these.
+    """
     lines = [f"{key} = {_value(each)}" for key, each in fields.items() if not isinstance(each, dict)]
     for name, table in fields.items():
         if isinstance(table, dict):
@@ -126,5 +140,5 @@ def _key(key: str) -> str:
 
 
 def _string(text: str) -> str:
-    """Return a TOML string. JSON's escapes are also TOML's, except for DEL."""
+    """Return a text as a TOML string in double quotes. JSON's escapes are also TOML's, except for the character DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

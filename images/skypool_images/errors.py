@@ -1,4 +1,4 @@
-"""`ImageError`, which an image raises for an invalid field, and suggestions for misspelt names."""
+"""`ImageError`, which an image raises for an invalid field, and `nearest`, which suggests a name for a misspelt one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 
 class ImageError(ValueError):
-    """An invalid field of an image, or a file or variable that the image names and that does not exist."""
+    """An error in an image: an invalid field, or a local file or variable that it names and that cannot be used."""
 
 
 def nearest(word: str, choices: Mapping[str, str]) -> str:
-    """Return "; did you mean …?" for a mistyped `word`, or "" if no choice is close to it.
+    """Return "; did you mean NAME?" for a mistyped `word`, or "" if no choice is close to it. Case is ignored.
 
     Args:
         word: the mistyped word.

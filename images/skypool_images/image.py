@@ -1,4 +1,4 @@
-"""`Image`: packages, files, variables and commands that the user wants on a node."""
+"""`Image`: the packages, files, variables and commands that the user wants on a node (a rented machine of a pool)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skypool_images.spec import Spec
 from skypool_images.steps import Step, assemble
 
 _OTHER_WORDS = {"environment": "env", "packages": "pip", "dependencies": "pip", "commands": "run", "docker": "base"}
-"""Names that other tools use for a field, for suggestions."""
+"""Names that other tools use for a field, with the field that an error message suggests instead."""
 
 PathLike = str | os.PathLike[str]
 Texts = str | Iterable[str]
@@ -26,19 +26,20 @@ Texts = str | Iterable[str]
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Image:
-    """Contents of a node beside its base image: packages, files, variables, commands.
+    """Contents of a node (a rented machine) beside its base image: packages, files, variables, commands.
 
         Image(pip=["torch>=2.5"], apt=["git"], env={"SEED": "1"})
         Image().pip("torch>=2.5").apt("git").env(SEED="1")
 
-    Each keyword is also a method, which returns a new image. Lists are extended, mappings are merged, other values are
-    replaced. The checked fields are in `spec`. Images with equal fields are equal.
+    Each keyword is also a method, which returns a new image; an image never changes. Lists are extended, mappings are
+    merged, other values are replaced. The checked fields are in the attribute `spec`. Images with equal fields are
+    equal.
 
     Args:
         python: minor version of Python. "auto" is this client's version, and no other is accepted, because functions
             travel as bytecode.
         pip: requirements such as "torch>=2.5".
-        requirements: path of a requirements.txt, which is read when the script is made.
+        requirements: path of a requirements.txt, which is read when the setup script is made.
         pyproject: path of a pyproject.toml, or its folder. Its dependencies are installed, in the versions of uv.lock
             if there is one.
         lock: path of that project's uv.lock if it is in another folder.
@@ -56,11 +57,11 @@ class Image:
         cuda: version of CUDA's toolkit to install.
         neuron: version of the Neuron SDK to install.
         rocm: version of ROCm to install.
-        mirror_local: install the packages of this machine's environment in the same versions.
+        mirror_local: True installs the packages of this machine's environment in the same versions.
         folder: the project's folder. Relative local paths start from it.
 
     Raises:
-        ImageError: a field is not valid. The message suggests the nearest valid spelling.
+        ImageError: a field is unknown or not valid. The message suggests the nearest valid spelling.
     """
 
     spec: Spec
@@ -93,43 +94,78 @@ class Image:
         object.__setattr__(self, "spec", _checked({**fields, **unknown}))
 
     def python(self, version: str) -> Image:
-        """Return a new image with this minor version of Python, or "auto"."""
+        """Return a new image with this minor version of Python, such as "3.11", or with "auto", the client's version.
+
+        Raises:
+            ImageError: the version is not the client's own.
+        """
         return self._with(python=version)
 
     def pip(self, *requirements: str) -> Image:
-        """Return a new image with these requirements added."""
+        """Return a new image with these requirements added. Duplicates are dropped.
+
+        Raises:
+            ImageError: one of them is not a requirement such as "torch>=2.5".
+        """
         return self._with(pip=(*self.spec.pip, *spec.texts("pip", requirements, "'torch>=2.5'")))
 
     def requirements(self, path: PathLike) -> Image:
-        """Return a new image with this requirements.txt."""
+        """Return a new image with this requirements.txt in place of an earlier one.
+
+        A relative path starts from the project's folder. The file is not read yet, so it need not exist.
+        """
         return self._with(requirements=path)
 
     def pyproject(self, path: PathLike = ".", *, lock: PathLike | None = None) -> Image:
-        """Return a new image with this pyproject.toml, and with this uv.lock or the one beside it."""
+        """Return a new image with this pyproject.toml in place of an earlier one. The file is not read yet.
+
+        Args:
+            path: the file, or the folder that contains it.
+            lock: path of the uv.lock; None takes the one beside the pyproject.toml, if there is one.
+        """
         return self._with(pyproject=path, lock=lock)
 
     def lock(self, path: PathLike) -> Image:
-        """Return a new image with this uv.lock."""
+        """Return a new image with this uv.lock in place of an earlier one.
+
+        If the image has no pyproject.toml, the one in the lock file's folder is used. No file is read yet.
+        """
         return self._with(lock=path)
 
     def pip_indexes(self, indexes: Mapping[str, Texts]) -> Image:
-        """Return a new image with these package indexes added."""
+        """Return a new image with these package indexes added.
+
+        Args:
+            indexes: for the URL of each index, the requirements that are installed only from it. They replace earlier
+                ones for the same URL.
+
+        Raises:
+            ImageError: a URL or requirement is not valid, or a package would come from two indexes.
+        """
         return self._with(pip_indexes={**dict(self.spec.pip_indexes), **indexes})
 
     def apt(self, *packages: str) -> Image:
-        """Return a new image with these Debian packages added."""
+        """Return a new image with these Debian packages added. Duplicates are dropped.
+
+        Raises:
+            ImageError: one of them is not a package name such as "git" or "git=1:2.39.5".
+        """
         return self._with(apt=(*self.spec.apt, *spec.texts("apt", packages, "'git'")))
 
     def env(self, variables: Mapping[str, str] | None = None, **more: str) -> Image:
-        """Return a new image with these environment variables added. Variables of the same name are replaced."""
+        """Return a new image with these environment variables added. Variables of the same name are replaced.
+
+        Raises:
+            ImageError: a value is not a string, or a name is not valid. Names that begin with "SKYPOOL_" are refused.
+        """
         return self._with(env={**dict(self.spec.env), **(variables or {}), **more})
 
     def secrets(self, *names: str, **values: str) -> Image:
-        """Return a new image with these secrets added.
+        """Return a new image with these secrets (environment variables with hidden values) added.
 
         Args:
-            names: variables to read from this process's environment when a pool starts.
-            values: variables with their values.
+            names: variables to read from this process's environment when a pool starts. They need not be set yet.
+            values: variables with their values. A value replaces an earlier one of the same name.
         """
         asked, _ = spec.secrets_asked(names)
         more, given = spec.secrets_asked(values)
@@ -141,48 +177,102 @@ class Image:
         return _of(merged)
 
     def files(self, files: Mapping[str, PathLike | bytes]) -> Image:
-        """Return a new image with these files added. A file at the same place is replaced."""
+        """Return a new image with these files added. A file at the same place is replaced.
+
+        Args:
+            files: for each place on the node, a local path (a file or a folder) or the contents as bytes. Local files
+                are not read yet.
+        """
         return self._with(files={**dict(self.spec.files), **files})
 
     def include(self, *globs: str) -> Image:
-        """Return a new image with these globs of files to send added."""
+        """Return a new image with these globs added.
+
+        Files in the project's folder that match a glob are sent to the node.
+
+        Raises:
+            ImageError: a glob leads out of the folder, or is not valid.
+        """
         return self._with(include=(*self.spec.include, *globs))
 
     def exclude(self, *globs: str) -> Image:
-        """Return a new image with these globs of files not to send added."""
+        """Return a new image with these globs added.
+
+        Files that match them are not sent, even if `include` matches them.
+
+        Files that are given by `files` are not affected.
+
+        Raises:
+            ImageError: a glob leads out of the folder.
+        """
         return self._with(exclude=(*self.spec.exclude, *globs))
 
     def run(self, *commands: str) -> Image:
-        """Return a new image with these shell commands added at the end."""
+        """Return a new image with these shell commands added after the present ones.
+
+        Nothing runs now. The commands run on the node, each as a step of its own, in the folder where calls run.
+
+        Raises:
+            ImageError: a command is empty or not text.
+        """
         return self._with(run=(*self.spec.run, *commands))
 
     def base(self, image: str | Mapping[str, str]) -> Image:
-        """Return a new image with this base image, or with a mapping of provider to base image."""
+        """Return a new image with this base image, or with a mapping of provider to base image.
+
+        An earlier base image or mapping is replaced as a whole.
+
+        Raises:
+            ImageError: the value is not text, or a mapping of texts.
+        """
         return self._with(base=image)
 
     def cuda(self, version: str) -> Image:
-        """Return a new image with this version of CUDA's toolkit."""
+        """Return a new image with this version of CUDA's toolkit, such as "12.8", in place of an earlier one.
+
+        Raises:
+            ImageError: the text is not a version.
+        """
         return self._with(cuda=version)
 
     def neuron(self, version: str) -> Image:
-        """Return a new image with this version of the Neuron SDK."""
+        """Return a new image with this version of the Neuron SDK, such as "2.29", in place of an earlier one.
+
+        Raises:
+            ImageError: the text is not a version. That the version exists is checked when the steps are made.
+        """
         return self._with(neuron=version)
 
     def rocm(self, version: str) -> Image:
-        """Return a new image with this version of ROCm."""
+        """Return a new image with this version of ROCm, such as "7.2", in place of an earlier one.
+
+        Raises:
+            ImageError: the text is not a version.
+        """
         return self._with(rocm=version)
 
     def mirror_local(self, on: bool = True) -> Image:
-        """Return a new image that installs the packages of this machine's environment, or does not if `on` is False."""
+        """Return a new image that installs the packages of this machine's environment, in the same versions.
+
+        Args:
+            on: False returns an image that does not do so.
+        """
         return self._with(mirror_local=on)
 
     def folder(self, path: PathLike) -> Image:
-        """Return a new image with this folder of the project, from which local paths start."""
+        """Return a new image with this folder of the project. Relative local paths and globs start from it.
+
+        The folder need not exist yet. Paths that the image already has are not changed, so they start from the new
+        folder, too.
+        """
         return self._with(folder=path)
 
     @property
     def hash(self) -> str:
-        """Return a hash of the image's fields. Contents of local files and values of secrets do not change it."""
+        """Return a hash of the image's fields, as 16 hexadecimal digits.
+
+        Contents of local files and values of secrets do not change the hash. Bytes that are given in `files` do.
+        """
         return hashlib.sha256(json.dumps(document.json_fields(self.spec), sort_keys=True).encode()).hexdigest()[:16]
 
     def steps(
@@ -194,7 +284,9 @@ class Image:
         count: int = 1,
         packed: Packed | None = None,
     ) -> list[Step]:
-        """Return the steps that set up a machine, in order. Local files are read now.
+        """Return the steps that set up a machine, in the order in which they run.
+
+        Local files are read now; nothing runs.
 
         Args:
             runtime: software family of the node's accelerator, such as "cuda".
@@ -210,7 +302,12 @@ class Image:
         return bootstrap.steps(self.spec, bootstrap.Target(runtime, python, mig, count, name))
 
     def bare(self, runtime: str = "none", packed: Packed | None = None) -> bool:
-        """Return True if the image needs only a Python of the right minor version."""
+        """Return True if the image needs only a Python of the right minor version on a machine of this runtime.
+
+        Args:
+            runtime: software family of the node's accelerator. All but "none" need further steps.
+            packed: result of `pack`, so that files are not read and compressed again.
+        """
         return [each.name for each in self.steps(runtime, packed=packed)] == ["python"]
 
     def script(
@@ -223,34 +320,39 @@ class Image:
         title: str | None = None,
         packed: Packed | None = None,
     ) -> str:
-        """Return the shell script that sets up a node, for people to read. It runs the same steps as `steps`.
+        """Return the shell script that sets up a node, for people to read. It runs the same steps as `steps` returns.
 
         Args:
-            runtime: see `steps`.
-            python: see `steps`.
-            mig: see `steps`.
-            count: see `steps`.
-            title: comment in the script's second line. By default the image's hash.
-            packed: see `steps`.
+            runtime, python, mig, count, packed: as in `steps`.
+            title: comment in the script's second line, where line breaks become spaces. By default it has the image's
+                hash.
+
+        Raises:
+            ImageError: a local file cannot be used, or the node's Python is not the image's.
         """
         made = self.steps(runtime, python=python, mig=mig, count=count, packed=packed)
         return assemble(made, (title or f"skypool: image {self.hash}").replace("\n", " "))
 
     def payload(self) -> bytes:
-        """Return `files` and `include` as a tar.gz archive; b"" if there is nothing to send.
+        """Return the files of `files` and `include` as the bytes of a tar.gz archive; b"" if there is nothing to send.
 
-        The script expects it at $SKYPOOL_HOME/payload/`payload_name()`. Equal contents give equal bytes.
+        The setup script expects the archive at $SKYPOOL_HOME/payload/`payload_name()` on the node. Equal contents give
+        equal bytes.
+
+        Raises:
+            ImageError: a local file cannot be read, or a glob matches no file.
         """
         packed = self.pack()
         return b"" if packed is None else bytes(packed)
 
     def pack(self, progress: Progress | None = None) -> Packed | None:
-        """Return the archive of `payload` in a temporary file, or None if there is nothing to send.
+        """Return the archive of `payload` as a temporary file, or None if there is nothing to send.
 
-        Large files need little memory.
+        Unlike `payload`, this needs little memory for large files. The temporary file is deleted with the returned
+        object.
 
         Args:
-            progress: function to call with the bytes read so far and their total.
+            progress: function to call with the bytes read so far and their total, before compression.
 
         Raises:
             ImageError: a local file cannot be read, or a glob matches no file.
@@ -258,15 +360,20 @@ class Image:
         return payload.pack(self.spec, progress)
 
     def payload_name(self) -> str:
-        """Return the archive's file name on a node, "" if there is nothing to send. It depends only on the contents."""
+        """Return the archive's file name on a node, "" if there is nothing to send. It depends only on the contents.
+
+        The files are read and compressed at each call.
+        """
         packed = self.pack()
         return "" if packed is None else packed.name
 
     def secret_values(self) -> dict[str, str]:
-        """Return the current values of all secrets by name. Never log them.
+        """Return the current values of all secrets by name; {} if there are none. Never log them.
+
+        A value that was given to the image counts before the environment variable of the same name.
 
         Raises:
-            ImageError: a variable is not set in this process's environment.
+            ImageError: a variable is not set in this process's environment. The message names all such variables.
         """
         given = dict(self.spec.given)
         missing = [name for name in self.spec.secrets if name not in given and name not in os.environ]
@@ -278,29 +385,41 @@ class Image:
         return {name: given[name] if name in given else os.environ[name] for name in self.spec.secrets}
 
     def base_for(self, provider: str) -> str | None:
-        """Return the base image for a provider, or None if the provider may choose one."""
+        """Return the base image for a provider, or None if the provider may choose one.
+
+        Args:
+            provider: name of the provider. It matters only if `base` is a mapping; None is returned if the mapping
+                lacks it.
+        """
         base = self.spec.base
         return dict(base).get(provider) if isinstance(base, tuple) else base
 
     def to_toml(self) -> str:
-        """Return the image as TOML. Values of secrets are left out."""
+        """Return the image as TOML text, with the fields that were set.
+
+        Values of secrets are left out; their names are kept.
+        """
         return document.to_toml(document.json_fields(self.spec))
 
     def to_json(self) -> str:
-        """Return the image as JSON. Values of secrets are left out."""
+        """Return the image as JSON text, with the fields that were set.
+
+        Values of secrets are left out; their names are kept.
+        """
         return json.dumps(document.json_fields(self.spec), indent=2, ensure_ascii=False)
 
     @classmethod
     def from_toml(cls, source: PathLike) -> Image:
         """Return an image from TOML text or from a TOML file.
 
-        Local paths in a file are relative to the file's folder.
+        Relative local paths in a file start from the file's folder; those in text, from the present directory.
 
         Args:
-            source: a path or the text itself. A string of one line that ends with ".toml" is a path.
+            source: a path or the text itself. A string of one line that ends with ".toml" is a path, as is any path
+                object. Other strings are text.
 
         Raises:
-            ImageError: the file cannot be read, the text is not TOML, or a field is not valid.
+            ImageError: the file cannot be read, the text is not TOML, or a field is unknown or not valid.
         """
         if isinstance(source, str) and ("\n" in source or not source.endswith(".toml")):
             return _from(document.from_toml(source))
@@ -310,10 +429,10 @@ class Image:
 
     @classmethod
     def from_json(cls, text: str) -> Image:
-        """Return an image from JSON text.
+        """Return an image from JSON text, as `to_json` writes it. Values of secrets are not in it.
 
         Raises:
-            ImageError: the text is not a JSON object, or a field is not valid.
+            ImageError: the text is not a JSON object, or a field is unknown or not valid.
         """
         return _from(document.from_json(text))
 
@@ -328,7 +447,7 @@ class Image:
 
 
 def _fields(spec: Spec) -> dict[str, Any]:
-    """Return the fields of a spec as arguments of `Image`."""
+    """Return the fields of a spec as arguments of `Image`, plus "given", the values of secrets."""
     fields = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
     for name in ("env", "files", "pip_indexes"):
         fields[name] = dict(fields[name])
@@ -348,10 +467,10 @@ def _from(fields: Mapping[str, Any]) -> Image:
 
 
 def _checked(fields: Mapping[str, Any]) -> Spec:
-    """Return a spec of these fields.
+    """Return the checked and normalized fields of an image. Missing fields get their defaults.
 
     Raises:
-        ImageError: a field is not valid. The first such field is reported.
+        ImageError: a field is unknown or not valid. The first such field is reported.
     """
     known = [each.name for each in dataclasses.fields(Spec) if each.name != "given"]
     for name in fields:

@@ -1,4 +1,4 @@
-"""Archive of the user's files for a node. Equal contents give equal bytes."""
+"""Packs the user's files for a node into a tar.gz archive. Equal contents give equal bytes."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ _CHUNK = 1 << 20
 class Packed:
     """An archive in a temporary file without a name. The file is deleted when this object is no longer referenced.
 
+    `bytes(packed)` returns the whole contents.
+
     Attributes:
         size: number of bytes.
     """
@@ -45,18 +47,21 @@ class Packed:
 
     @classmethod
     def of(cls, data: bytes) -> Packed:
-        """Return an archive that contains these bytes."""
+        """Return an archive that contains exactly these bytes. They are not compressed or checked."""
         made = cls()
         made.write(data)
         return made
 
     @property
     def name(self) -> str:
-        """Return the archive's file name on a node, which depends only on its contents."""
+        """Return the archive's file name on a node: the hash of its contents and ".tar.gz".
+
+        The name changes with each `write`.
+        """
         return f"{self._hash.hexdigest()[:16]}.tar.gz"
 
     def write(self, data: bytes) -> int:
-        """Append bytes, and return their number."""
+        """Append bytes, and return their number. All of them are written and flushed."""
         self._file.write(data)
         self._file.flush()
         self._hash.update(data)
@@ -64,10 +69,13 @@ class Packed:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing, because each write is flushed. `gzip` calls this."""
+        """Do nothing, because each write is flushed. `gzip` calls this method."""
 
     def read(self, at: int, size: int = _CHUNK) -> bytes:
-        """Return at most `size` bytes from position `at`, b"" at the end. Any thread may call this."""
+        """Return at most `size` bytes from position `at` (in bytes from the start); b"" at the end.
+
+        Any thread may call this, as it moves no file position.
+        """
         return os.pread(self._file.fileno(), size, at)
 
     def __bytes__(self) -> bytes:
@@ -78,16 +86,17 @@ class Packed:
 
 
 def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
-    """Return a tar.gz archive of `files` and `include`, or None if there is nothing to send.
+    """Return a tar.gz archive of the image's `files` and `include`, or None if there is nothing to send.
 
-    Files are read, compressed and written piece by piece, so that large files need little memory.
+    Files are read, compressed and written piece by piece, so that large files need little memory. The call blocks until
+    all are packed.
 
     Args:
         spec: the image's fields.
-        progress: function to call with the bytes read so far and their total.
+        progress: function to call with the bytes read so far and their total, in the calling thread.
 
     Raises:
-        ImageError: a local file does not exist or changes while it is read, or a glob matches no file.
+        ImageError: a local file does not exist or becomes shorter while it is read, or a glob matches no file.
     """
     entries = dict(_entries(spec))
     if not entries:
@@ -105,7 +114,10 @@ def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
 
 
 class _Counter:
-    """Reader of one file after the other that reports the number of bytes read."""
+    """Reader of one file after the other that reports the number of bytes read so far.
+
+    Assign each file to the attribute `file` before it is read.
+    """
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -141,21 +153,28 @@ def _size(source: Path | bytes) -> int:
 
 
 def roots(spec: Spec) -> set[str]:
-    """Return the folders of `PLACES` that the archive has contents for."""
+    """Return the folders of `PLACES` ("work", "home", "root") that the archive has contents for. No file is read."""
     return {_inside(place).partition("/")[0] for place, _ in spec.files} | ({"work"} if spec.include else set())
 
 
 def _inside(place: str) -> str:
-    """Return the path in the archive for a place on the node."""
+    """Return the path in the archive for a place on the node.
+
+    "~/a" becomes "home/a", "/a" becomes "root/a", and a relative "a" becomes "work/a".
+    """
     if place.startswith("~/"):
         return f"home/{place[2:]}"
     return f"root{place}" if place.startswith("/") else f"work/{place}"
 
 
 def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
-    """Yield (path in the archive, (contents or local path, name of the field)).
+    """Yield (path in the archive, (contents or local path, name of the field)) for each file to send.
 
-    Entries of `files` come after those of `include`, and replace them at the same path.
+    Entries of `files` come after those of `include`, and replace them at the same path. Folders yield the files below
+    them.
+
+    Raises:
+        ImageError: a file cannot be read, or a glob of `include` matches no file.
     """
     folder = Path(spec.folder)
     for pattern in spec.include:
@@ -186,10 +205,10 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
 
 
 def _named(place: str, field: str) -> str:
-    """Return the path unchanged.
+    """Return the path unchanged after a check that it has no line break. The node lists one file in each line.
 
     Raises:
-        ImageError: the path has a line break. The node lists one file in each line.
+        ImageError: the path has a line break.
     """
     if "\n" in place:
         raise ImageError(f"{field}: {place.partition('/')[2]!r} has a line break in its name; rename the file")
@@ -197,10 +216,10 @@ def _named(place: str, field: str) -> str:
 
 
 def _readable(path: Path, field: str) -> Path:
-    """Return the path of a file that can be read. Files are checked so before anything is packed.
+    """Return the path unchanged after a check that its file can be read. Files are checked before anything is packed.
 
     Raises:
-        ImageError: the file cannot be read, or is not a regular file.
+        ImageError: the file does not exist, cannot be read, or is not a regular file.
     """
     try:
         if not path.is_file() and path.exists():
@@ -219,7 +238,10 @@ def _found(folder: Path, pattern: str, exclude: tuple[str, ...]) -> Iterator[Pat
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, by name. A link to a folder is followed only once."""
+    """Yield the files below a folder, sorted by name in each folder. A link to a folder is followed only once.
+
+    Folders named .git, __pycache__ and .venv are left out.
+    """
     seen: set[str] = set()
     for top, folders, files in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(top))
@@ -230,9 +252,10 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _matches(path: Path, glob: str) -> bool:
-    """Return True if a glob matches a path.
+    """Return True if a glob matches a relative path. Case matters.
 
-    A glob without a slash matches any component of the path. Another one matches the path or a folder above it.
+    A glob without a slash matches any component of the path: "data" matches "a/data/b". A glob with a slash matches the
+    path or a folder above it. A slash or "/**" at the end makes no difference.
     """
     if "/" not in glob.rstrip("/"):
         return any(fnmatch.fnmatchcase(part, glob.rstrip("/")) for part in path.parts)

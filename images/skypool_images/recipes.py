@@ -1,8 +1,9 @@
 """Recipes for the accelerators of each family: driver, SDK, and a check that the devices work.
 
-`recipe` returns the steps for one family (a runtime). Their shell code is in `scripts`, one file for each. They use a
-mirror of a vendor's package repository if the machine's environment names one: SKYPOOL_CUDA_APT,
-SKYPOOL_NEURON_APT, SKYPOOL_ROCM_APT, SKYPOOL_GAUDI_APT. docs/recipes.md has the source of each fact.
+`recipe` returns the setup steps for one family (a runtime, such as "cuda"). `packages` returns pip's settings for it.
+The steps' shell code is in `scripts`, one file for each. The steps use a mirror of a vendor's package repository if the
+machine's environment names one: SKYPOOL_CUDA_APT, SKYPOOL_NEURON_APT, SKYPOOL_ROCM_APT, SKYPOOL_GAUDI_APT.
+docs/recipes.md has the source of each fact.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ The full number is in the CUDA Toolkit Release Notes, https://docs.nvidia.com/cu
 (not checked there)."""
 
 ROCM = "7.2"
-"""Release whose tools are installed if the image asks for no other."""
+"""Release of ROCm whose tools are installed if the image asks for no other."""
 
 _NEURON_ORDER = ("dkms", "collectives", "runtime-lib", "tools")
 NEURON = {
@@ -54,7 +55,7 @@ _PROFILE = re.compile(r"\d+g\.\d+gb([+-][a-z.]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Settings of pip for a runtime. They install nothing by themselves.
+    """Settings of pip for a runtime (a family of accelerators, such as "cuda"). They install nothing by themselves.
 
     Attributes:
         indexes: further package indexes beside PyPI.
@@ -68,12 +69,12 @@ class Packages:
 
 
 def packages(runtime: str, *, cuda: str | None = None, rocm: str | None = None) -> Packages:
-    """Return the settings of pip for a runtime.
+    """Return the settings of pip for a runtime. They are empty for "hpu" and "none".
 
     Args:
         runtime: one of `RUNTIMES`.
-        cuda: version of CUDA; None means 12.
-        rocm: version of ROCm; None means `ROCM`.
+        cuda: version of CUDA; None means 12. Ignored for other runtimes than "cuda".
+        rocm: version of ROCm; None means `ROCM`. Ignored for other runtimes than "rocm".
 
     Raises:
         ValueError: there is no such runtime, or the version is not valid.
@@ -104,7 +105,9 @@ def recipe(
     framework: str = "torch",
     python: str = "",
 ) -> list[Step]:
-    """Return the steps that make a machine ready for a runtime. Versions for other runtimes are ignored.
+    """Return the steps that make a machine ready for a runtime, in order. Empty for "none". Nothing runs here.
+
+    Versions for other runtimes are ignored.
 
     Args:
         runtime: one of `RUNTIMES`.
@@ -112,6 +115,7 @@ def recipe(
         neuron: an SDK of `NEURON`, such as "2.29" or "2.29.0". None takes the newest packages.
         rocm: "7.2" also installs the whole of that ROCm. None installs only what pip's wheels need.
         mig: profiles of every card, ["3g.40gb", "3g.40gb"] or "3g.40gb,3g.40gb". None leaves the cards as they are.
+            Only "cuda" uses it.
         count: number of devices that must be present, as the vendor counts them: cards, chips, Neuron devices.
         framework: "torch" or "jax": the environment of a Neuron image to use.
         python: minor version that this environment must have, such as "3.11". "" accepts any.
@@ -166,9 +170,12 @@ def _cuda(cuda: str | None, mig: str | Sequence[str] | None, count: int) -> list
 
 
 def _floor(cuda: str) -> str:
-    """Return the oldest driver version for a CUDA version.
+    """Return the oldest version of NVIDIA's Linux driver that runs programs of a CUDA version, such as "525.60.13".
 
-    A major version that is newer than the known ones needs at least the driver of the newest known one.
+    For a major version that is newer than the known ones, the version for the newest known one is returned.
+
+    Raises:
+        ValueError: the CUDA version is older than all known ones.
     """
     major = int(cuda.partition(".")[0])
     if major < min(CUDA_FLOORS):
@@ -177,7 +184,14 @@ def _floor(cuda: str) -> str:
 
 
 def _layout(mig: str | Sequence[str] | None) -> list[str]:
-    """Return the profiles in the order of `sort` in the C locale, in which the machine lists its own."""
+    """Return MIG profiles in lower case, in the order of `sort` in the C locale, in which the machine lists its own.
+
+    Args:
+        mig: a list of profiles, or one text with commas. None and an empty list give [].
+
+    Raises:
+        ValueError: one of them is not a MIG profile such as "1g.10gb".
+    """
     profiles = mig.split(",") if isinstance(mig, str) else list(mig or ())
     layout = sorted(profile.strip().lower() for profile in profiles)
     for profile in layout:
@@ -197,10 +211,11 @@ def _neuron_packages(neuron: str | None) -> list[str]:
 
 
 def _amdgpu(rocm: str) -> str:
-    """Return the release of the amdgpu driver for a ROCm release.
+    """Return the release of the amdgpu driver for a ROCm release, such as "30.10.2" for "7.0.2".
 
-    Until 6.4 both have the same number. ROCm 7.0 goes with driver 30.10, and so on.
-    Pairs seen in public install scripts: 7.0.2 and 30.10.2, 7.1 and 30.20, 7.2 and 30.30, 7.2.3 and 30.30.3.
+    Until 6.4 both have the same number. ROCm 7.0 goes with driver 30.10, 7.1 with 30.20 and 7.2 with 30.30. For
+    releases after 7.2 the result is "latest". Pairs seen in public install scripts: 7.0.2 and 30.10.2, 7.1 and 30.20,
+    7.2 and 30.30, 7.2.3 and 30.30.3.
     """
     major, _, rest = rocm.partition(".")
     minor, _, patch = rest.partition(".")
@@ -212,7 +227,15 @@ def _amdgpu(rocm: str) -> str:
 
 
 def _step(name: str, settings: Mapping[str, object], *more: str, limit: int, retries: int = 3) -> Step:
-    """Return a step made from `scripts/NAME.sh`: its function NAME does the work, and NAME_check verifies it."""
+    """Return a step made from `scripts/NAME.sh`: its shell function NAME does the work, and NAME_check verifies it.
+
+    Args:
+        name: name of the step and of its script, without ".sh".
+        settings: shell variables that are set before the script.
+        more: names of further scripts whose functions the step needs.
+        limit: maximum seconds for one attempt.
+        retries: number of further attempts after a network failure.
+    """
     values = "\n".join(f"{key}={shlex.quote(str(value))}" for key, value in settings.items())
     body = "\n".join([values, shell("machine"), *(shell(each) for each in (name, *more))])
     return Step(name, f"{body}\n{name}\n", f"{body}\n{name}_check\n", limit=limit, retries=retries)

@@ -1,4 +1,7 @@
-"""Packages to install in a node's environment, read from the image and from local files."""
+"""Determines the packages to install in a node's Python environment, from the image and from local files.
+
+`wanted` returns them as `WantedPackages`. Files that it reads are requirements.txt, pyproject.toml and uv.lock.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _MORE_OPTIONS = ("--prefer-binary", "--require-hashes", "--trusted-host", "--no-
 
 @dataclass(frozen=True, slots=True)
 class WantedPackages:
-    """Contents of a node's Python environment.
+    """Contents of a node's Python environment. The value is false if nothing is to be installed.
 
     Attributes:
         named: requirements with names, for a generated pyproject.toml.
@@ -62,25 +65,39 @@ class WantedPackages:
         return bool(self.named or self.lines or self.project)
 
     def key(self, *more: object) -> str:
-        """Return the name of the environment on a node: a hash of all that decides its contents, and of `more`."""
+        """Return the name of the environment on a node: 12 hexadecimal digits of a hash.
+
+        The hash depends on all fields that decide the environment's contents, and on `more`. Only `notes` does not
+        change it.
+
+        Args:
+            more: further values that the environment depends on, such as the version of Python. They must be JSON
+                values.
+        """
         parts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "notes"}
         return hashlib.sha256(json.dumps([parts, more], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def dependencies(self) -> list[str]:
-        """Return the dependencies that the user's pyproject.toml lists."""
+        """Return the dependencies that the user's pyproject.toml lists, in order. Empty without a pyproject.toml.
+
+        Optional dependencies are not included.
+        """
         return list(tomllib.loads(self.project)["project"].get("dependencies", [])) if self.project else []
 
     @property
     def distributions(self) -> list[str]:
-        """Return the names that must be installed afterwards, without requirements that have a marker."""
+        """Return the sorted names of the distributions that must be installed when the environment is complete.
+
+        Requirements that have a marker (text after ";") are left out, as are URLs without a name.
+        """
         asked = [*self.named, *(each for each in self.lines if not each.startswith("-")), *self.dependencies]
         names = (distribution(each) for each in asked if ";" not in each)
         return sorted({name for name in names if name})
 
 
 def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
-    """Return everything that an image asks to install.
+    """Return everything that an image asks to install. Local files, such as requirements.txt, are read now.
 
     Args:
         spec: the image's fields.
@@ -129,7 +146,7 @@ def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
 def _fitting(line: str, packages: Packages) -> str:
     """Return a requirement with the extra that the accelerator needs: "jax==0.5" becomes "jax[tpu]==0.5".
 
-    A requirement that already has extras is returned unchanged.
+    A requirement that already has extras, or needs none, is returned unchanged.
     """
     found = _NAME.match(line)
     instead = packages.instead.get(distribution(line))
@@ -148,7 +165,12 @@ def _text(path: Path, field: str) -> str:
 
 
 def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
-    """Return the texts of pyproject.toml and of uv.lock; "" for a file that the image does not use."""
+    """Return the texts of pyproject.toml and of uv.lock; "" for a file that the image does not use.
+
+    Raises:
+        ImageError: a file cannot be read, or the project has no name or does not admit the node's Python. Also if its
+            dependencies are dynamic and there is no uv.lock, or one of them exists only on this machine.
+    """
     if spec.pyproject is None:
         return "", ""
     path = folder / spec.pyproject
@@ -182,7 +204,10 @@ def _toml(text: str, what: str) -> dict[str, Any]:
 
 
 def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any]) -> None:
-    """Raise ImageError if a dependency exists only on this machine."""
+    """Raise ImageError if a dependency of a pyproject.toml exists only on this machine. Otherwise return nothing.
+
+    Such a dependency has a path or a workspace in [tool.uv.sources]. Dependencies with a marker are not checked.
+    """
     by_name = {distribution(name): source for name, source in sources.items()}
     for name in (distribution(each) for each in project.get("dependencies", ()) if ";" not in each):
         source = by_name.get(name, {})
@@ -194,7 +219,12 @@ def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any
 
 
 def _agree(sources: Mapping[str, str], lock: str) -> None:
-    """Raise ImageError if `pip_indexes` names another index for a package than uv.lock does."""
+    """Raise ImageError if `pip_indexes` names another index for a package than uv.lock does.
+
+    Args:
+        sources: URL of the only index of each distribution, from `pip_indexes`.
+        lock: text of uv.lock; "" for none, which agrees with everything. It is also an ImageError if it is not TOML.
+    """
     for package in _toml(lock, "lock: uv.lock").get("package", []) if sources else []:
         url = sources.get(package["name"])
         locked = package.get("source", {}).get("registry")
@@ -206,7 +236,14 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
 
 
 def admits(asked: str, minor: str) -> bool:
-    """Return True if some release of a minor version satisfies a `requires-python`. Unknown clauses are ignored."""
+    """Return True if some release of a minor version of Python satisfies a `requires-python`.
+
+    Clauses that cannot be read are ignored, so an empty text admits every version.
+
+    Args:
+        asked: the value of `requires-python`, such as ">=3.10,<3.13".
+        minor: minor version such as "3.11".
+    """
     mine = tuple(map(int, minor.split(".")))
     for clause in asked.split(","):
         found = _CLAUSE.fullmatch(clause.strip())
@@ -230,9 +267,17 @@ def admits(asked: str, minor: str) -> bool:
 
 
 def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Yield (kind, line) of a requirements file and of the files that it includes.
+    """Yield (kind, line) of a requirements file and of the files that it includes, in order.
 
-    The kind is "requirement" or "constraint". `within` are the files that include this one.
+    The kind is "requirement" or "constraint". All lines of a file that is included with `-c` are constraints. Comments
+    and empty lines are left out.
+
+    Args:
+        path: the file.
+        within: the files that include this one.
+
+    Raises:
+        ImageError: a file cannot be read or includes itself, or a line does not work on a node.
     """
     within = (*within, path.resolve())
     joined = re.sub(r"\\\r?\n", " ", _text(path, "requirements"))
@@ -257,7 +302,11 @@ def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
 
 
 def _option(line: str, option: str, value: str, where: str) -> str:
-    """Return a line with an option of pip, after checking that it works on a node."""
+    """Return a line with an option of pip unchanged, after a check that it works on a node.
+
+    Raises:
+        ImageError: the option has a URL with a password, or an address that exists only on this machine.
+    """
     if option in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links"):
         public(where, value)
         if "://" not in value or value.startswith("file:"):
@@ -266,6 +315,10 @@ def _option(line: str, option: str, value: str, where: str) -> str:
 
 
 def _line(line: str, where: str) -> str:
-    """Return a requirement together with the hashes that follow it, after checking it."""
+    """Return a requirement together with the hashes (`--hash=…`) that follow it, after a check.
+
+    Raises:
+        ImageError: a node cannot install the requirement.
+    """
     asked, dashes, options = line.partition(" --")
     return requirement(where, asked.strip()) + (f" --{options}" if dashes else "")

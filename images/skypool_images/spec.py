@@ -1,4 +1,7 @@
-"""Checked fields of an image, as a value. Equal input gives an equal `Spec`."""
+"""Checks of an image's fields, and `Spec`, the value that holds the checked fields.
+
+Equal input gives an equal `Spec`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Fields of an `Image`, checked and normalized. `Image` describes each field.
+    """Fields of an `Image`, checked and normalized. Mappings are sorted pairs. `Image` describes each field.
 
     Attributes:
         secrets: only the names of secrets.
@@ -57,7 +60,7 @@ class Spec:
 
 
 def text(name: str, value: object, such_as: str) -> str:
-    """Return a text without surrounding spaces.
+    """Return a text without surrounding white space.
 
     Args:
         name: name of the field, for the message.
@@ -65,7 +68,7 @@ def text(name: str, value: object, such_as: str) -> str:
         such_as: example of a valid value, for the message.
 
     Raises:
-        ImageError: the value is not a string, is empty, or contains a NUL character.
+        ImageError: the value is not a string, is empty or blank, or contains a NUL character.
     """
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise ImageError(f"{name} must be text such as {such_as}, not {value!r}")
@@ -77,10 +80,17 @@ _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z])|\s+")
 
 
 def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
-    """Return several texts in their order. A single string counts as a list of one.
+    """Return several texts in their order, each without surrounding white space. A single string is a list of one.
+
+    An empty list gives (). Duplicates stay.
+
+    Args:
+        name: name of the field, for the message.
+        value: the value to check.
+        such_as: example of a valid list, for the message.
 
     Raises:
-        ImageError: the value is not a list of texts.
+        ImageError: the value is not a list of texts (bytes and mappings are refused, too), or a text is empty.
     """
     if isinstance(value, str):
         value = (value,)
@@ -90,15 +100,24 @@ def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
 
 
 def once(name: str, value: object, such_as: str) -> tuple[str, ...]:
-    """Return several texts in their order, without duplicates.
+    """Return several texts in their order, without duplicates. A single string counts as a list of one.
 
-    Raises ImageError if the value is not a list of texts.
+    Args:
+        name, value, such_as: as in `texts`.
+
+    Raises:
+        ImageError: the value is not a list of texts, or a text is empty.
     """
     return tuple(dict.fromkeys(texts(name, value, such_as)))
 
 
 def path(name: str, value: object, such_as: str) -> str | None:
-    """Return a path as text, or None for None.
+    """Return a path as text, or None for None. The path need not exist.
+
+    Args:
+        name: name of the field, for the message.
+        value: the value to check: a string or a path object.
+        such_as: example of a valid value, for the message.
 
     Raises:
         ImageError: the value is not a path, or is empty.
@@ -135,7 +154,11 @@ def python_asked(value: object) -> str:
 
 
 def requirement(name: str, value: str) -> str:
-    """Return a requirement that a node can install: a name with a version range, or a URL.
+    """Return a requirement unchanged after a check that a node can install it: a name with a version range, or a URL.
+
+    Args:
+        name: name of the field, for the message.
+        value: the requirement, such as "torch>=2.5".
 
     Raises:
         ImageError: it is an option of pip, a local file, not a requirement, or a URL with a password.
@@ -161,7 +184,10 @@ def requirement(name: str, value: str) -> str:
 
 
 def distribution(line: str) -> str:
-    """Return the name of a requirement's distribution, in lower case with dashes. "" for a URL without a name."""
+    """Return the name of a requirement's distribution, in lower case with dashes: "my-pkg" for "My_Pkg[extra]>=2".
+
+    Returns "" for a URL without a name, and for text that is no requirement.
+    """
     if _URL.match(line):
         return ""
     found = _REQUIREMENT.fullmatch(line)
@@ -169,9 +195,13 @@ def distribution(line: str) -> str:
 
 
 def public(name: str, url: str) -> str:
-    """Return a URL that contains no password.
+    """Return a URL unchanged after a check that it contains no password.
 
     Everybody who can read an image's script can read its URLs. A variable such as ${TOKEN} is accepted as a password.
+
+    Args:
+        name: name of the field, for the message.
+        url: the URL, or a requirement "NAME @ URL".
 
     Raises:
         ImageError: the URL contains a password.
@@ -183,10 +213,10 @@ def public(name: str, url: str) -> str:
 
 
 def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the field `pip_indexes` as sorted pairs of a URL and its requirements.
+    """Return the field `pip_indexes` as pairs of a URL and its requirements, sorted by URL.
 
     Raises:
-        ImageError: the value is not such a mapping, or one distribution has two indexes.
+        ImageError: the value is not such a mapping, a URL contains a password, or one distribution has two indexes.
     """
     such_as = "{'https://download.pytorch.org/whl/cu128': ['torch']}"
     if not isinstance(value, Mapping):
@@ -206,10 +236,10 @@ def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def packages_asked(value: object) -> tuple[str, ...]:
-    """Return the field `apt`: names of Debian packages without duplicates.
+    """Return the field `apt`: names of Debian packages without duplicates, in the given order.
 
     Raises:
-        ImageError: one of them is not the name of a package.
+        ImageError: one of them is not a package as NAME or NAME=VERSION.
     """
     packages = once("apt", value, "'git', 'ffmpeg=7:5.1.6-0+deb12u1'")
     for each in packages:
@@ -224,10 +254,15 @@ def packages_asked(value: object) -> tuple[str, ...]:
 
 
 def variables(name: str, value: object) -> Pairs:
-    """Return environment variables as sorted pairs of name and value.
+    """Return environment variables as pairs of name and value, sorted by name.
+
+    Args:
+        name: name of the field, for the message. For "secrets" the message never shows a value.
+        value: the mapping to check.
 
     Raises:
-        ImageError: the value is not a mapping of variable names to texts.
+        ImageError: the value is not a mapping of variable names to texts, a name begins with "SKYPOOL_", or a text
+            contains a NUL character.
     """
     if not isinstance(value, Mapping):
         raise ImageError(f"{name} must map variables to their values, such as {{'SEED': '1'}}, not {value!r}")
@@ -252,7 +287,14 @@ def _variable(name: str, key: object) -> str:
 
 
 def secrets_asked(value: object) -> tuple[tuple[str, ...], Pairs]:
-    """Return the names of secrets, and pairs of name and value for the secrets whose values were given."""
+    """Return the sorted names of secrets, and pairs of name and value for the secrets whose values were given.
+
+    Args:
+        value: names of environment variables, or a mapping of names to values. Names alone give no pairs.
+
+    Raises:
+        ImageError: a name is not valid, or a value is not text.
+    """
     if isinstance(value, Mapping):
         given = variables("secrets", value)
         return tuple(key for key, _ in given), given
@@ -261,6 +303,8 @@ def secrets_asked(value: object) -> tuple[tuple[str, ...], Pairs]:
 
 def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
     """Return the field `files` as pairs of a place on the node and a local path or bytes, sorted by place.
+
+    A place that ends with "/" is a folder: the local file's name is appended. Local files need not exist yet.
 
     Raises:
         ImageError: the value is not such a mapping, or a place is not valid.
@@ -289,7 +333,7 @@ def destination(place: str) -> str:
     """Return the normalized path of a place on the node: relative, absolute, or below `~`.
 
     Raises:
-        ImageError: the path contains "..", names another user's home, or names no file.
+        ImageError: the path contains "..", names another user's home, names no file, or contains a line break.
     """
     parts = PurePosixPath(place).parts
     if ".." in parts:
@@ -302,10 +346,15 @@ def destination(place: str) -> str:
 
 
 def globs(name: str, value: object) -> tuple[str, ...]:
-    """Return glob patterns of paths in the project's folder, without duplicates.
+    """Return glob patterns of paths in the project's folder, in the given order and without duplicates.
+
+    Args:
+        name: name of the field, "include" or "exclude".
+        value: the value to check.
 
     Raises:
-        ImageError: a pattern leads out of the folder, or is not a valid pattern.
+        ImageError: a pattern leads out of the folder, or `include` has "**" together with other text between two
+            slashes.
     """
     patterns = once(name, value, "'src', '*.py', 'data/**'")
     for each in patterns:
@@ -317,7 +366,7 @@ def globs(name: str, value: object) -> tuple[str, ...]:
 
 
 def base_asked(value: object) -> str | Pairs | None:
-    """Return the field `base`: one image for all providers, pairs of provider and image, or None.
+    """Return the field `base`: one image for all providers, sorted pairs of provider and image, or None for None.
 
     Raises:
         ImageError: the value is not text, a mapping of texts, or None.
@@ -329,10 +378,15 @@ def base_asked(value: object) -> str | Pairs | None:
 
 
 def version(name: str, value: object, such_as: str) -> str | None:
-    """Return a version such as "12.8", or None for None.
+    """Return a version such as "12.8" unchanged, or None for None.
+
+    Args:
+        name: name of the field, for the message.
+        value: the value to check.
+        such_as: example of a valid value, for the message.
 
     Raises:
-        ImageError: the value is not a version.
+        ImageError: the value is not a string of one to four numbers with dots.
     """
     if value is None:
         return None

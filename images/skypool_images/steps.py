@@ -1,4 +1,7 @@
-"""Steps, and the script that runs them: plain POSIX shell that a person can read and run."""
+"""`Step`, one part of the setup of a machine, and `assemble`, which joins steps into a script.
+
+The script is plain POSIX shell that a person can read and run.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +36,33 @@ class Step:
 
     @property
     def hash(self) -> str:
-        """Return a hash of the step's script and check. A machine records finished steps by it."""
+        """Return a hash of the step's script and check, as 16 hexadecimal digits.
+
+        A machine records finished steps by this hash. The step's name and limits do not change it.
+        """
         return hashlib.sha256(f"{self.script}\0{self.check}".encode()).hexdigest()[:16]
 
 
 def program(name: str) -> str:
-    """Return one of our own programs, by its name in `scripts`."""
+    """Return the text of one of this package's own programs, by its file name in `scripts`.
+
+    An unknown name raises FileNotFoundError.
+    """
     return (files("skypool_images") / "scripts" / name).read_text("utf-8")
 
 
 def shell(name: str) -> str:
-    """Return the text of `scripts/NAME.sh` in this package."""
+    """Return the text of the shell script `scripts/NAME.sh` in this package, by its name without ".sh".
+
+    An unknown name raises FileNotFoundError.
+    """
     return program(f"{name}.sh")
 
 
 def assemble(steps: Sequence[Step], title: str) -> str:
-    """Return the script that runs `steps` in order, reports its progress, and ends with the path of Python.
+    """Return the shell script that runs `steps` in order, reports its progress, and ends with the path of Python.
 
-    It prints one line for each thing that happens:
+    A step that the machine has finished before is skipped. The script prints one line for each thing that happens:
 
         @boot 1                     the script has begun
         @step 2 5 env               step 2 of 5, called env, begins
@@ -60,8 +72,12 @@ def assemble(steps: Sequence[Step], title: str) -> str:
         @done env                   the step has succeeded
         @advice text                advice on the failure that follows
         @fail env 100 command       exit status and the command that failed; the script exits with 1
-        @python /usr/bin/python3    the Python that runs the agent
+        @python /usr/bin/python3    the Python that runs the agent (skypool's process on the machine)
         @ready                      all steps are done
+
+    Args:
+        steps: the steps. Their names must be unique.
+        title: comment in the second line of the script, without line breaks.
 
     Raises:
         ImageError: a step contains the word that ends steps in the script.

@@ -130,8 +130,13 @@ class AWS(Regional):
     def offers(self, need: Need) -> Answers[Offer]:
         """Return an offer for each instance type that could meet the need, for each zone and market that has it.
 
-        Regions that do not answer, and types whose price AWS does not return, are left out, with a warning. Regions
-        that the account may not use are left out, too.
+        Prices are in USD per hour and include the disk and the public address. Regions that do not answer, and types
+        whose price AWS does not return, are left out, with a warning. Regions that the account may not use are left
+        out, too. The list is empty if no type could meet the need.
+
+        Raises:
+            UsageError: the settings name a region that the account may not use.
+            ProviderError, ErrorGroup: no region answered, or AWS refused to list the regions.
         """
         if not _catalog.patterns(need):
             return Answers()
@@ -154,12 +159,24 @@ class AWS(Regional):
         """Return the regions of the settings, or all regions of the account, that match one of the patterns.
 
         Args:
-            patterns: shell patterns such as "eu-*"; none matches every region.
+            patterns: shell patterns such as "eu-*"; without any, every region matches.
+
+        Raises:
+            UsageError: the settings name a region that the account may not use.
+            ProviderError: AWS refused to list the regions.
         """
         return chosen(_requests.regions(self._ec2()), self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
-        """Yield a region's offers. Spot offers have the instance's price alone, and on-demand offers have price 0."""
+        """Yield a region's offers, without the price of disk and address. Only spot offers have a price; others have 0.
+
+        Yields nothing if the region has no instance type that could meet the need. Requests are sent while the result
+        is read.
+
+        Raises:
+            AccessError: the region has no subnet in which machines may be placed.
+            ProviderError: AWS refused a request, or the region does not have the capacity reservation of the settings.
+        """
         ec2 = self._ec2(region)
         types = self._types(ec2, need)
         if self.capacity_reservation:
@@ -170,7 +187,8 @@ class AWS(Regional):
     def _types(self, ec2: EC2Client, need: Need) -> dict[str, Offer]:
         """Return the region's instance types that could meet the need, by name, as offers without place and price.
 
-        If accelerators are needed, only types with one of their models are returned.
+        If accelerators are needed, only types with one of their models are returned. The dict is empty if there are
+        none.
         """
         names = {each.name for each in need.accelerators if each.kind != "cpu"}
         found = {}
@@ -181,9 +199,18 @@ class AWS(Regional):
         return found
 
     def _reserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer]) -> Iterator[Offer]:
-        """Yield the offers of the capacity reservation that the settings name.
+        """Yield the offer of the capacity reservation that the settings name; none if its type is not in `types`.
 
-        A capacity block was paid for when it was bought, so `detail["prepaid"]` of its offer is True.
+        A capacity block was paid for when it was bought, so `detail["prepaid"]` of its offer is True. The offer is not
+        `available` if the reservation is not active, or all its instances are in use.
+
+        Args:
+            ec2: the client of the region.
+            region: the region of the reservation.
+            types: the instance types that could meet the need, by name, as offers without place and price.
+
+        Raises:
+            ProviderError: the region does not have the reservation.
         """
         for held in _requests.capacity_reservations(ec2, self.capacity_reservation or ""):
             offer = types.get(held["InstanceType"])
@@ -198,9 +225,19 @@ class AWS(Regional):
             )
 
     def _unreserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer], need: Need) -> Iterator[Offer]:
-        """Yield an offer for each of these instance types, for each market and zone.
+        """Yield an offer for each of these instance types, for each market of the need and each zone.
 
-        A zone is left out if it does not have the type, or if it has no subnet.
+        A zone is left out if it does not have the type, or if it has no subnet. A spot offer is left out if AWS returns
+        no price for it. On-demand offers have price 0.
+
+        Args:
+            ec2: the client of the region.
+            region: the region.
+            types: the instance types that could meet the need, by name, as offers without place and price.
+            need: the requirements, of which the markets are used.
+
+        Raises:
+            AccessError: the region has no subnet in which machines may be placed.
         """
         zones = [subnet["AvailabilityZone"] for subnet in self._subnets(ec2)]
         spot_usd: dict[tuple[str, str], float] = {}
@@ -216,13 +253,16 @@ class AWS(Regional):
                 yield replace(offer, quota=f"{region} spot {offer.quota}", market="spot", usd_per_hour=usd)
 
     def _price_rows(self, regions: Sequence[str], types: Iterable[str]) -> Answers[str]:
-        """Return rows of AWS's price list, for on-demand prices.
+        """Return rows of AWS's price list, each a JSON text, for on-demand prices. No types give an empty list.
 
-        Those of a type that AWS does not return of are missing, with a warning.
+        If AWS does not return the prices of a type, they are missing, with a warning.
 
         Args:
-            regions: if this is a single region, only its prices are requested.
+            regions: if this is a single region, only its prices are requested; otherwise those of all regions.
             types: the names of the instance types.
+
+        Raises:
+            ProviderError, ErrorGroup: AWS returned the prices of no type.
         """
         pricing = _api.pricing(self.profile)
         only_region = regions[0] if len(regions) == 1 else ""
@@ -237,11 +277,12 @@ class AWS(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent instances with one request, and return them sorted by node.
 
-        The same order returns the same instances.
-
-        Fewer than ordered may be returned, unless the need has `private_network`.
+        The same order returns the same instances. Fewer than ordered may be returned, unless the need has
+        `private_network`. While EC2 does not find the key pair or group that was just made, the request is repeated for
+        20 s.
 
         Raises:
+            NoAnswer: the answer was lost, so instances may have been made.
             ProviderError: AWS refused; nothing was rented.
             UsageError: the image is for another processor architecture than the offer.
         """
@@ -260,7 +301,12 @@ class AWS(Regional):
     def _prepared(self, offer: Offer, order: Order) -> _requests.InstanceRequest:
         """Make the order's key pair, groups and rules at EC2, and return the request for its instances.
 
-        The same order always yields the same request, as AWS requires for a repeated token.
+        What exists already is used again. The same order always yields the same request, as AWS requires for a repeated
+        token.
+
+        Raises:
+            UsageError: the image is for another processor architecture than the offer.
+            ProviderError: AWS refused, or the zone has no subnet any more.
         """
         ec2 = self._ec2(offer.region)
         need = order.need
@@ -300,10 +346,13 @@ class AWS(Regional):
         )
 
     def _image(self, ec2: EC2Client, offer: Offer, need: Need) -> tuple[str, str, int]:
-        """Return the AMI of a machine, the name of its root device, and the size of its disk in GiB.
+        """Return (AMI, name of its root device, disk size in GiB) for a machine on this offer.
+
+        The disk is as large as the need says, but never smaller than the AMI's own root disk.
 
         Raises:
             UsageError: the AMI is for another processor architecture than the offer.
+            ProviderError: AWS does not know the image.
         """
         asked = need.bases.get(self.name) or self.ami or ""
         name, disk_gb = _catalog.base(asked, offer, need)
@@ -325,6 +374,8 @@ class AWS(Regional):
     def _subnets(self, ec2: EC2Client) -> list[SubnetTypeDef]:
         """Return the subnets in which machines may be placed, sorted by id.
 
+        These are the subnets of the settings, or the default subnet of each zone.
+
         Raises:
             AccessError: the region has none.
         """
@@ -336,7 +387,7 @@ class AWS(Regional):
         return sorted(found, key=lambda subnet: subnet["SubnetId"])
 
     def _subnet(self, ec2: EC2Client, zone: str) -> SubnetTypeDef:
-        """Return the subnet for machines in a zone.
+        """Return the subnet for machines in a zone. If it has several, that is the one with the first id.
 
         Raises:
             CapacityError: the zone has no subnet any more, although it had one when the offer was made.
@@ -350,10 +401,17 @@ class AWS(Regional):
         """Return the id of the pool's security group, which is made if it does not exist.
 
         It opens port 22 to the networks of `ssh_from`. If `gang` is True, it also opens all ports among the pool's
-        machines.
+        machines. Rules that exist already are kept.
+
+        Args:
+            ec2: the client of the region.
+            name: the name of the group.
+            vpc: the id of the network that it belongs to.
+            said: its tags, if it is made.
+            gang: True if the pool has a private network.
 
         Raises:
-            NoAnswer: the group exists, but EC2 does not list it yet.
+            NoAnswer: the group exists, but EC2 does not list it yet after 20 s.
         """
         group = _requests.create_security_group(ec2, name, vpc, said)
         if not group:
@@ -371,8 +429,11 @@ class AWS(Regional):
     def access(self, instance: Instance) -> Access:
         """Return how to reach an instance: ssh to its public address. Waits up to 90 s for that address.
 
+        It does not connect. The result says how long the machine may take to accept ssh: 420 s, or 1200 s for a
+        bare-metal type.
+
         Raises:
-            ProviderError: AWS has ended the instance, or it has no public address.
+            ProviderError: AWS has ended the instance, or it has no public address after that time.
         """
         is_metal = ".metal" in instance.instance_type
         return ssh_machine.access(
@@ -387,8 +448,8 @@ class AWS(Regional):
         """Return the public address of an instance. The instance gets it a few seconds after its creation.
 
         Raises:
-            ProviderError: with code "pending" if it has no address yet; otherwise with the reason why AWS ended the
-                instance.
+            ProviderError: with code "pending" if it has no address yet, or EC2 does not find it yet. If AWS has ended
+                it, with the code and text of the reason.
         """
         for record in _requests.instances(self._ec2(instance.region), [instance.id]):
             if record["State"]["Name"] not in ("pending", "running"):
@@ -401,12 +462,18 @@ class AWS(Regional):
         )
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:
-        """Return a region's instances of one pool, or of all pools of this user."""
+        """Return a region's instances of one pool; if `pool` is None, of all pools of this user.
+
+        Terminated ones are left out. For one pool, only instances that were rented from this host are returned.
+        """
         filters = _requests.pool_filters(tags.owners(pool), pool)
         return [self._instance(region, each) for each in _requests.pool_instances(self._ec2(region), filters)]
 
     def _instance(self, region: str, record: InstanceTypeDef) -> Instance:
-        """Return an `Instance` from EC2's record of it."""
+        """Return an `Instance` from EC2's record of it, with pool, node number and token from its tags.
+
+        Its state is "starting" for pending, "running" for running, and "ending" for every other state of EC2.
+        """
         states: Mapping[str, Literal["starting", "running"]] = {"pending": "starting", "running": "running"}
         return tags.instance(
             self.name,
@@ -421,7 +488,13 @@ class AWS(Regional):
         )
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        """Write a time into the tags of resources: until then they are needed."""
+        """Write the time until which resources are needed into their tags. An earlier time there is replaced.
+
+        Args:
+            region: the region of the resources.
+            ids: the ids of instances and other resources.
+            until: the time.
+        """
         _requests.tag(self._ec2(region), ids, {tags.UNTIL: tags.stamp(until)})
 
     # --- ending ----------------------------------------------------------------------------------------------
@@ -429,12 +502,16 @@ class AWS(Regional):
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Ask EC2 to end instances, and return the ids of those that have not ended yet.
 
-        If EC2 does not know one of the ids, it ends none of the instances. An unknown instance counts as ended, unless
-        it is so young that EC2 may not find it yet. All others are returned, so that the next call ends them.
+        If EC2 does not know one of the ids, it ends none of the instances. An unknown instance then counts as ended,
+        unless it is less than 60 s old: EC2 may not find it yet. All others are returned, so that the next call ends
+        them.
 
         Args:
             region: the region of the instances.
             instances: the instances by id.
+
+        Raises:
+            ProviderError: EC2 refused for another reason.
         """
         try:
             return _requests.terminate(self._ec2(region), [*instances])
@@ -453,7 +530,12 @@ class AWS(Regional):
         """Return the ids of instances that have not ended yet.
 
         An instance that shuts down counts as not ended: it still holds its disk, its address and its part of the quota.
-        If one of them is not even shutting down, EC2 is asked again to end all.
+        If one of them is not even shutting down, or EC2 does not know it, EC2 is asked again to end all. The result is
+        then that of `_terminate`.
+
+        Args:
+            region: the region of the instances.
+            instances: the instances by id.
         """
         seen = _requests.instances(self._ec2(region), [*instances])
         states: dict[str, str] = {each["InstanceId"]: each["State"]["Name"] for each in seen}
@@ -462,29 +544,36 @@ class AWS(Regional):
         return self._terminate(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Yield a region's leftovers of one pool, or of all pools of this user."""
+        """Yield a region's leftovers of one pool; if `pool` is None, of all pools of this user.
+
+        Leftovers are key pairs, security groups, placement groups and unused disks. For one pool, only those that were
+        made from this host are yielded.
+        """
         filters = _requests.pool_filters(tags.owners(pool), pool)
         for each in _requests.pool_resources(self._ec2(region), filters):
             yield tags.leftover(self.name, each.kind, each.id, each.tags, region, {}, each.tagged_as)
 
     def _remove(self, leftover: Leftover) -> None:
-        """Remove a leftover. The request is repeated for 180 s while an instance uses it.
+        """Remove a leftover (such as a key pair). The request is repeated for 180 s while an instance uses it.
+
+        Does not raise if it no longer exists.
 
         Raises:
-            ProviderError: it is still in use after that.
+            ProviderError: it is still in use after that, or AWS refused for another reason.
         """
         _requests.remove(self._ec2(leftover.region), leftover.kind, leftover.id, _TIDYING)
 
     # --- beforehand ------------------------------------------------------------------------------------------
 
     def policy(self) -> str:
-        """Return the permissions that this driver needs, as an IAM policy in JSON."""
+        """Return the permissions that this driver needs, as an IAM policy in JSON. No request is sent."""
         return (files("skypool_aws") / "policy.json").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
         """Return findings about what could keep this account from renting. One region is checked.
 
-        The region is the first of the settings, or the one of the user's AWS configuration.
+        The region is the first of the settings, or the one of the user's AWS configuration. Nothing is rented or made.
+        A failed check is a finding, not an exception. The checks run when the first finding is read.
         """
         ec2 = self._ec2(self.region[0] if self.region else "")
         region = ec2.meta.region_name
@@ -508,7 +597,7 @@ class AWS(Regional):
         return preflight.findings(questions)
 
     def _quota(self, region: str, quota: _catalog.Quota) -> str:
-        """Return the limits of a quota in words.
+        """Return the limits of a quota in words: the vCPUs that may run at once on demand and as spot.
 
         Raises:
             QuotaError: it allows no vCPUs on either market.
@@ -522,5 +611,10 @@ class AWS(Regional):
         return text
 
     def _ec2(self, region: str = "", attempts: int = _api.ATTEMPTS) -> EC2Client:
-        """Return a client for EC2 in a region; "" means the region of the user's AWS configuration."""
+        """Return a client for EC2 in a region. Equal arguments give the same client.
+
+        Args:
+            region: the region; "" means that of the user's AWS configuration.
+            attempts: how often the client sends a request before it fails, including the first time.
+        """
         return _api.ec2(self.profile, region, attempts)

@@ -53,11 +53,12 @@ _making = threading.Lock()
 
 
 def ec2(profile: str | None, region: str = "", attempts: int = ATTEMPTS) -> EC2Client:
-    """Return a client for EC2.
+    """Return a client for EC2. Equal arguments give the same client, until the AWS configuration changes.
 
     Args:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        region: a region such as "us-east-1"; "" means the one of the user's AWS configuration.
+        region: a region such as "us-east-1"; "" means the one of the user's AWS configuration, or us-east-1 without
+            one.
         attempts: how often a request is sent before it fails, including the first time.
 
     Raises:
@@ -68,27 +69,41 @@ def ec2(profile: str | None, region: str = "", attempts: int = ATTEMPTS) -> EC2C
 
 
 def pricing(profile: str | None) -> PricingClient:
-    """Return a client for the price list. AWS serves the prices of all regions from us-east-1."""
+    """Return a client for the price list. AWS serves the prices of all regions from us-east-1.
+
+    The errors are those of `ec2`: UsageError and CredentialsError.
+    """
     return cast("PricingClient", _shared_client(profile, "pricing", "us-east-1"))
 
 
 def service_quotas(profile: str | None, region: str) -> ServiceQuotasClient:
-    """Return a client for the account's quotas in one region."""
+    """Return a client for the account's quotas in one region. "" means the region of the user's AWS configuration.
+
+    The errors are those of `ec2`: UsageError and CredentialsError.
+    """
     return cast("ServiceQuotasClient", _shared_client(profile, "service-quotas", region))
 
 
 def ssm(profile: str | None, region: str) -> SSMClient:
-    """Return a client for Systems Manager, whose public parameters hold the ids of AWS's images."""
+    """Return a client for Systems Manager, whose public parameters hold the ids of AWS's images.
+
+    The errors are those of `ec2`: UsageError and CredentialsError.
+    """
     return cast("SSMClient", _shared_client(profile, "ssm", region))
 
 
 def sts(profile: str | None, region: str) -> STSClient:
-    """Return a client for the Security Token Service, which knows whose credentials these are."""
+    """Return a client for the Security Token Service, which tells to whom the credentials belong.
+
+    The errors are those of `ec2`: UsageError and CredentialsError.
+    """
     return cast("STSClient", _shared_client(profile, "sts", region))
 
 
 def all_of(pages: Any, key: str) -> list[Any]:
-    """Return the items of all pages of an answer, as one list.
+    """Return the items of all pages of an answer, as one list; [] if the answer does not have the field.
+
+    It sends the requests for all pages, and blocks until they are answered.
 
     Args:
         pages: the result of `client.get_paginator(...).paginate(...)`.
@@ -103,7 +118,9 @@ def all_of(pages: Any, key: str) -> list[Any]:
 
 @contextmanager
 def accepted(*codes: str) -> Iterator[None]:
-    """Suppress a ProviderError with one of these codes in a `with` block. The rest of the block is skipped then.
+    """Suppress a ProviderError with one of these error codes in a `with` block. The rest of the block is skipped then.
+
+    Other exceptions are raised.
 
     Raises:
         ProviderError: an error in the block has another code.
@@ -116,7 +133,20 @@ def accepted(*codes: str) -> Iterator[None]:
 
 
 def _shared_client(profile: str | None, service: str, region: str, attempts: int = ATTEMPTS) -> object:
-    """Return a client for a service. It is shared until the AWS environment variables or configuration files change."""
+    """Return a client for a service. Equal arguments give the same client, which threads may share.
+
+    When the AWS environment variables or configuration files change, a new one is made.
+
+    Args:
+        profile: a profile of the AWS configuration; None leaves the choice to boto3.
+        service: boto3's name of the service, such as "ec2".
+        region: the region; "" means the one of the user's AWS configuration, or us-east-1 without one.
+        attempts: how often a request is sent before it fails, including the first time.
+
+    Raises:
+        UsageError: boto3 is not installed.
+        CredentialsError: there is no such profile.
+    """
     environment = surroundings("AWS_", _FILES)
     with _making, _translated("your settings", region):
         return _client(profile, environment, service, region, attempts)
@@ -124,7 +154,15 @@ def _shared_client(profile: str | None, service: str, region: str, attempts: int
 
 @lru_cache(maxsize=256)
 def _client(profile: str | None, environment: Hashable, service: str, region: str, attempts: int) -> object:
-    """Return a client for a service, the same one for the same arguments."""
+    """Return a client for a service, the same one for the same arguments. Call it with `_making` locked.
+
+    Args:
+        profile: a profile of the AWS configuration; None leaves the choice to boto3.
+        environment: the variables and files that boto3 reads. A change of these makes a new client.
+        service: boto3's name of the service, such as "ec2".
+        region: the region; "" means the one of the profile, or us-east-1 without one.
+        attempts: how often a request is sent before it fails, including the first time.
+    """
     session = _session(profile, environment)
     config = imported("botocore.config").Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
@@ -139,6 +177,8 @@ def _client(profile: str | None, environment: Hashable, service: str, region: st
 def _session(profile: str | None, environment: Hashable) -> Any:
     """Return a boto3 session of a profile, the same one for the same arguments.
 
+    Clients that the session makes raise errors of AWS as errors of skypool.
+
     Args:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.
         environment: the variables and files that boto3 reads. A change of these makes a new session.
@@ -149,12 +189,15 @@ def _session(profile: str | None, environment: Hashable) -> Any:
 
 
 def _add_translation(base_classes: list[type], **_: object) -> None:
-    """Put `_Translating` before the other base classes of a client class that boto3 is making."""
+    """Put `_Translating` before the other base classes of a client class that boto3 is making.
+
+    It changes the list `base_classes`. boto3 calls it as an event handler, with more arguments that are ignored.
+    """
     base_classes.insert(0, _Translating)
 
 
 class _Translating:
-    """A base class of all clients, which raises errors of AWS as skypool's errors.
+    """A base class that is added to all clients of boto3. It raises errors of AWS as skypool's errors.
 
     Every request passes `_make_api_call` of botocore, also those of paginators. Tools that observe boto3 (moto,
     OpenTelemetry, Sentry) override it, too.
@@ -163,7 +206,15 @@ class _Translating:
     meta: Any
 
     def _make_api_call(self, operation_name: str, api_params: Mapping[str, object]) -> Any:
-        """Send one request, and raise its failure as an error of skypool."""
+        """Send one request, and return its answer. Raise its failure as an error of skypool.
+
+        Args:
+            operation_name: AWS's name of the operation, such as "RunInstances".
+            api_params: the parameters of the request.
+
+        Raises:
+            ProviderError: AWS or the SDK refused.
+        """
         client: Any = super()
         method: str = imported("botocore").xform_name(operation_name)
         with _translated(method, self.meta.region_name):
@@ -172,7 +223,7 @@ class _Translating:
 
 @contextmanager
 def _translated(action: str, region: str) -> Iterator[None]:
-    """Raise errors of the SDK in a `with` block as errors of skypool.
+    """Raise errors of the SDK in a `with` block as errors of skypool. Other exceptions are not changed.
 
     Args:
         action: what the message says was refused, such as the name of the client's method.
@@ -198,14 +249,23 @@ def _translated(action: str, region: str) -> Iterator[None]:
 
 
 def _class_names(error: BaseException) -> list[str]:
-    """Return the names of an exception's class and base classes. They replace the error code if AWS gave none."""
+    """Return the names of an exception's class and base classes, the class itself first.
+
+    They replace the error code if AWS gave none.
+    """
     return [each.__name__ for each in type(error).__mro__]
 
 
 def _refusal(action: str, region: str, code: str, message: str) -> ProviderError:
-    """Return the error of skypool for a code and message of AWS.
+    """Return the error of skypool for a code and message of AWS. Nothing is raised.
 
     The encoded part of an authorization failure is left out, because only AWS can read it.
+
+    Args:
+        action: what was refused.
+        region: the region of the request; "" leaves it out of the message.
+        code: AWS's error code, or the name of an exception class of the SDK.
+        message: AWS's error text.
     """
     text, _, _ = message.partition(" Encoded authorization failure")
     return REFUSALS.error(f"{action} in {region}" if region else action, code, text, region=region)

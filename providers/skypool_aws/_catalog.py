@@ -69,9 +69,9 @@ _PLAIN_DISK_GB = 30
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A limit of the account on vCPUs that run at once.
+    """A limit of the account on the vCPUs that run at once, for one group of instance types.
 
-    Each group of instance types has one on demand and one for spot.
+    Each group has two such limits: one on demand and one for spot.
 
     Attributes:
         name: AWS's name for the group of instance types.
@@ -145,9 +145,10 @@ more than their price once their CPU credits are spent. Types with n, d, b or z 
 
 
 def patterns(need: Need) -> list[str]:
-    """Return patterns of the names of instance types that could meet the need, sorted.
+    """Return patterns of the names of instance types that could meet the need, sorted. [] if no type could.
 
-    Without accelerators these are the smallest types of each family that are large enough.
+    Patterns are like "p5.*" or "c5.xlarge". Without accelerators these are the smallest types of each family that are
+    large enough.
     """
     found: set[str] = set()
     for wanted in need.accelerators:
@@ -161,7 +162,10 @@ def patterns(need: Need) -> list[str]:
 
 
 def _families_with(wanted: Accelerator) -> set[str]:
-    """Return patterns of the instance families in which some known type has whole devices of this accelerator."""
+    """Return patterns, such as "p5.*", of the instance families in which some known type has this accelerator.
+
+    Types with only a part of a device do not count. The set is empty if no known type has it.
+    """
     families = set()
     for name, has in meanings("aws-type").items():
         if has.name == wanted.name and " " not in name:
@@ -173,7 +177,7 @@ def _families_with(wanted: Accelerator) -> set[str]:
 def _smallest_plain_types(need: Need) -> set[str]:
     """Return patterns of the smallest types without accelerators that have enough vCPUs and memory.
 
-    Families in which no size is large enough are left out.
+    Families in which no size is large enough are left out, so the set may be empty.
     """
     found: set[str] = set()
     for letter, gib_per_vcpu in _GIB_PER_VCPU.items():
@@ -185,7 +189,7 @@ def _smallest_plain_types(need: Need) -> set[str]:
 
 
 def kind(record: Mapping[str, Any]) -> Offer:
-    """Return an instance type as an offer without place and price.
+    """Return an instance type as an offer without place and price. The price is 0, and region and zone are "".
 
     The offer's `detail` has these keys:
 
@@ -221,11 +225,11 @@ def kind(record: Mapping[str, Any]) -> Offer:
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
-    """Return the accelerator of an instance type; None if it has none.
+    """Return the accelerator of an instance type, with its count; None if it has none, or none that skypool knows.
 
-    The type's name decides if the catalogue knows it, otherwise AWS's description of its devices. The description is
-    unreliable: it has 512 GiB for each Trainium2, no device for trn2u, no GPU for g6f, and inf twice. Some memory sizes
-    in it are the marketed ones, and some those that a program sees.
+    The type's name decides if skypool's catalogue knows it, otherwise AWS's description of its devices. The description
+    is unreliable: it has 512 GiB for each Trainium2, no device for trn2u, no GPU for g6f, and inf twice. Some memory
+    sizes in it are the marketed ones, and some those that a program sees.
 
     Args:
         record: an item of the answer of DescribeInstanceTypes.
@@ -246,7 +250,9 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
         need: the requirements, of which the disk size is used.
 
     Returns:
-        An AMI's id or the name of an SSM parameter that holds one, and the disk's size in GiB.
+        An AMI's id or the name of an SSM parameter that holds one, and the disk's size in GiB. The size is that of the
+        need, rounded up. It is at least 120 if AWS has an image with the accelerator's driver, and otherwise at least
+        30.
 
     Raises:
         UsageError: `asked` has none of these forms.
@@ -266,6 +272,8 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
 def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
     """Return the name of an SSM parameter for one processor architecture.
 
+    A template without placeholders, such as an AMI's id, is returned unchanged.
+
     Args:
         template: the name with placeholders for architecture and release.
         arch: the processor architecture.
@@ -279,21 +287,33 @@ def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
 
 
 def default_images() -> list[str]:
-    """Return the names of the SSM parameters of all default images for x86 processors."""
+    """Return the names of the SSM parameters of all default images for x86 processors.
+
+    First come the images with an accelerator's driver, then those of plain Ubuntu.
+    """
     return [parameter(template) for template in (*_DRIVER_IMAGES.values(), *_UBUNTU_IMAGES.values())]
 
 
 def _driver_image(has: Accelerator | None) -> str:
-    """Return the SSM parameter of the image with the driver of this accelerator; "" if there is none."""
+    """Return the SSM parameter of AWS's image with the driver of this accelerator; "" if there is none.
+
+    It is also "" for no accelerator. The name still has placeholders for architecture and Ubuntu release; see
+    `parameter`.
+    """
     if has is None or has.name in _NOT_DRIVEN:
         return ""
     return _DRIVER_IMAGES.get(has.runtime, "")
 
 
 def _release(asked: str, has: Accelerator | None) -> str:
-    """Return the Ubuntu release for a machine that uses plain Ubuntu, such as "24.04".
+    """Return the Ubuntu release for a machine that uses plain Ubuntu: "24.04" or "22.04".
 
-    The release that the user asked for has precedence over the one that suits the accelerator.
+    The release that the user asked for has precedence. Otherwise it is 22.04 for Gaudi and the first Inferentia, and
+    24.04 for all others.
+
+    Args:
+        asked: a release such as "ubuntu-22.04"; "" for none.
+        has: the machine's accelerator; None for none.
     """
     if asked:
         return asked.removeprefix("ubuntu-")
@@ -303,7 +323,14 @@ def _release(asked: str, has: Accelerator | None) -> str:
 
 
 def extras(region: str, disk_gb: int) -> float:
-    """Return the price of a machine's disk and public address together, in USD per hour."""
+    """Return the price of a machine's disk and public address together, in USD per hour.
+
+    For a region without a known price of disks, a high price counts.
+
+    Args:
+        region: the region of the machine.
+        disk_gb: the size of the disk in GiB.
+    """
     disk_usd_per_month = disk_gb * GP3_USD_PER_GB_MONTH.get(region, _UNKNOWN_GP3_USD)
     return disk_usd_per_month / _HOURS_PER_MONTH + _ADDRESS_USD_PER_HOUR
 

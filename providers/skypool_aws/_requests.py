@@ -1,6 +1,6 @@
 """Sends the driver's requests to AWS.
 
-Each function sends one kind of request; its parameters are what varies.
+Each function sends one kind of request and blocks until it is answered; its parameters are what varies.
 
 API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21). Every function raises a ProviderError if
 AWS refuses the request.
@@ -75,23 +75,35 @@ _TRIAL_IMAGE = "resolve:ssm:/aws/service/canonical/ubuntu/server/24.04/stable/cu
 
 
 def regions(ec2: EC2Client) -> list[str]:
-    """Return the names of the regions that are enabled for the account."""
+    """Return the names of the regions that are enabled for the account, in the order of AWS.
+
+    Raises:
+        ProviderError: AWS refused the request.
+    """
     return [each["RegionName"] for each in ec2.describe_regions()["Regions"]]
 
 
 def clock(ec2: EC2Client) -> str:
-    """Return the time at AWS, as the HTTP header "Date" of an answer has it."""
+    """Return the time at AWS, such as "Sat, 21 Nov 2026 15:28:00 GMT".
+
+    It is the HTTP header "Date" of an answer.
+    """
     return str(ec2.describe_regions()["ResponseMetadata"]["HTTPHeaders"]["date"])
 
 
 def instance_types(ec2: EC2Client, patterns: Sequence[str]) -> list[InstanceTypeInfoTypeDef]:
-    """Return the records of the region's instance types whose names match one of the patterns."""
+    """Return the records of the region's instance types whose names match one of the patterns; [] if none does.
+
+    Args:
+        ec2: the client of the region.
+        patterns: names, in which "*" matches any text and "?" one character.
+    """
     by_name: FilterTypeDef = {"Name": "instance-type", "Values": patterns}
     return all_of(ec2.get_paginator("describe_instance_types").paginate(Filters=[by_name]), "InstanceTypes")
 
 
 def offerings(ec2: EC2Client, types: Sequence[str], zones: Sequence[str]) -> list[InstanceTypeOfferingTypeDef]:
-    """Return which of these zones have which of these instance types: one record for each pair."""
+    """Return which of these zones have which of these instance types: one record for each pair that exists."""
     filters: list[FilterTypeDef] = [
         {"Name": "instance-type", "Values": types},
         {"Name": "location", "Values": zones},
@@ -104,7 +116,10 @@ def offerings(ec2: EC2Client, types: Sequence[str], zones: Sequence[str]) -> lis
 
 
 def spot_prices(ec2: EC2Client, types: Sequence[str]) -> list[SpotPriceTypeDef]:
-    """Return the current spot prices, one record for each pair of instance type and zone."""
+    """Return the current spot prices in the client's region, one record for each pair of instance type and zone.
+
+    A pair without a spot price has no record. The price in a record is text, in USD per hour.
+    """
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=cast("Sequence[InstanceTypeType]", types),
         StartTime=datetime.now(UTC),
@@ -114,7 +129,7 @@ def spot_prices(ec2: EC2Client, types: Sequence[str]) -> list[SpotPriceTypeDef]:
 
 
 def price_list(pricing: PricingClient, instance_type: str, region: str = "") -> list[str]:
-    """Return the on-demand prices of an instance type with Linux, each as a JSON text.
+    """Return the on-demand prices of an instance type with Linux, each as a JSON text; [] if AWS has none.
 
     Args:
         pricing: the client for the price list.
@@ -140,14 +155,17 @@ def capacity_reservations(ec2: EC2Client, id: str) -> list[CapacityReservationTy
     """Return the capacity reservation or capacity block with this id, as a list of one record.
 
     Raises:
-        ProviderError: there is none.
+        ProviderError: there is none with this id in the client's region.
     """
     pages = ec2.get_paginator("describe_capacity_reservations").paginate(CapacityReservationIds=[id])
     return all_of(pages, "CapacityReservations")
 
 
 def subnets(ec2: EC2Client, ids: Sequence[str]) -> list[SubnetTypeDef]:
-    """Return the subnets with these ids. Without ids, return the default subnet of each zone."""
+    """Return the subnets with these ids. Without ids, return the default subnet of each zone.
+
+    Ids that do not exist are left out.
+    """
     which: FilterTypeDef = {"Name": "default-for-az", "Values": ["true"]}
     if ids:
         which = {"Name": "subnet-id", "Values": ids}
@@ -164,7 +182,7 @@ def image_parameter(ssm: SSMClient, name: str) -> str:
 
 
 def image(ec2: EC2Client, ami: str) -> ImageTypeDef:
-    """Return EC2's record of an AMI.
+    """Return EC2's record of an AMI (an image that machines start from).
 
     Raises:
         ProviderError: EC2 does not know the AMI.
@@ -177,22 +195,34 @@ def image(ec2: EC2Client, ami: str) -> ImageTypeDef:
 
 
 def tag_list(tags: Mapping[str, str]) -> list[TagTypeDef]:
-    """Return tags in the form that EC2 takes: a list of {"Key", "Value"}."""
+    """Return tags in the form that EC2 takes: a list of {"Key": …, "Value": …}, in the same order."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def tag_values(tags: Iterable[TagTypeDef]) -> dict[str, str]:
-    """Return tags that EC2 returned as a dict from key to value."""
+    """Return tags that EC2 returned, a list of {"Key", "Value"}, as a dict from key to value."""
     return {each["Key"]: each["Value"] for each in tags}
 
 
 def _tagged(kind: ResourceTypeType, tags: Mapping[str, str]) -> TagSpecificationTypeDef:
-    """Return tags in the form that a create request of EC2 takes for one kind of resource."""
+    """Return tags in the form that a create request of EC2 takes for one kind of resource, such as "volume".
+
+    That is {"ResourceType": kind, "Tags": list of tags}.
+    """
     return {"ResourceType": kind, "Tags": tag_list(tags)}
 
 
 def import_key_pair(ec2: EC2Client, name: str, public_key: str, tags: Mapping[str, str]) -> None:
-    """Import the pool's public key into EC2. Does nothing if EC2 has a key pair of this name."""
+    """Import the pool's public key into EC2 under a name.
+
+    Does nothing if EC2 has a key pair of this name already, even with another key.
+
+    Args:
+        ec2: the client of the region.
+        name: the name of the key pair.
+        public_key: the key, in the form of an OpenSSH public key file.
+        tags: the tags of the key pair.
+    """
     with accepted("InvalidKeyPair.Duplicate"):
         ec2.import_key_pair(
             KeyName=name,
@@ -202,7 +232,11 @@ def import_key_pair(ec2: EC2Client, name: str, public_key: str, tags: Mapping[st
 
 
 def create_placement_group(ec2: EC2Client, name: str, tags: Mapping[str, str]) -> None:
-    """Make a cluster placement group, whose instances are placed close together. Does nothing if the name exists."""
+    """Make a cluster placement group, whose instances are placed close together. Does nothing if the name exists.
+
+    Raises:
+        ProviderError: AWS refused for another reason.
+    """
     with accepted("InvalidPlacementGroup.Duplicate"):
         ec2.create_placement_group(
             GroupName=name,
@@ -212,7 +246,16 @@ def create_placement_group(ec2: EC2Client, name: str, tags: Mapping[str, str]) -
 
 
 def create_security_group(ec2: EC2Client, name: str, vpc: str, tags: Mapping[str, str]) -> str:
-    """Make a security group and return its id; return "" if the network has a group of this name."""
+    """Make a security group and return its id. Return "" if the network has a group of this name already.
+
+    An existing group is not changed.
+
+    Args:
+        ec2: the client of the region.
+        name: the name of the group.
+        vpc: the id of the network (VPC).
+        tags: the tags of the group.
+    """
     with accepted("InvalidGroup.Duplicate"):
         made = ec2.create_security_group(
             GroupName=name,
@@ -225,7 +268,10 @@ def create_security_group(ec2: EC2Client, name: str, vpc: str, tags: Mapping[str
 
 
 def security_group(ec2: EC2Client, name: str, vpc: str) -> str:
-    """Return the id of the security group of this name in a network; "" if EC2 does not list it (yet)."""
+    """Return the id of the security group of this name in a network; "" if EC2 does not list it (yet).
+
+    `vpc` is the id of the network.
+    """
     filters: list[FilterTypeDef] = [
         {"Name": "group-name", "Values": [name]},
         {"Name": "vpc-id", "Values": [vpc]},
@@ -235,13 +281,16 @@ def security_group(ec2: EC2Client, name: str, vpc: str) -> str:
 
 
 def allow_ssh(ec2: EC2Client, group: str, network: str, seconds: float) -> None:
-    """Allow a network to reach port 22 of a security group's instances.
+    """Allow a network to reach port 22 of a security group's instances. Does nothing if that is allowed already.
 
     Args:
         ec2: the client of the group's region.
         group: the id of the group.
-        network: the network in CIDR notation.
+        network: the network in CIDR notation, such as "203.0.113.0/24".
         seconds: for how long to repeat the request while EC2 does not find the group.
+
+    Raises:
+        ProviderError: EC2 still does not find the group, or refused for another reason.
     """
     rule: IpPermissionTypeDef = {
         "IpProtocol": "tcp",
@@ -253,14 +302,17 @@ def allow_ssh(ec2: EC2Client, group: str, network: str, seconds: float) -> None:
 
 
 def allow_each_other(ec2: EC2Client, group: str, seconds: float) -> None:
-    """Allow all traffic among a security group's instances.
+    """Allow all traffic among a security group's instances, in both directions.
 
-    Elastic Fabric Adapters need the rule for both directions.
+    Elastic Fabric Adapters need the rule for both directions. Does nothing if the rules exist already.
 
     Args:
         ec2: the client of the group's region.
         group: the id of the group.
-        seconds: for how long to repeat the request while EC2 does not find the group.
+        seconds: for how long to repeat each request while EC2 does not find the group.
+
+    Raises:
+        ProviderError: EC2 still does not find the group, or refused for another reason.
     """
     rule: IpPermissionTypeDef = {
         "IpProtocol": "-1",
@@ -271,11 +323,14 @@ def allow_each_other(ec2: EC2Client, group: str, seconds: float) -> None:
 
 
 def _allow(authorize: Callable[[], object], seconds: float) -> None:
-    """Add a rule to a security group. Does nothing if the group has the rule.
+    """Add a rule to a security group. Does nothing if the group has the rule already.
 
     Args:
         authorize: sends the request that adds the rule.
         seconds: for how long to repeat the request while EC2 does not find the group.
+
+    Raises:
+        ProviderError: EC2 still does not find the group, or refused for another reason.
     """
 
     def attempt() -> None:
@@ -292,7 +347,7 @@ class InstanceRequest:
     Attributes:
         token: makes the request idempotent: the same token and parameters return the same instances.
         instance_type: the name of the instance type.
-        market: on demand or spot.
+        market: "on-demand" or "spot".
         count: how many instances are wanted.
         least: how many are enough; if fewer are in stock, AWS makes none.
         ami: the id of the image.
@@ -307,7 +362,8 @@ class InstanceRequest:
         placement_group: its name; "" for none.
         prepaid: True if the reservation is a capacity block.
         reservation: the id of a capacity reservation; "" for none.
-        max_usd_per_hour: the highest spot price; None means the on-demand price, which is AWS's own limit.
+        max_usd_per_hour: the highest spot price; None means the on-demand price, which is AWS's own limit. It is
+            ignored on demand.
     """
 
     token: str
@@ -331,9 +387,14 @@ class InstanceRequest:
 
 
 def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceTypeDef]:
-    """Rent instances, and return EC2's records of them.
+    """Rent instances, and return EC2's records of them. It does not wait until they run.
 
-    An instance that shuts itself down is terminated, and its disk is deleted.
+    There are at least `request.least` and at most `request.count`. Each gets a public address. An instance that shuts
+    itself down is terminated, and its disk is deleted.
+
+    Raises:
+        NoAnswer: the answer was lost, so instances may have been made.
+        ProviderError: AWS refused; nothing was rented.
     """
     root_disk: BlockDeviceMappingTypeDef = {
         "DeviceName": request.root_device,
@@ -370,7 +431,10 @@ def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceType
 
 
 def _market_options(request: InstanceRequest) -> InstanceMarketOptionsRequestTypeDef:
-    """Return the market options of a request; an empty dict for on demand."""
+    """Return the options of RunInstances that say how the instances are paid for; an empty dict for on demand.
+
+    Spot requests are one-time, and interrupted instances are terminated. A capacity block has its own option.
+    """
     if request.market == "spot":
         options: InstanceMarketOptionsRequestTypeDef = {
             "MarketType": "spot",
@@ -388,11 +452,11 @@ def _market_options(request: InstanceRequest) -> InstanceMarketOptionsRequestTyp
 
 
 def pool_filters(owner: str, pool: str | None) -> list[FilterTypeDef]:
-    """Return filters that find a pool's resources by their tags.
+    """Return filters for EC2's list requests that find a pool's resources by their tags.
 
     Args:
         owner: the owner of the pools; "*" in it matches any text.
-        pool: the pool's name; None matches any pool.
+        pool: the pool's name; None or "" matches any pool.
     """
     return [
         {"Name": "tag:skypool-owner", "Values": [owner]},
@@ -401,14 +465,14 @@ def pool_filters(owner: str, pool: str | None) -> list[FilterTypeDef]:
 
 
 def pool_instances(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> list[InstanceTypeDef]:
-    """Return EC2's records of the instances that match the filters, except terminated ones."""
+    """Return EC2's records of the instances that match the filters, except terminated ones; [] if there are none."""
     there: FilterTypeDef = {"Name": "instance-state-name", "Values": _STATES_THERE}
     pages = ec2.get_paginator("describe_instances").paginate(Filters=[*filters, there])
     return [each for reservation in all_of(pages, "Reservations") for each in reservation["Instances"]]
 
 
 def instances(ec2: EC2Client, ids: Sequence[str]) -> list[InstanceTypeDef]:
-    """Return EC2's records of the instances with these ids.
+    """Return EC2's records of the instances with these ids, also of terminated ones.
 
     Returns an empty list if EC2 does not know one of them (yet).
     """
@@ -419,13 +483,17 @@ def instances(ec2: EC2Client, ids: Sequence[str]) -> list[InstanceTypeDef]:
 
 
 def terminate(ec2: EC2Client, ids: Sequence[str]) -> list[str]:
-    """Ask EC2 to end instances, and return the ids of those that have not ended yet."""
+    """Ask EC2 to end instances, and return the ids of those that have not ended yet. Does not wait for their end.
+
+    Raises:
+        ProviderError: EC2 does not know one of the ids; then it ends none. Or it refused for another reason.
+    """
     told = ec2.terminate_instances(InstanceIds=ids)["TerminatingInstances"]
     return [each["InstanceId"] for each in told if each["CurrentState"]["Name"] != "terminated"]
 
 
 def tag(ec2: EC2Client, ids: Sequence[str], tags: Mapping[str, str]) -> None:
-    """Set tags on resources. A tag with the same key is replaced."""
+    """Set tags on resources. A tag with the same key is replaced, and other tags stay."""
     ec2.create_tags(Resources=ids, Tags=tag_list(tags))
 
 
@@ -447,7 +515,10 @@ class Resource:
 
 
 def pool_resources(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> Iterator[Resource]:
-    """Yield the key pairs, security groups, placement groups and unused disks that match the filters."""
+    """Yield the key pairs, security groups, placement groups and unused disks that match the filters, in this order.
+
+    An unused disk is a volume that is attached to no instance. Requests are sent while the result is read.
+    """
     for key in ec2.describe_key_pairs(Filters=filters)["KeyPairs"]:
         yield Resource("key-pair", key["KeyName"], key["KeyPairId"], tag_values(key["Tags"]))
     for group in all_of(ec2.get_paginator("describe_security_groups").paginate(Filters=filters), "SecurityGroups"):
@@ -469,7 +540,8 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
         seconds: for how long to repeat the request while instances that are ending still use the resource.
 
     Raises:
-        ProviderError: the resource is still in use after `seconds`, or its kind is unknown.
+        ProviderError: the resource is still in use after `seconds`, its kind is unknown, or AWS refused for another
+            reason.
     """
 
     def attempt() -> None:
@@ -496,12 +568,18 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
 
 
 def identity(sts: STSClient) -> str:
-    """Return the ARN of the user or role to whom the credentials belong."""
+    """Return the ARN (AWS's full name) of the user or role to whom the credentials belong.
+
+    Raises:
+        ProviderError: AWS does not accept the credentials.
+    """
     return str(sts.get_caller_identity()["Arn"])
 
 
 def quota(quotas: ServiceQuotasClient, code: str) -> float:
     """Return a quota of the account in one region, or AWS's default if the account has no value of its own.
+
+    For quotas of EC2 instances, the number counts vCPUs that may run at once.
 
     Args:
         quotas: the client for Service Quotas.
@@ -513,40 +591,40 @@ def quota(quotas: ServiceQuotasClient, code: str) -> float:
 
 
 def may_run_instances(ec2: EC2Client) -> None:
-    """Test with a dry run whether the account may rent instances. Nothing is rented.
+    """Test with a dry run whether the account may rent instances. Nothing is rented. Return nothing if it may.
 
     Raises:
-        ProviderError: the account may not.
+        ProviderError: the account may not, or AWS refused for another reason.
     """
     with accepted("DryRunOperation"):
         ec2.run_instances(DryRun=True, ImageId=_TRIAL_IMAGE, InstanceType="c5.large", MinCount=1, MaxCount=1)
 
 
 def may_import_keys(ec2: EC2Client) -> None:
-    """Test with a dry run whether the account may import key pairs. Nothing is made.
+    """Test with a dry run whether the account may import key pairs. Nothing is made. Return nothing if it may.
 
     Raises:
-        ProviderError: the account may not.
+        ProviderError: the account may not, or AWS refused for another reason.
     """
     with accepted("DryRunOperation"):
         ec2.import_key_pair(DryRun=True, KeyName=_TRIAL_NAME, PublicKeyMaterial=_TRIAL_KEY)
 
 
 def may_create_security_groups(ec2: EC2Client) -> None:
-    """Test with a dry run whether the account may make security groups. Nothing is made.
+    """Test with a dry run whether the account may make security groups. Nothing is made. Return nothing if it may.
 
     Raises:
-        ProviderError: the account may not.
+        ProviderError: the account may not, or AWS refused for another reason.
     """
     with accepted("DryRunOperation"):
         ec2.create_security_group(DryRun=True, GroupName=_TRIAL_NAME, Description="only a question")
 
 
 def may_create_placement_groups(ec2: EC2Client) -> None:
-    """Test with a dry run whether the account may make placement groups. Nothing is made.
+    """Test with a dry run whether the account may make placement groups. Nothing is made. Return nothing if it may.
 
     Raises:
-        ProviderError: the account may not.
+        ProviderError: the account may not, or AWS refused for another reason.
     """
     with accepted("DryRunOperation"):
         ec2.create_placement_group(DryRun=True, GroupName=_TRIAL_NAME, Strategy="cluster")

@@ -1,7 +1,8 @@
-"""Container: containers of Docker or Podman, on this machine or on the one that the program is set to use.
+"""Driver for containers of Docker or Podman.
 
-They cost nothing. A container ends itself when its agent has ended, when no client came for 15 minutes, and at the
-pool's deadline.
+The containers are on this machine, or on the machine that the program `docker` or `podman` is set to use. They cost
+nothing. A container ends itself when the process in it that runs calls (the agent) has ended, when no client connected
+for 15 minutes, and at the pool's deadline.
 """
 
 from __future__ import annotations
@@ -39,29 +40,30 @@ from skypool.processes import host_name
 from skypool.wire.transport import Exec
 
 _PROGRAMS = (("docker",), ("podman",))
-"""Programs that are looked for if none is named, the first one that answers."""
+"""Container programs to look for if the settings name none. The first one that works is used."""
 _HOME = "/tmp/skypool"
 """skypool's folder in a container: every user may write to /tmp."""
 _PATIENCE = 30.0
-"""Seconds in which the program has to answer."""
+"""Seconds in which the container program must answer."""
 _PULL = 1800.0
-"""Seconds in which a container has to start, its image pulled."""
+"""Seconds in which a container must start. Pulling its image is included."""
 _starting = threading.Lock()
-"""Held while a container starts."""
+"""Held while a container is started, so that two containers do not get the same GPU."""
 _SIZE = re.compile(r"\d+(\.\d+)?[bkmgBKMG]?")
 _WORD = re.compile(r"[^\s-]\S*")
-"""What is no option of the container program, and has no blanks."""
+"""A text without blanks that does not begin with "-", and so is not taken as an option of the container program."""
 
 
 @settings.settings_named
 @dataclass(frozen=True)
 class Container:
-    """Provider that runs nodes in containers, by the program docker or podman.
+    """A driver that runs each node in a container, started with the program `docker` or `podman`. It costs nothing.
 
     Args:
         image: image of the containers. None is the python:X.Y-slim of this client's Python. An Image's base= takes
             precedence.
-        runtime: the program, or its words, such as ["podman", "--remote"]. None takes docker, or else podman.
+        runtime: the program, or its words, such as ["podman", "--remote"]. None takes docker, or podman if docker does
+            not work.
         gpus: number of GPUs that each container has for itself. "all" shares all GPUs with all containers. None gives
             them none.
         cpus: number of CPUs that a container may use. None sets no limit.
@@ -73,7 +75,7 @@ class Container:
         options: further options of `run`, as a list.
 
     Raises:
-        UsageError: a value is not valid.
+        UsageError: a value is not valid, or a setting has an unknown name.
     """
 
     image: str | None = None
@@ -131,11 +133,19 @@ class Container:
     # --- the contract of a driver ----------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return free offers of containers: one, or with `gpus` one for each kind of this machine's accelerators.
+        """Return offers of containers at the price 0.
+
+        It is one offer, or with the setting `gpus` one for each kind of accelerator of this machine. With `gpus`, but
+        without an accelerator on this machine, it is one offer without an accelerator. Which GPUs are free is not
+        checked here. The container program is run once, to see that it works.
+
+        Args:
+            need: the requirements of each node. Only its base image is used.
 
         Raises:
             AccessError: the user may not use the container program's socket.
-            ProviderError: the container program does not answer. The message has advice.
+            ProviderError: the container program does not answer within 30 s, or reports an error. The message has
+                advice.
             UsageError: neither docker nor podman is installed.
         """
         program = self._program()
@@ -151,14 +161,17 @@ class Container:
         return [replace(offer, accelerator=each) for each in has] or [offer]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Start a container for each node. Containers that this order has started before are returned as they are.
+        """Start one container for each node number of the order, and return them in the order of the node numbers.
 
-        If one container cannot be started, all are removed.
+        A container that the same order has started before is returned as it is. Blocks until all run, at most half an
+        hour for each, as images may be pulled. If one cannot be started, all containers of the order are removed.
 
         Raises:
             AccessError: the image cannot be pulled without a login.
-            CapacityError: too few GPUs are free, or the disk is full.
+            CapacityError: too few GPUs of this machine are free, or the disk is full.
             LaunchError: the container cannot be started. The message has the program's output and advice.
+            ProviderError: the container program did not answer in time.
+            StillRunning: a container that had to be removed again may still run.
         """
         program = offer.detail["program"]
         found = self._found(program, f"skypool.token={order.token}")
@@ -174,12 +187,25 @@ class Container:
         return [there[node] for node in order.nodes]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the containers of this user's pools, or of one pool. They are found by their labels."""
+        """Return the containers of this user's pools, found by their labels. The list is empty if there are none.
+
+        A container that is not running has the state "ending".
+
+        Args:
+            pool: the name of a pool (a group of nodes), whichever user started it. None means all pools of this user.
+
+        Raises:
+            ProviderError: the container program did not answer, or reported an error.
+            UsageError: neither docker nor podman is installed.
+        """
         label = f"skypool.owner={getpass.getuser()}" if pool is None else f"skypool.pool={pool}"
         return self._found(self._program(), label)
 
     def access(self, instance: Instance) -> Access:
-        """Return how to run commands in a container: by the program's `exec`."""
+        """Return how to run commands in a container: with the program's `exec`. Runs nothing.
+
+        The paths in the result are paths in the container, below /tmp/skypool.
+        """
         folder = f"{_HOME}/pools/{instance.pool}.{instance.node}"
         return Access(
             transport=Exec(instance.detail["program"], instance.id, self.user or ""),
@@ -192,10 +218,13 @@ class Container:
         )
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Remove these containers and wait until they are gone.
+        """Remove these containers by force, and wait until they are gone.
+
+        Does not raise for containers that do not exist.
 
         Raises:
-            StillRunning: some still exist, or the program does not answer.
+            StillRunning: some containers still exist after 30 s, or the container program does not answer. The error
+                carries the containers.
         """
         until = time.monotonic() + _PATIENCE
         left = list(instances)
@@ -216,10 +245,12 @@ class Container:
     # --- the program -----------------------------------------------------------------------------------------
 
     def _program(self) -> tuple[str, ...]:
-        """Return the words of a container program that works.
+        """Return the words of the container program to use, such as ("docker",).
+
+        Each candidate is run once, for up to 30 s.
 
         Raises:
-            SkypoolError: none works. The error describes the one that is installed, if any.
+            SkypoolError: none works. If a program is installed and fails, it is the error of that program.
         """
         asked = (self.runtime,) if isinstance(self.runtime, str) else tuple(self.runtime or ())
         errors: list[SkypoolError] = []
@@ -239,7 +270,10 @@ class Container:
         return need.bases.get(self.name) or self.image or f"python:{minor}-slim"
 
     def _share(self, has: Accelerator) -> Accelerator:
-        """Return the accelerators that one container gets: at most `gpus` of them if that is a number."""
+        """Return the accelerators that one container gets, as a copy of `has` with another count.
+
+        The count is at most the setting `gpus`. If that is "all", `has` is returned unchanged.
+        """
         if not isinstance(self.gpus, int):
             return has
         return replace(has, count=min(self.gpus, has.count))
@@ -301,6 +335,13 @@ class Container:
     def _gpus(self, program: tuple[str, ...], asked: Accelerator | None) -> list[str]:
         """Return the ids of the GPUs for one more container.
 
+        They are NVIDIA GPUs that no other container of skypool uses. Returns [] if the setting `gpus` is None, and
+        ["all"] if it is "all".
+
+        Args:
+            program: the words of the container program.
+            asked: the kind of GPU that was offered; None for any.
+
         Raises:
             CapacityError: too few GPUs of this machine are free.
         """
@@ -327,14 +368,23 @@ class Container:
         return [self._instance(program, each) for each in records]
 
     def _ids(self, program: tuple[str, ...], *filters: str) -> list[str]:
-        """Return the ids of the containers that there are."""
+        """Return the ids of all containers that exist, running or not, or of those that match.
+
+        `filters` are options of the program's `ps` command. The list may be empty.
+
+        Raises:
+            SkypoolError: the program is not installed, did not answer within 30 s, or reported an error.
+        """
         listed = _run([*program, "ps", "-aq", "--no-trunc", *filters], _PATIENCE)
         if listed.returncode != 0:
             raise _trouble(program, listed.stderr)
         return listed.stdout.split()
 
     def _instance(self, program: tuple[str, ...], record: Mapping[str, Any]) -> Instance:
-        """Return a container as an instance, by what the program says of it."""
+        """Convert the record of a container, as the program's `inspect` prints it, to an `Instance`.
+
+        Its state is "running" or, if the container does not run, "ending".
+        """
         labels: dict[str, str] = record["Config"]["Labels"]
         state: Literal["running", "ending"] = "running" if record["State"]["Running"] else "ending"
         return Instance(
@@ -349,12 +399,15 @@ class Container:
 
 
 def _are_words(value: object) -> bool:
-    """Return True for a list of texts that are not empty."""
+    """Return True if the value is a list or tuple of strings, none of which is empty. An empty list gives True, too."""
     return isinstance(value, (list, tuple)) and all(isinstance(each, str) and each for each in value)
 
 
 def _fits(device: Device, asked: Accelerator | None) -> bool:
-    """Return True if a device may be one of what was asked for."""
+    """Return True if a device may be one of the accelerators that were asked for. `asked` None accepts any device.
+
+    An unknown kind of device gives False if `asked` is not None.
+    """
     if asked is None:
         return True
     return device.accelerator is not None and asked.could_be(device.accelerator)
@@ -392,7 +445,10 @@ _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
 
 
 def _trouble(program: tuple[str, ...], said: str, image: str = "") -> SkypoolError:
-    """Return the error for a failure of the program, with advice.
+    """Return, without raising it, the error for a failed run of the container program, with advice.
+
+    Its class depends on the program's output. If the output is not known, it is LaunchError with an image and
+    ProviderError without.
 
     Args:
         program: words of the program.

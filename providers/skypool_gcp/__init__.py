@@ -3,6 +3,9 @@
 API: https://cloud.google.com/compute/docs/reference/rest/v1 and https://cloud.google.com/tpu/docs/reference/rest (read
 2026-11-22). Credentials: Application Default Credentials, as `gcloud auth application-default login` makes them.
 
+`GCP` is the driver. It passes each request to one of its three parts. A slice is a group of TPU hosts that are rented
+together.
+
 - `compute`: machines of Compute Engine. `tpu`: slices of Cloud TPU. `groups`: slices of several machines of Compute
   Engine.
 - `catalog`: the machine types of Compute Engine. `billing`: Google's prices.
@@ -33,13 +36,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LONGEST_QUEUE = 7 * 86400.0
-"""The longest time in seconds that a TPU slice may wait for its chips."""
+"""The longest time in seconds that the setting `queue` may have."""
 
 
 @settings_named
 @dataclass(frozen=True)
 class GCP:
-    """A driver for one Google Cloud project: machines of Compute Engine, with or without GPUs, and TPU slices.
+    """A driver for one Google Cloud project: rents machines of Compute Engine, with or without GPUs, and TPU slices.
+
+    A slice is a group of TPU hosts that are rented together. Creating the object sends nothing. Its methods block.
 
     Args:
         project: The id of the project that pays. None means $GOOGLE_CLOUD_PROJECT, else $CLOUDSDK_CORE_PROJECT, else
@@ -53,13 +58,13 @@ class GCP:
         reservation: The name of an existing reservation to run in. skypool never reserves or buys anything.
         service_account: The account whose rights the machines have. Without it, machines of Compute Engine have no
             rights. Hosts of Cloud TPU may then read storage and write logs as the project's own account. If the account
-            may delete machines, they delete themselves when their lease is over. Otherwise a machine of Compute Engine
-            stops, and its disk is billed until the pool's end or `skypool gc`.
-        ssh_from: The networks that may reach port 22. None means this computer's public address only.
-        queue: Seconds for which a TPU slice may wait for its chips before another offer is tried.
+            may delete machines, they delete themselves when their lease (the time that skypool granted) is over.
+            Otherwise a machine of Compute Engine stops, and its disk is billed until the pool's end or `skypool gc`.
+        ssh_from: The addresses or networks that may reach port 22. None means this computer's public address only.
+        queue: Seconds for which a TPU slice may wait for its chips before another offer is tried; 0 to 604800 (a week).
 
     Raises:
-        UsageError: A setting is invalid.
+        UsageError: A setting is invalid or unknown.
     """
 
     project: str | None = None
@@ -88,12 +93,18 @@ class GCP:
             raise UsageError(f"queue is seconds up to a week (604800), not {self.queue!r}")
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return the offers of Compute Engine and Cloud TPU.
+        """Return all offers of Compute Engine and Cloud TPU that could meet the need. All parts are asked in parallel.
 
-        If one API fails and the other has offers, the failure is only a warning.
+        If one part fails and another has offers, the failure is only a RuntimeWarning, and `lacks` of the result is not
+        empty. A part that the account may not use, or whose settings are wrong, is then left out silently. The result
+        is empty if nothing fits.
+
+        Args:
+            need: The requirements that each machine must meet.
 
         Raises:
-            ProviderError, UsageError: One API failed, and the other has no offers.
+            UsageError: No part has offers, and at least one says that a setting is wrong.
+            ProviderError: No part has offers, and at least one failed.
         """
         outcomes = at_once(lambda api: api.offers(need), self._apis)
         failed = [each for each in outcomes if isinstance(each, Exception)]
@@ -108,37 +119,56 @@ class GCP:
         return Answers(found, lacking)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Rent the machines of an order with the API that made the offer, and return them.
+        """Rent the machines of an order, and return them. The part of the driver that made the offer does it.
 
-        Fewer than ordered may be returned, unless the need has `private_network`. The same order returns the same
-        machines.
+        The machines may still be starting. Fewer than ordered may be returned if Google refuses some, unless the need
+        has `private_network`. The same order again makes no further machines, and returns the same ones.
+
+        Args:
+            offer: The machine type or slice, with zone and market, as `offers` returned it.
+            order: The node numbers, the pool, and an idempotency token.
 
         Raises:
-            ProviderError: Nothing was rented.
+            ProviderError: Nothing was rented. Only after NoAnswer and RateLimitError may machines exist: call again
+                with the same order, which finds them.
+            StillRunning: Machines that had to be ended again may still run.
         """
         return self._of(offer.detail["api"]).launch(offer, order)
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the live machines on Compute Engine and Cloud TPU: of one pool, or of all pools of this user for None.
+        """Return the machines of this user's pools on Compute Engine and Cloud TPU, found by their labels.
+
+        Machines that are starting or ending are among them. An API that is not enabled for the project counts as empty,
+        unless none is enabled. The list is empty if there are none.
+
+        Args:
+            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
+                means all pools of this user, started from any machine.
 
         Raises:
-            ProviderError, ErrorGroup: An API failed, so its instances would be missing.
+            ProviderError: An API failed, so machines could be missing.
+            ErrorGroup: Several failed, for different reasons.
         """
         return self._of_both(lambda api: api.instances(pool=pool))
 
     def access(self, instance: Instance) -> Access:
-        """Return how to reach a machine, once it has an address.
+        """Return how to reach a machine by ssh. Waits until the machine has an address.
+
+        That takes up to 120 s for a machine. For a TPU slice it takes up to half an hour, plus the setting `queue`.
 
         Raises:
-            ProviderError: The machine is gone, or has no address in time.
+            ProviderError: The machine has ended or will not be made, or has no address in time.
         """
         return self._of(instance.detail["api"]).access(instance)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """End instances of Compute Engine and Cloud TPU in parallel, and return when all have ended.
+        """End these machines of Compute Engine and Cloud TPU in parallel, and return when all have ended.
+
+        All hosts of a slice end, even if only one is given. Does not raise for machines that no longer exist.
 
         Raises:
-            StillRunning: Some have not ended. The error carries them, with the reasons.
+            StillRunning: Some machines may still run and cost money. `instances` of the error has them, and its message
+                the reasons.
         """
         asked: list[tuple[Compute | Tpu, list[Instance]]] = []
         for api in self._apis:
@@ -160,14 +190,33 @@ class GCP:
         raise StillRunning(str(why), left) from why
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the time until which a pool is needed into the labels of its machines."""
+        """Write a new time until which a pool is needed into the labels of all its machines.
+
+        `skypool gc` removes machines only after that time.
+
+        Args:
+            pool: The name of the pool.
+            until: The new time.
+
+        Raises:
+            ProviderError: The labels of a machine could not be written.
+            ErrorGroup: Several could not, for different reasons.
+        """
         self._of_both(lambda api: api.renew(pool, until))
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return resources that pools left behind on Compute Engine and Cloud TPU, such as disks and firewall rules.
+        """Return resources that pools of this user left behind, such as disks and firewall rules.
 
-        Each resource counts as needed until its own time, or that of a machine of its pool if that is later. One reason
-        is that firewall rules belong to Compute Engine, but also serve the hosts of Cloud TPU.
+        Machines are not among them. Each resource counts as needed until its own time, or until that of a machine of
+        its pool if that is later. One reason is that firewall rules belong to Compute Engine, but also serve the hosts
+        of Cloud TPU.
+
+        Args:
+            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
+                means all pools of this user.
+
+        Raises:
+            ProviderError, ErrorGroup: A list could not be read.
         """
         left = self._of_both(lambda api: api.leftovers(pool=pool))
         if not left:
@@ -178,10 +227,13 @@ class GCP:
         return [replace(each, until=_later(each.until, until.get(each.pool))) for each in left]
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove leftovers of Compute Engine and Cloud TPU. Each removal is tried, even if another one fails.
+        """Remove these leftover resources. Each removal is tried, even if another one fails.
+
+        Does not raise for a resource that no longer exists.
 
         Raises:
-            ProviderError, ErrorGroup: Some could not be removed.
+            ProviderError: One could not be removed.
+            ErrorGroup: Several could not be removed, for different reasons.
         """
         each_done(
             lambda api: api.tidy([each for each in leftovers if each.detail["api"] == api.api]),
@@ -190,20 +242,31 @@ class GCP:
         )
 
     def policy(self) -> str:
-        """Return the permissions that this driver needs, as a custom role in YAML.
+        """Return the smallest set of permissions that this driver needs, as the YAML text of a custom role.
 
         Create the role with `gcloud iam roles create skypool --project PROJECT --file FILE`.
         """
         return (files("skypool_gcp") / "role.yaml").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
-        """Check if the project can rent from Compute Engine and Cloud TPU, and return one finding for each check."""
+        """Check if the project can rent from Compute Engine and Cloud TPU, and return one finding for each check.
+
+        A finding says if the check passed, and what was found. The checks of a part of the driver run when its first
+        finding is taken. A failed check does not raise.
+        """
         return chain.from_iterable(api.check() for api in self._apis)
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
-        """Call a function for Compute Engine and for Cloud TPU, and return all their results as one list.
+        """Call a function for both parts of the driver that list machines, in parallel. Return all results as one list.
 
-        An API that is not enabled for the project has no results. If neither is enabled, the error is raised.
+        The parts are Cloud TPU, and `groups` for Compute Engine. An API that is not enabled for the project counts as
+        empty, and so does a result of None. If neither API is enabled, the error is raised.
+
+        Args:
+            do: The function. It gets a part, and returns its results or None.
+
+        Raises:
+            ProviderError, ErrorGroup: The function failed for another reason.
         """
 
         def is_disabled(error: Exception) -> bool:
@@ -213,7 +276,7 @@ class GCP:
 
     @property
     def _apis(self) -> list[Compute | Tpu]:
-        """Return new objects for the parts of the driver that rent: Compute Engine, Cloud TPU and TPU7x slices."""
+        """New objects for the parts of the driver that rent: Compute Engine, Cloud TPU, and TPU7x slices (`groups`)."""
         from skypool_gcp.compute import Compute
 
         listing = self._listing
@@ -221,9 +284,9 @@ class GCP:
 
     @property
     def _listing(self) -> list[Tpu]:
-        """Return the parts of the driver that list instances: `tpu` and `groups`.
+        """New objects for the two parts of the driver that list machines: `tpu` and `groups`.
 
-        `groups` lists all machines of Compute Engine, so `compute` is left out.
+        `groups` lists all machines of Compute Engine, so the part `compute` is left out.
         """
         from skypool_gcp.groups import Groups
         from skypool_gcp.tpu import Tpu
@@ -242,10 +305,13 @@ class GCP:
         return [Tpu(settings), Groups(settings)]
 
     def _of(self, api: str) -> Compute | Tpu:
-        """Return the part of the driver (`compute`, `tpu` or `groups`) that made an offer or an instance.
+        """Return a new object for the part of the driver that made an offer or rented a machine.
 
         Args:
-            api: The name of the API: `detail["api"]` of the offer or instance.
+            api: The name of the part, from `detail["api"]` of the offer or the machine: "compute", "tpu" or "groups".
+
+        Raises:
+            StopIteration: There is no part of this name.
         """
         return next(each for each in self._apis if each.api == api)
 

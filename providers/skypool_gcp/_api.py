@@ -1,4 +1,9 @@
-"""Settings, credentials, errors, names and labels for all parts of the driver: Compute Engine, Cloud TPU and prices."""
+"""Settings, credentials, errors, names and labels that all parts of the Google Cloud driver share.
+
+- `Settings`: the checked settings. `credentials`, `endpoint`: the account and the addresses of Google's APIs.
+- `call`, `error_of`: translate errors of Google's SDK to skypool's errors.
+- `name`, `tag`: names of resources. `labels`, `said`, `description`, `tags_in`: write tags to resources and read them.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +38,10 @@ DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")
 """Error codes with which Google refuses a request if the API is not enabled for the project."""
 
 LONGEST = 63
-"""The most characters of a name or a label's value: https://cloud.google.com/compute/docs/labeling-resources."""
+"""The largest length of a name or a label's value: https://cloud.google.com/compute/docs/labeling-resources."""
 
 SLICE = "skypool-slice"
-"""The label that marks a machine as a host of a slice. Its value is the slice's name."""
+"""The label that marks a machine as a host of a TPU slice. Its value is the slice's name."""
 
 USER = "ubuntu"
 """The name with which skypool logs in to machines."""
@@ -50,17 +55,17 @@ WATCH = ssh_machine.notice_program(
     headers={"Metadata-Flavor": "Google"},
     when="time.time() + 30 if said.strip() == 'TRUE' else None",
 )
-"""Python source that a machine runs to wait for a spot notice. Google takes the machine 30 s after the notice."""
+"""Python source that runs on a machine and waits for the notice that Google takes the machine back, 30 s before."""
 
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 """Environment variables that may hold the project's id, in order of precedence."""
 
 
 class Shape(NamedTuple):
-    """The form of a setting that is a word, or several words.
+    """The required form of a setting that is one word or several words.
 
     Attributes:
-        pattern: A regular expression that matches the whole word.
+        pattern: A regular expression that must match the whole word.
         like: An example, for error messages.
         several: True if the setting may be a list of words.
     """
@@ -100,7 +105,10 @@ SHAPES: dict[str, Shape] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The checked settings of a `GCP`, which describes each attribute."""
+    """The settings of the Google Cloud driver after they were checked. The class `GCP` describes each attribute.
+
+    `zones` and `ssh_from` are tuples here, or None if they were not given.
+    """
 
     project: str | None
     zones: tuple[str, ...] | None
@@ -115,8 +123,11 @@ class Settings:
     def billed(self) -> str:
         """Return the id of the project that pays.
 
+        The setting `project` counts first, then $GOOGLE_CLOUD_PROJECT, then $CLOUDSDK_CORE_PROJECT, then the project of
+        the credentials.
+
         Raises:
-            CredentialsError: There are no credentials, or neither they nor the settings name a project.
+            CredentialsError: None of these names a project, or they do not and there are no credentials.
         """
         if self.project:
             return self.project
@@ -129,7 +140,11 @@ class Settings:
         return of_credentials
 
     def path(self) -> str:
-        """Return the path of the network in which machines are placed."""
+        """Return the path of the network in which machines are placed, such as "projects/P/global/networks/default".
+
+        Raises:
+            CredentialsError: No project is known.
+        """
         return f"projects/{self.billed()}/global/networks/{self.network}"
 
 
@@ -137,9 +152,10 @@ class Settings:
 
 
 def endpoint(api: str) -> str | None:
-    """Return the address of an API, without its version; None means Google's own address.
+    """Return the address of one of Google's APIs, without the API's version. Returns None for Google's own address.
 
-    The address is read from the environment variables of the Google Cloud CLI.
+    It is read from the environment variables of the Google Cloud CLI, CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE for
+    example.
 
     Args:
         api: "compute", "tpu" or "cloudbilling".
@@ -149,15 +165,16 @@ def endpoint(api: str) -> str | None:
 
 
 def credentials(api: str) -> Credentials:
-    """Return Application Default Credentials.
+    """Return Application Default Credentials (those that Google's tools find in the environment). They are cached.
 
-    For an endpoint without TLS these are anonymous, because it must not receive real ones.
+    If the address of the API is without TLS ("http://" or "grpc://"), they are anonymous, because real ones must not be
+    sent there.
 
     Args:
         api: "compute", "tpu" or "cloudbilling".
 
     Raises:
-        CredentialsError: There are none.
+        CredentialsError: There are none, or they cannot be read.
     """
     if (endpoint(api) or "").startswith(("http://", "grpc://")):
         return _anonymous()
@@ -167,12 +184,15 @@ def credentials(api: str) -> Credentials:
 
 @lru_cache(maxsize=1)
 def _anonymous() -> Credentials:
-    """Return credentials without an account, always the same object."""
+    """Return credentials without an account. It is always the same object."""
     return auth_credentials.AnonymousCredentials()  # type: ignore[no-untyped-call,unused-ignore]  # Google's, untyped
 
 
 def _environment() -> Hashable:
-    """Return a key for the cache of credentials. It changes if the environment now leads to other credentials."""
+    """Return the key under which credentials are cached.
+
+    It changes if Google's environment variables change, or if the file with the credentials is written again.
+    """
     folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
     usual = f"{folder}/application_default_credentials.json"
     return surroundings(("GOOGLE_", "CLOUDSDK_"), {"GOOGLE_APPLICATION_CREDENTIALS": usual})
@@ -180,30 +200,31 @@ def _environment() -> Hashable:
 
 @lru_cache(maxsize=16)
 def _default(environment: Hashable) -> tuple[Credentials, str | None]:
-    """Return the Application Default Credentials, and the id of their project or None.
+    """Return the Application Default Credentials, and the id of their project; None for the id if they have none.
 
-    Finding them takes seconds, so the result is cached.
+    Finding them takes seconds, so the last 16 results are cached.
 
     Args:
-        environment: The value of `_environment`, the key of the cache.
+        environment: The value of `_environment`. It is used only as the key of the cache.
 
     Raises:
-        CredentialsError: There are none.
+        CredentialsError: There are none, or they cannot be read.
     """
     found: tuple[Credentials, str | None] = call("a login", lambda: auth.default(scopes=[SCOPE]))
     return found
 
 
 def call(what: str, do: Callable[[], T], **names: str) -> T:
-    """Call a function that uses Google's SDK, and return its result.
+    """Call a function that uses Google's SDK, and return its result. Errors of the SDK become skypool's errors.
 
     Args:
-        what: The requested thing in words, for an error message.
-        do: The function.
+        what: The request in words, for the error's message.
+        do: The function. It is called once, without arguments.
         names: Values for the placeholders in the advice of an error, such as `project`.
 
     Raises:
-        ProviderError: The SDK raised an error. Its class, code and text are translated.
+        ProviderError: The SDK raised an error. The class depends on the error's code (see errors.csv). The SDK's error
+            is its cause. Exceptions that are not of the SDK pass unchanged.
     """
     try:
         return do()
@@ -212,11 +233,14 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
 
 
 def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
-    """Return the error of skypool for an error of Google's SDK.
+    """Return, without raising it, skypool's error for an error of Google's SDK.
+
+    Its class comes from the table errors.csv, by the code and the text of the error. It is a ProviderError if no row of
+    the table fits.
 
     Args:
         error: The error of the SDK.
-        what: The requested thing in words, for the message.
+        what: The request in words, for the message.
         names: Values for the placeholders in the advice, such as `project`.
     """
     if isinstance(error, exceptions.GoogleAPICallError):
@@ -227,16 +251,20 @@ def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
 
 
 def unless_disabled(do: Callable[[], object], note: str) -> object:
-    """Return the result of `do`, or `note` if `do` fails because the API is not enabled for the project."""
+    """Call `do` and return its result. Returns `note` if the API that it uses is not enabled for the project.
+
+    `note` is also returned if the result is None. Other errors are raised.
+    """
     answer = quietly(do, *DISABLED)
     return note if answer is None else answer
 
 
 def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
-    """Return the code and the text of an error of the API.
+    """Return the code and the text of an error that the API answered.
 
-    The code is the reason that Compute Engine gives, or else the reason in the newer error format. Without a reason it
-    is the name of the exception's class. A code that errors.csv contains is preferred.
+    The code is the reason that Compute Engine gives, or the reason in the newer error format, or the name of the
+    exception's class. The first of them that the table errors.csv contains is taken, or else the first of all. The text
+    is without the method and address of the request.
     """
     codes = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
     codes.append(getattr(error, "reason", None) or "")
@@ -246,7 +274,7 @@ def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
 
 
 def _class_names(error: BaseException) -> list[str]:
-    """Return the names of an exception's classes, most specific first."""
+    """Return the names of an exception's class and all its base classes, the most specific first."""
     return [each.__name__ for each in type(error).__mro__]
 
 
@@ -254,9 +282,10 @@ def _class_names(error: BaseException) -> list[str]:
 
 
 def name(*words: str) -> str:
-    """Return a resource name that consists of "skypool" and the words, in the form that Google takes (RFC 1035).
+    """Return a resource name that consists of "skypool" and the words, joined by "-", as Google requires it (RFC 1035).
 
-    A name that would be too long, or has characters other than [a-z0-9-], is shortened and followed by a hash.
+    A name of more than 63 characters, or with characters other than [a-z0-9-], is changed: other characters become "-",
+    it is cut, and a hash of the whole is appended. The same words always give the same name.
     """
     whole = "-".join(("skypool", *words))
     if len(whole) <= LONGEST and re.fullmatch("[a-z0-9-]*[a-z0-9]", whole):
@@ -267,22 +296,30 @@ def name(*words: str) -> str:
 
 
 def tag(order: Order) -> str:
-    """Return the network tag of the machines of a pool's session. Firewall rules apply to machines with this tag."""
+    """Return the network tag of the machines of one run of a pool. Firewall rules apply to machines with this tag.
+
+    All orders of the run give the same tag.
+    """
     return name(order.pool, tags.session(order))
 
 
 def last_part(path: str) -> str:
-    """Return the name at the end of a resource's path or URL: "us-central1-a" for ".../zones/us-central1-a"."""
+    """Return what follows the last "/" of a resource's path or URL: "us-central1-a" for ".../zones/us-central1-a".
+
+    A text without "/" is returned unchanged.
+    """
     return path.rpartition("/")[2]
 
 
 def region_of(zone: str) -> str:
-    """Return the region of a zone: "us-central1" for "us-central1-a"."""
+    """Return the region of a zone: "us-central1" for "us-central1-a". Returns "" for a text without "-"."""
     return zone.rpartition("-")[0]
 
 
 def deletes(url: str) -> str:
-    """Return shell code with which a machine deletes a resource. It uses the machine's own service account.
+    """Return shell code with which a machine deletes a resource, with the rights of the machine's own service account.
+
+    If the deletion fails, the code switches the machine off.
 
     Args:
         url: The resource's address in its API.
@@ -292,10 +329,11 @@ def deletes(url: str) -> str:
 
 
 def labels(said: Mapping[str, str]) -> dict[str, str]:
-    """Encode the tags of skypool as labels of a resource, and return the labels. The function `said` decodes them.
+    """Encode skypool's tags as labels of a resource, and return the labels. The function `said` decodes them.
 
-    Labels allow only the characters [a-z0-9_-]. Any other character becomes "_" and the hex of each of its bytes. A
-    value longer than `LONGEST` continues in the labels "KEY_1", "KEY_2". A resource may have 64 labels.
+    Labels allow only the characters [a-z0-9_-]. Any other character, and "_" itself, becomes "_" and two hex digits for
+    each of its bytes. A value of more than 63 characters continues in the labels "KEY_1", "KEY_2" and so on. Google
+    allows 64 labels for a resource; this is not checked.
     """
     made: dict[str, str] = {}
     for key, text in said.items():
@@ -307,13 +345,20 @@ def labels(said: Mapping[str, str]) -> dict[str, str]:
 
 
 def said(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that the function `labels` encoded as labels of a resource. Other labels are left out."""
+    """Return skypool's tags, decoded from the labels of a resource. It is the inverse of the function `labels`.
+
+    Labels that do not begin with "skypool-" are left out. Returns {} if there are none.
+    """
     ours = [key for key in labels if re.fullmatch("skypool-[a-z]+", key)]
     return {key: re.sub("(_[0-9a-f]{2})+", _unescaped, _joined(labels, key)) for key in ours}
 
 
 def _joined(labels: Mapping[str, str], key: str) -> str:
-    """Return the whole value of a label that was split: the parts in "KEY", "KEY_1", "KEY_2" and so on."""
+    """Return the whole value of a label that was split into the labels "KEY", "KEY_1", "KEY_2" and so on.
+
+    Raises:
+        KeyError: There is no label with this key.
+    """
     parts = [labels[key]]
     while (more := labels.get(f"{key}_{len(parts)}")) is not None:
         parts.append(more)
@@ -321,22 +366,28 @@ def _joined(labels: Mapping[str, str], key: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """Return the escape for characters that a label does not allow: "_" and two hex digits for each byte."""
+    """Return the escape for the matched character, which labels do not allow: "_" and two hex digits for each byte."""
     return "".join(f"_{byte:02x}" for byte in found[0].encode())
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    """Return the characters for a sequence of escapes that `_escaped` made."""
+    """Return the characters for a matched sequence of escapes that `_escaped` made.
+
+    Bytes that are not valid UTF-8 become the replacement character.
+    """
     return bytes.fromhex(found[0].replace("_", "")).decode(errors="replace")
 
 
 def description(said: Mapping[str, str]) -> str:
-    """Return a resource's description that holds these tags, as JSON."""
+    """Return a description text for a resource that holds these tags, as JSON with sorted keys. `tags_in` reads it."""
     return json.dumps(said, sort_keys=True)
 
 
 def tags_in(description: str) -> dict[str, str]:
-    """Return the tags in a resource's description, as `description` wrote them; {} if it is not such a description."""
+    """Return the tags in a resource's description text, which the function `description` wrote.
+
+    Returns {} if the text is not a JSON object. Values that are not strings are left out.
+    """
     try:
         told = json.loads(description)
     except ValueError:

@@ -1,7 +1,8 @@
 """Imports Google's client libraries when they are first used.
 
-Importing them takes a second, and they are only installed by `pip install 'skypool[gcp]'`. Type checkers see the real
-modules. At run time, each name stands for a module that is imported when one of its attributes is first used.
+Importing them takes a second, and they are only installed by `pip install 'skypool[gcp]'`. At run time, each name here
+is a stand-in for a module, which imports it when one of its attributes is first read. Type checkers see the real
+modules.
 """
 
 from __future__ import annotations
@@ -43,16 +44,21 @@ if TYPE_CHECKING:
 else:
 
     class _Module:
-        """A stand-in for a module, which is imported when an attribute of it is read."""
+        """A stand-in for a module. The module is imported when an attribute of the stand-in is first read.
+
+        Args:
+            name: The full name of the module, such as "google.auth".
+        """
 
         def __init__(self, name: str) -> None:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            """Return an attribute of the module.
+            """Import the module if that has not happened yet, and return one of its attributes.
 
             Raises:
-                UsageError: The module is not installed.
+                UsageError: The module is not installed. The message says how to install it.
+                AttributeError: The module has no such attribute.
             """
             try:
                 module = imported(self._name)

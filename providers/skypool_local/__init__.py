@@ -1,4 +1,4 @@
-"""Local: this machine. Nodes are process groups. They cost nothing and see the same files."""
+"""Driver for this machine. Each node is a group of processes. It costs nothing, and all nodes see the same files."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.wire.transport import Subprocess
 
 _PATIENCE = 10.0
-"""Seconds for whoever starts or ends an agent there, at most."""
+"""Seconds to wait, at most, for a process that is starting a node, and for a node's first process to end."""
 
 
 @settings.settings_named
 @dataclass(frozen=True)
 class Local:
-    """Provider that runs nodes on this machine.
+    """A driver that runs nodes on this machine. A node is a folder and a group of processes. It costs nothing.
 
     Args:
         python: interpreter of the nodes, of the same minor version as this one. None means this one.
@@ -41,7 +41,7 @@ class Local:
         spool_memory: size in bytes up to which values are kept in memory. None means half of the free memory.
 
     Raises:
-        UsageError: this machine does not run Linux.
+        UsageError: this machine does not run Linux, or a setting is not valid.
     """
 
     python: str | None = None
@@ -56,12 +56,12 @@ class Local:
         settings.plain(self, python=Path, spool=Path, spool_memory=int)
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return one free offer for each requested accelerator that this machine has.
+        """Return one offer, at the price 0, for each needed accelerator that this machine has in that number.
 
-        If it has none of them, return one offer of the machine as it is.
+        If it has none of them, or none is needed, return one offer of the machine as it is. So the list is never empty.
 
         Raises:
-            UsageError: the interpreter `python` does not exist.
+            UsageError: the interpreter of the setting `python` does not exist.
         """
         if self.python is not None and shutil.which(self.python) is None:
             raise UsageError(f"python={self.python!r} was not found on this machine; leave it out for {sys.executable}")
@@ -74,12 +74,14 @@ class Local:
         return found or [Offer(provider=self.name, instance_type="this-machine", accelerator=next(iter(here), None))]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create a folder for each node. The node's agent starts at the first connection.
+        """Create a folder for each node of the order, and return the nodes in order. It starts no process.
 
-        Nodes that this order has created before are returned as they are. If one node fails, all are ended.
+        The node's agent (the process that runs calls) starts at the first connection. Nodes that this order has created
+        before are returned as they are. If there are too few devices for all, all nodes are ended.
 
         Raises:
-            CapacityError: the devices are in use by other nodes of the same pool.
+            CapacityError: other nodes of the same pool use the devices. Nodes of other pools do not count.
+            StillRunning: a node that had to be ended again may still run.
         """
         there = {each.node: each for each in self.instances(pool=order.pool) if each.token == order.token}
         launched: list[Instance] = []
@@ -101,10 +103,12 @@ class Local:
         return self._instance(folder, about)
 
     def _devices(self, offer: Offer, order: Order) -> dict[str, Any]:
-        """Return the devices and slots of one more node. Empty if the pool asks for no particular devices.
+        """Return a dict with the devices of one more node ("devices") and their division into slots ("slots").
+
+        A slot is a part of a node that runs one call at a time. Returns {} if the pool needs no accelerators.
 
         Raises:
-            CapacityError: too few devices are free.
+            CapacityError: too few devices are free, as other nodes of the same pool use them.
         """
         asked = offer.accelerator
         if not order.need.accelerators or asked is None or asked.kind == "cpu":
@@ -129,7 +133,14 @@ class Local:
         return Instance(self.name, folder.name, about["pool"], about["node"], detail=detail, token=token)
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return all nodes of this user's pools on this machine, or of one pool."""
+        """Return the nodes of this user on this machine, read from their folders. The list is empty if there are none.
+
+        Every node has the state "running", even if its processes have ended. Folders that are being created or removed
+        are skipped.
+
+        Args:
+            pool: the name of a pool, for its nodes only. None means all pools.
+        """
         found = []
         for file in sorted(home().glob("*/node.json")):
             try:
@@ -141,9 +152,9 @@ class Local:
         return found
 
     def access(self, instance: Instance) -> Access:
-        """Return how to run commands on a node: by a subprocess on this machine.
+        """Return how to run commands on a node: as subprocesses on this machine. It starts nothing.
 
-        Calls run in the client's current folder.
+        Calls run in the folder that is this process's current folder now.
         """
         import platformdirs  # imported late: a node may import this module and lacks platformdirs
 
@@ -161,10 +172,13 @@ class Local:
         )
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """End the processes of these nodes and wait until they are gone.
+        """End the processes of these nodes, remove their folders, and wait until both are gone.
+
+        Each node first gets 2 s to end by itself, then SIGTERM, then SIGKILL. Does not raise for nodes that do not
+        exist. The nodes are ended one after the other.
 
         Raises:
-            StillRunning: some processes still exist after SIGKILL.
+            StillRunning: some processes or folders still exist after SIGKILL. The error carries those nodes.
         """
         left = [instance for instance in instances if not _end(Path(instance.detail["folder"]))]
         if left:
@@ -173,9 +187,10 @@ class Local:
 
 
 def home() -> Path:
-    """Return the private folder of this user's nodes on this machine.
+    """Return the folder of this user's nodes on this machine. It is not created here.
 
-    Its path is short, because it contains sockets.
+    It is in $XDG_RUNTIME_DIR, or in the folder for temporary files if that cannot be written. Its path is short,
+    because it contains sockets, whose paths have a limit.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
@@ -183,9 +198,13 @@ def home() -> Path:
 
 
 def _end(folder: Path) -> bool:
-    """End a node's processes and remove its folder. Return True if nothing is left.
+    """End a node's processes and remove its folder. Return True if nothing is left, and False otherwise.
 
-    Wait for the keeper (the node's first process) to end by itself, then send SIGTERM, then SIGKILL.
+    Wait 2 s for the keeper (the node's first process) to end by itself. Then send SIGTERM, and SIGKILL after 4 s. If
+    the keeper does not run, only the folder is removed.
+
+    Args:
+        folder: the folder of the node. If it does not exist, the result is True.
     """
     _wait_for_starters(folder)
     keeper = _keeper(folder)
@@ -208,9 +227,10 @@ def _end(folder: Path) -> bool:
 
 
 def _wait_for_starters(folder: Path) -> None:
-    """Wait until no process is starting an agent in this folder.
+    """Wait until no process is starting an agent (the process that runs calls) in this folder, at most 10 s.
 
-    Such a process holds the lock until the keeper runs.
+    Such a process holds the file lock until the agent runs. Returns None in each case, also if the time is over or the
+    folder does not exist.
     """
     try:
         with open(folder / "lock", "a") as lock:
@@ -225,7 +245,14 @@ def _wait_for_starters(folder: Path) -> None:
 
 
 def _keeper(folder: Path) -> int | None:
-    """Return the process id of a node's keeper, or None if it does not run."""
+    """Return the process id of a node's keeper (its first process), or None if it does not run.
+
+    The keeper's start time is compared, so that another process with the same id does not count. Returns None also if
+    the file keeper.json is missing or not valid.
+
+    Args:
+        folder: the folder of the node.
+    """
     try:
         about = json.loads((folder / "keeper.json").read_text())
         alive = started(about["pid"]) == about["started"]

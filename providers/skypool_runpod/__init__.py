@@ -1,13 +1,14 @@
-"""RunPod: pods, which are containers with or without GPUs, on demand and interruptible, billed by the second.
+"""Driver for RunPod: rents pods (containers with or without GPUs), on demand and spot, billed by the second.
 
 API: https://docs.runpod.io/sdks/graphql/manage-pods, https://graphql-spec.runpod.io (read 2026-11-21).
 
 - GraphQL is used for nearly everything. Only it has stock and prices by number of GPUs, interruptible pods and
   `terminateAfter`.
 - RunPod's own SDK uses GraphQL, too, but has none of these (runpod 1.12.0, read 2026-11-22).
-- REST v2 only renames pods. Names take the place of tags, and a renewal writes a new name.
-- `terminateAfter` cannot be postponed, so it is used only for the pool's lifetime. The lease is enforced by the guard
-  in the pod, which ends the pod with the key that RunPod gives each pod.
+- REST v2 only renames pods. Pods have no tags, so their names hold the pool, owner, token, node number and end of the
+  lease. To renew a lease (the time that a pod was granted), a new name is written.
+- `terminateAfter` cannot be postponed, so it is used only for the pool's lifetime. The lease is enforced by a process
+  in the pod, the guard. It ends the pod with the key that RunPod gives each pod.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from skypool_runpod import _api, _catalog
 from skypool_runpod._catalog import FACTS
 
 _PULLING = 1200.0
-"""Maximum seconds for pulling a pod's image and mapping its port."""
+"""Seconds that a pod may need until its image is pulled and its ssh port can be reached from outside."""
 
 _LAG = 6.0
-"""Seconds after a create during which lists may lack the pod."""
+"""Seconds after the creation of a pod during which lists may lack it."""
 
 _BOOT = 600.0
-"""Seconds that a pod may need to boot. They are added to its lifetime."""
+"""Seconds that a pod may need to boot. They are added to the time at which RunPod ends it."""
 
 _FRESH = 60.0
-"""Age in seconds of a name. A renewal keeps a younger name."""
+"""Seconds for which a pod's name is not written again after a renewal."""
 
 _TOLERANCE = 1.01
 """Largest ratio of a pod's price to the offered price. A more expensive pod is ended."""
@@ -48,17 +49,20 @@ _TOLERANCE = 1.01
 @settings.settings_named
 @dataclass(frozen=True)
 class RunPod(Regional):
-    """Provider that rents from RunPod.
+    """A driver that rents pods (containers) from RunPod. Its methods block.
 
     Args:
-        cloud: "secure" for RunPod's data centres, "community" for machines of strangers, or "any". Results of
-            community machines are read as data only.
+        cloud: "secure" for RunPod's data centres, "community" for machines of strangers, or "any". Results of community
+            machines are read as data only.
         region: data centres such as "CA-MTL-1"; in the community cloud, countries such as "CA". None is any.
-        image: image of the containers, with sh, base64, gzip, and curl or python3. None is one for the accelerator.
-            An Image's base= takes precedence.
+        image: image of the containers, with sh, base64, gzip, and curl or python3. None is one for the accelerator. An
+            Image's base= takes precedence.
         min_cuda: lowest CUDA version that the host's driver must support, such as "12.8". None is the image's.
         volume: id of a network volume to mount at /workspace. Pods are then in the volume's data centre.
         api_key: API key. None is $RUNPOD_API_KEY, or the key in ~/.runpod/config.toml.
+
+    Raises:
+        UsageError: a setting is invalid or unknown, or `volume` is given with another cloud than "secure".
     """
 
     cloud: str = "secure"
@@ -76,9 +80,19 @@ class RunPod(Regional):
             raise UsageError("network volumes exist only in RunPod's own data centres: use cloud='secure'")
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return offers of the requested numbers of GPUs in each cloud.
+        """Return offers of pods with the needed numbers of GPUs, in each allowed cloud and place.
 
-        Without an accelerator, return offers of CPU instances. They exist only in the secure cloud and on demand.
+        Without an accelerator, return offers of pods with CPUs only, which exist only in the secure cloud and on
+        demand. Types that are out of stock are among the offers, marked as not available. The list is empty if nothing
+        fits.
+
+        Args:
+            need: the requirements of each node.
+
+        Raises:
+            UsageError: a place in the settings does not exist, or the account does not have the network volume.
+            CredentialsError: there is no API key, or RunPod refuses it.
+            ProviderError: RunPod refused or did not answer. ErrorGroup if several requests failed.
         """
         api = self._api()
         places = self._places(need)
@@ -102,15 +116,22 @@ class RunPod(Regional):
         return everywhere(sold, [_catalog.where(cloud, place) | size for cloud, place in places for size in sizes])
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Return the pods of an order.
+        """Create the missing pods of an order, one after the other, and return the pods of its nodes, in order.
 
-        Pods that exist with its token are reused, and the missing ones are created in turn.
+        Pods that an earlier launch of the same order created are reused. If RunPod refuses a pod, no further one is
+        created, and only the pods before it are returned. Other pods of the order are ended.
 
-        RunPod has no token for idempotent creates. After a create without an answer, the pod is searched by its
-        name for some seconds, because lists may lag. A pod that exists twice, or after a gap, is ended.
+        RunPod cannot recognize a repeated request. After a create without an answer, the pod is therefore looked for by
+        its name for about 6 s, because lists may lag.
+
+        Args:
+            offer: the kind of pod, its place and market, as `offers` returned them.
+            order: the node numbers, the pool, and an idempotency token.
 
         Raises:
             NoAnswer: the reply was lost and the pod was not found. Repeat the same order, which searches first.
+            ProviderError: RunPod refused the first pod, or its price is more than 1 % above the offered one.
+            StillRunning: pods that had to be ended again may still run.
         """
         found: list[Instance] = []
         there: dict[int, Instance] = {}
@@ -137,12 +158,12 @@ class RunPod(Regional):
         return [replace(each, offer=offer) for each in keep]
 
     def access(self, instance: Instance) -> Access:
-        """Return access by ssh to the pod's mapped port, never by RunPod's proxy.
+        """Return how to reach a pod by ssh, at the public address to which its port 22 is mapped.
 
-        Waits until the pod's image is pulled.
+        RunPod's proxy is never used. Waits up to 20 minutes until the pod's image is pulled and the port is mapped.
 
         Raises:
-            ProviderError: the pod has ended, or its port was not mapped in time.
+            ProviderError: the pod has ended, or its port was not mapped in time (`code` "pending").
         """
 
         def look() -> tuple[str, int]:
@@ -160,9 +181,14 @@ class RunPod(Regional):
         return ssh_machine.access(instance, host, user="root", port=port)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the new end of the lease into the names of the pool's pods.
+        """Write the new end of the lease (the time that each pod was granted) into the names of the pool's pods.
 
-        A pod keeps a name that is less than a minute old.
+        A pod whose name has an end less than a minute before `until` keeps its name. Pods whose end is later than
+        `until` are renamed, too.
+
+        Args:
+            pool: name of the pool.
+            until: the new end of the lease.
 
         Raises:
             ErrorGroup: several pods could not be renamed. For one pod its own error is raised.
@@ -179,14 +205,21 @@ class RunPod(Regional):
         each_done(rename, names, "not all names could be renewed")
 
     def check(self) -> Iterable[Finding]:
-        """Check the ssh program and the account: its key, its balance and its spending limit."""
+        """Yield two findings (results of checks): one for the ssh program, and one for the account.
+
+        The second one shows the balance and the spending. The checks run when the first finding is taken. A failed
+        check is a finding, too, and does not raise.
+        """
         return preflight.findings({"ssh on this machine": preflight.openssh, "account": self._account})
 
     def _account(self) -> str:
-        """Return the account's balance and spending as text.
+        """Return the account's id, its balance, and its spending with the limit, as one line of text.
+
+        The balance is in USD, the spending in USD per hour.
 
         Raises:
             FundsError: the balance is zero or negative.
+            CredentialsError: there is no API key, or RunPod refuses it.
         """
         me = self._api().ask("Account")["myself"]
         name = me["id"]
@@ -198,7 +231,16 @@ class RunPod(Regional):
         return f"{name} has {balance:.2f} USD left; it spends {spends:.2f} USD an hour, of {most}"
 
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
-        """Return the image of a container, and the CUDA version that the host's driver must support (None for any)."""
+        """Return the image of a container, and the CUDA version that the host's driver must support (None for any).
+
+        The base image of the need comes first, then the setting `image`, then RunPod's own for the software family. The
+        CUDA version is the setting `min_cuda`. Without that setting it is the one that RunPod's own image needs, and
+        None for other images.
+
+        Args:
+            need: the requirements, with the base image.
+            runtime: the software family of the accelerator, such as "cuda", "rocm" or "none".
+        """
         own = need.bases.get(self.name) or self.image
         if own:
             return own, self.min_cuda
@@ -207,10 +249,13 @@ class RunPod(Regional):
         return image.format(python=python), self.min_cuda or cuda
 
     def _places(self, need: Need) -> list[tuple[str, str]]:
-        """Return pairs of a cloud and a place. The place is "" for any place, if none was asked for.
+        """Return pairs of a cloud ("secure" or "community") and a place in it: a data centre or a country.
+
+        The place is "" for any place if neither the settings nor the need name one; no request is then sent. With a
+        network volume, it is the volume's data centre. The list may be empty.
 
         Raises:
-            UsageError: the network volume does not exist.
+            UsageError: the account does not have the network volume, or the settings name a place that does not exist.
         """
         clouds = FACTS["clouds"][self.cloud]
         if not (self.volume or self.region or need.regions):
@@ -231,11 +276,13 @@ class RunPod(Regional):
         return [(cloud, each) for cloud in clouds for each in named if each in known[cloud]]
 
     def _made(self, offer: Offer, order: Order, node: int) -> Instance:
-        """Create one pod. A pod that costs more than was offered is ended again.
+        """Create one pod, and return it. If it costs more than 1 % above the offer, it is ended again.
+
+        If the reply is lost, the pod is looked for in the list of pods for about 6 s.
 
         Raises:
             NoAnswer: the reply was lost, and the pod was not found.
-            ProviderError: RunPod refused, or the pod is too expensive.
+            ProviderError: RunPod refused, or the pod is too expensive. For the latter it is a CapacityError.
         """
         request = self._request(offer, order, node)
         if offer.detail["instance"]:
@@ -269,7 +316,10 @@ class RunPod(Regional):
         return made
 
     def _request(self, offer: Offer, order: Order, node: int) -> Any:
-        """Return the input of the GraphQL mutation that creates a pod."""
+        """Return the input of the GraphQL mutation that creates one pod. Sends no request.
+
+        It contains the boot script. It also has the time at which RunPod ends the pod, if the order has a lifetime.
+        """
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
         end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
         last = None
@@ -305,12 +355,16 @@ class RunPod(Regional):
         return ()  # RunPod creates nothing but pods
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
-        """End pods. Return the ids of pods that have not ended, with the reasons.
+        """End pods, without waiting. Return the ids of pods that have not ended, with the reasons (or "").
 
         A pod that RunPod does not know has ended, unless a list still contains it.
 
+        Args:
+            region: not used, as RunPod has one list for all places.
+            instances: the pods by their ids.
+
         Raises:
-            ProviderError: RunPod refused for all of them.
+            ProviderError: RunPod refused for all of them, or the list of pods could not be read.
         """
         outcomes = retry.at_once(lambda id: self._api().ask("End", f"to end {id}", id=id), instances)
         failed: dict[str, Exception] = {}

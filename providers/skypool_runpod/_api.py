@@ -1,4 +1,4 @@
-"""Sends requests to RunPod, and translates its errors. The GraphQL queries are in questions.json.
+"""Sends requests to RunPod, and translates its errors to skypool's. The GraphQL queries are in questions.json.
 
 GraphQL reports errors with HTTP status 200, so the error's text decides whether a request is repeated.
 """
@@ -23,19 +23,24 @@ _QUESTIONS = table("skypool_runpod", "questions.json")
 """GraphQL queries and mutations by name."""
 
 _RENAMES = {"PATCH *": 1.0}
-"""Seconds between two renames. REST v2 allows 60 calls a minute."""
+"""Minimum number of seconds between two renames, by the kind of request. REST v2 allows 60 calls a minute."""
 
 
 def base() -> str:
-    """Return the address of the API: $RUNPOD_API_BASE_URL, which RunPod's own tools use, or the public one."""
+    """Return the address of RunPod's API: $RUNPOD_API_BASE_URL, which RunPod's own tools use, or the public one.
+
+    It does not end with "/".
+    """
     return (os.environ.get("RUNPOD_API_BASE_URL") or "https://api.runpod.io").rstrip("/")
 
 
 def key(given: str | None) -> str:
-    """Return the given API key, else $RUNPOD_API_KEY, else the key that RunPod's own tools have stored.
+    """Return the given API key, else $RUNPOD_API_KEY, else the key in ~/.runpod/config.toml.
+
+    RunPod's own tools store a key in that file. Blanks around the key are removed.
 
     Raises:
-        CredentialsError: there is no key.
+        CredentialsError: there is no key, or only blanks. Whether RunPod accepts it is not checked.
     """
     file = Path.home() / ".runpod" / "config.toml"
     found = given or os.environ.get("RUNPOD_API_KEY")
@@ -49,33 +54,51 @@ def key(given: str | None) -> str:
 
 
 class Api:
-    """Client of RunPod's APIs: GraphQL for nearly everything, REST v2 for names of pods. Any thread may use it."""
+    """A client of RunPod's APIs: GraphQL for nearly everything, and REST v2 for renaming pods. Any thread may use it.
+
+    Creating it sends nothing.
+
+    Args:
+        key: the API key.
+        base: the address of the API.
+    """
 
     def __init__(self, key: str, base: str) -> None:
         headers = {"Authorization": f"Bearer {key}", "User-Agent": "skypool"}
         self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES)
 
     def ask(self, question: str, what: str = "", /, **variables: Any) -> Any:
-        """Return the data that answer a GraphQL query. The query is repeated if there is no answer.
+        """Send a GraphQL query, and return its data. It is repeated for up to 20 s if there is no answer.
+
+        Use it only for requests that may take effect twice. It is also repeated if RunPod receives too many requests.
 
         Args:
             question: name of the query in questions.json.
-            what: what the request does, for error messages: "to end 123".
-            variables: variables of the query.
-        """
-        return patiently(partial(self.once, question, what, **variables), rest.PATIENCE)
-
-    def once(self, question: str, what: str = "", /, **variables: Any) -> Any:
-        """Return the data that answer a GraphQL query. The query is sent once, as a create must be.
-
-        Args:
-            question: name of the query in questions.json.
-            what: what the request does, for error messages.
+            what: what the request does, for error messages: "to end 123". "" takes the name of the query.
             variables: variables of the query.
 
         Raises:
             ProviderError: RunPod refused.
-            NoAnswer: the reply is neither data nor a refusal, or it has a pod and an error.
+            NoAnswer: there was no usable answer within that time.
+            KeyError: questions.json has no query of this name.
+        """
+        return patiently(partial(self.once, question, what, **variables), rest.PATIENCE)
+
+    def once(self, question: str, what: str = "", /, **variables: Any) -> Any:
+        """Send a GraphQL query once, and return its data.
+
+        Use it for requests that must not be repeated, such as a create.
+
+        Args:
+            question: name of the query in questions.json.
+            what: what the request does, for error messages. "" takes the name of the query.
+            variables: variables of the query.
+
+        Raises:
+            ProviderError: RunPod refused.
+            NoAnswer: RunPod did not answer, or the reply is neither data nor a refusal, or it has a pod and an error.
+                The request may have taken effect.
+            KeyError: questions.json has no query of this name.
         """
         what = what or f"to answer the query {question}"
         asked = {"query": _QUESTIONS[question], "variables": variables}
@@ -95,18 +118,29 @@ class Api:
     def rename(self, id: str, name: str) -> None:
         """Give a pod another name. Does not raise for a pod that no longer exists.
 
-        The name is all that can change while a pod runs.
+        It waits so that there is at least a second between two renames. It is repeated for up to 20 s if there is no
+        answer. The name is all that can change while a pod runs.
+
+        Raises:
+            ProviderError: RunPod refused for another reason, or did not answer.
         """
         ask = partial(self._rest.ask, "PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
         quietly(ask, "404")
 
 
 api = lru_cache(maxsize=16)(Api)
-"""Return the client of an account. It is cached, so that connections are reused."""
+"""Return the client for a key and an address. It is cached, so that connections are reused."""
 
 
 def _said(status: int, body: Any) -> tuple[str, str]:
-    """Return the code and the text of a refusal: of the first GraphQL error, or else of the REST answer."""
+    """Return the code and the text of a refusal, from the first GraphQL error in the body of the answer.
+
+    Without such an error, they are those of a REST answer. An error without a code has the HTTP status as its code.
+
+    Args:
+        status: HTTP status of the answer.
+        body: the body of the answer, parsed if it is JSON.
+    """
     errors = body.get("errors") if isinstance(body, Mapping) else None
     first = errors[0] if errors else None
     if not isinstance(first, Mapping) or not first.get("message"):

@@ -1,8 +1,8 @@
-"""Converts RunPod's records into offers and instances. It sends no requests. Figures are in facts.json.
+"""Converts RunPod's records into offers and instances, and writes and reads the names of pods. It sends no requests.
 
-A GPU's price is for one GPU and hour (https://docs.runpod.io/sdks/graphql/manage-pods). A CPU instance's price is for
-the whole instance. A container's disk is priced by GB and month: https://docs.runpod.io/pods/storage/types (all read
-2026-11-21).
+Figures are in facts.json. A GPU's price is for one GPU and hour (https://docs.runpod.io/sdks/graphql/manage-pods). A
+CPU instance's price is for the whole instance. A container's disk is priced by GB and month:
+https://docs.runpod.io/pods/storage/types (all read 2026-11-21).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _NAME_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
 """Tags that the parts of a pod's name stand for, in order."""
 
 Terms = dict[str, Any]
-"""Values of a request, by their names in facts.json."""
+"""Values that are put into a request, by their names in facts.json."""
 
 
 def where(cloud: str, place: str) -> Terms:
-    """Return the values of a request that select a place.
+    """Return those values of a request that select a cloud and a place in it, by their names in facts.json.
 
     Args:
         cloud: "secure" or "community".
@@ -61,7 +61,10 @@ def where(cloud: str, place: str) -> Terms:
 
 
 def gpus(need: Need) -> list[Terms]:
-    """Return the values of a request for each requested combination of GPU count and software family."""
+    """Return the values of a request for each needed number of GPUs and software family, such as "cuda".
+
+    They are sorted by number and family. Returns [] if no GPUs are needed. Minimum vCPUs and memory are rounded up.
+    """
     asked = sorted({(each.count, each.runtime) for each in need.accelerators if each.kind != "cpu"})
     return [
         {
@@ -76,9 +79,9 @@ def gpus(need: Need) -> list[Terms]:
 
 
 def kinds(need: Need) -> dict[str, Any]:
-    """Return a filter for the GPU types that could serve.
+    """Return a filter for RunPod's GPU types, {"ids": […]}, that selects those with a needed accelerator.
 
-    It is empty, and so passes all, if a name is not known yet.
+    Returns {}, which selects all types, if the name of a needed accelerator is not known at RunPod.
     """
     names = {each.name for each in need.accelerators}
     known = meanings("runpod")
@@ -88,9 +91,14 @@ def kinds(need: Need) -> dict[str, Any]:
 
 
 def cpus(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Terms]:
-    """Yield the smallest sufficient instance of each flavor, as values of a request.
+    """Yield the smallest sufficient CPU instance of each flavor, as values of a request.
 
-    The number of vCPUs is a power of two. Memory and disk grow with it.
+    A flavor is one of RunPod's series of CPU instances. The number of vCPUs is a power of two. Memory and disk grow
+    with it. A flavor whose largest instance is too small is left out.
+
+    Args:
+        need: the requirements: vCPUs, memory and disk.
+        flavors: the flavors as RunPod describes them.
     """
     disk = disk_gb(need, "none")
     for flavor in flavors:
@@ -111,13 +119,14 @@ def cpus(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Terms]:
 
 
 def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
-    """Yield the offers in RunPod's answer, for each market.
+    """Yield the offers in RunPod's answer, for each market (on demand, spot) with a price.
 
-    A type that is out of stock has its usual price, and is marked as not available.
+    Prices are in USD per hour for all GPUs together, with the disk. A type that is out of stock has its usual price,
+    and is marked as not available. Types that do not serve the need are left out.
 
     Args:
-        need: the pool's need.
-        asked: values of the request.
+        need: the requirements of each node.
+        asked: the values of the request that was answered.
         types: GPU types or CPU flavors as RunPod describes them.
     """
     cloud, place = asked["at"]
@@ -166,7 +175,11 @@ def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iter
 
 
 def disk_gb(need: Need, runtime: str) -> int:
-    """Return the size of a container's disk in GB: what the need asks for, but at least the runtime's minimum."""
+    """Return the size of a container's disk in GB: what the need asks for, but at least a minimum.
+
+    The minimum depends on the software family `runtime`: images for "cuda" and "rocm" are larger than others. An
+    unknown family counts as "none".
+    """
     return max(need.disk_gb, int(FACTS["disk"].get(runtime, FACTS["disk"]["none"])))
 
 
@@ -174,10 +187,12 @@ def disk_gb(need: Need, runtime: str) -> int:
 
 
 def name(pool: str, token: str, node: int, until: datetime | None) -> str:
-    """Return the name of a pod of this user: "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z".
+    """Return the name for a pod of this user, such as "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z".
+
+    Its parts are pool, owner, token of the order, node number, and end of the lease, which is empty for None.
 
     Raises:
-        UsageError: the name is too long, or has characters that are not allowed.
+        UsageError: the name has more than 191 characters, or characters that are not allowed.
     """
     text = f"skypool/{pool}/{tags.owner()}/{token}/{node}/{tags.stamp(until)}"
     if len(text) > _LONGEST_NAME or not re.fullmatch(FACTS["name"], text):
@@ -189,10 +204,16 @@ def name(pool: str, token: str, node: int, until: datetime | None) -> str:
 
 
 def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) -> list[Instance]:
-    """Return the instances in these records that belong to a pool, or to all pools for None.
+    """Return the instances in RunPod's records that belong to a pool, or to all pools if `pool` is None.
 
-    Their owners must match the pattern `owners`. A pod counts as starting until its ports are mapped. A pod with the
-    status EXITED was outbid or stopped, and its disk is still billed. A pod with TERMINATED is left out.
+    Records with names that skypool did not write, and pods with the status TERMINATED, are left out. A pod counts as
+    starting until its ssh port is mapped. A pod with the status EXITED was outbid or stopped. Its disk is still billed,
+    so it is returned with the state "ending".
+
+    Args:
+        records: pods as RunPod describes them.
+        pool: name of the pool; None for all pools.
+        owners: pattern, with "*", that the owner in the name must match.
     """
     made = []
     for record in records:
@@ -213,7 +234,10 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
 
 
 def _ssh(record: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the public host and port of a pod's sshd, or None while the port is not mapped."""
+    """Return the public host and port of a pod's ssh server, or None while its port 22 is not mapped.
+
+    Addresses of RunPod's proxy do not count. `record` is the pod as RunPod describes it.
+    """
     for port in (record.get("runtime") or {}).get("ports") or ():
         if port["privatePort"] == _SSH_PORT and port["isIpPublic"]:  # the ports of RunPod's proxy are not public
             return port["ip"], port["publicPort"]

@@ -1,4 +1,4 @@
-"""The driver for machines of the user's own, which are reached by ssh. They cost nothing and are never ended.
+"""Driver for machines of the user's own, which are reached by ssh. They cost nothing and are never switched off.
 
 When a pool ends, only its processes and files on these hosts are removed. All files are in ~/.skypool on the host. A
 node's folder there is `pools/<pool>.<node>`. Software that images installed is kept.
@@ -31,22 +31,25 @@ _LOOK = 20.0
 """Seconds that a host has to list its nodes or to accept one."""
 
 _DEVICES = 45.0
-"""Seconds that a host has to list its accelerators. Vendors' tools are slow when they first start."""
+"""Seconds that a host has to list its accelerators. The vendors' tools are slow when they first start."""
 
 _END = 20.0
 """Seconds that a host has to end a node."""
 
 _AGAIN = (1.0, 2.0, 2.0, 2.0)
-"""Seconds to wait before each new attempt at a host that still serves the same pool. It may be free soon."""
+"""Pauses in seconds before each new attempt at hosts that an earlier launch of the same pool still uses."""
 
 _DROPPED = (0.3, 0.6, 1.2, 2.4, 4.8, 0.0)
-"""Seconds to wait after each attempt to ask a host that drops connections. The last attempt has no wait."""
+"""Pauses in seconds after each attempt to ask a host that drops connections. After the last attempt there is none."""
 
 _CONNECT = 6
 """Seconds that a host has to accept a connection."""
 
 _BOOTING = 10
-"""Seconds for which a host that does not answer is tried again. It is short because the host answered at launch."""
+"""Seconds for which connecting to a host that does not answer is repeated.
+
+It is short because the host answered at launch.
+"""
 
 _Answer = list[str] | SkypoolError
 """The lines that a host answered, or the error if it could not be asked."""
@@ -55,16 +58,17 @@ _Answer = list[str] | SkypoolError
 @settings.settings_named
 @dataclass(frozen=True)
 class SSH:
-    """A provider that runs nodes on machines of your own.
+    """A driver that runs nodes on machines of your own. Each host serves one node at a time. It costs nothing.
 
-    It uses the `ssh` program with your configuration, agent and keys.
+    It uses the `ssh` program with your configuration, agent and keys. Creating the object connects to no host.
 
     User, port, identity and jump are for hosts that do not have their own. None leaves a value to your ssh
     configuration.
 
     Args:
         hosts: host names, "user@name:port", Hosts of your ssh configuration, or `Host(…)` objects.
-        inventory: a TOML file with more hosts in `[[host]]` tables, and defaults in `[defaults]`.
+        inventory: a TOML file with more hosts in `[[host]]` tables, and defaults in `[defaults]`. It is read at each
+            use.
         user: the login name.
         port: the port of the SSH server.
         identity: the file of a private key.
@@ -75,7 +79,7 @@ class SSH:
         strict: refuse a host with an unknown key. Otherwise the first key seen is trusted and kept.
 
     Raises:
-        UsageError: a value is not valid.
+        UsageError: a value is not valid, a host is named twice, or there are neither hosts nor an inventory.
     """
 
     hosts: Sequence[str | Host] = ()
@@ -102,14 +106,18 @@ class SSH:
     # --- the verbs -------------------------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return one offer for each kind of accelerator among the hosts.
+        """Return one offer, at the price 0, for each kind of accelerator among the hosts. The offer names its hosts.
 
-        Hosts whose accelerator was not given are asked for it, unless only CPUs are needed. Hosts that cannot be asked
-        are left out, with the reason in the offer's detail.
+        If accelerators are needed, the hosts whose accelerator was not given are asked for it by ssh, for up to 45 s.
+        Hosts that do not answer are left out, and the reasons are in the offer's detail. Otherwise no host is asked,
+        and hosts without a given accelerator are offered without one.
+
+        Args:
+            need: the requirements of each node. Offers that do not meet them may be among the result.
 
         Raises:
-            SkypoolError: no host can be used.
-            UsageError: the inventory is not valid.
+            SkypoolError: every host failed to answer: the error of one, or an ErrorGroup of several.
+            UsageError: the inventory cannot be read or is not valid, or a host is named twice.
         """
         hosts = self._all()
         has: dict[Host, Accelerator | None] = {host: host.has for host in hosts}
@@ -132,9 +140,12 @@ class SSH:
         return [self._offer(accelerator, labels, left_out) for accelerator, labels in groups.items()]
 
     def _offer(self, accelerator: Accelerator | None, labels: list[str], left_out: dict[str, str]) -> Offer:
-        """Return an offer of the hosts with these labels, which have the same accelerator.
+        """Return an offer at the price 0 for hosts that have the same accelerator.
 
-        `left_out` maps the labels of hosts that cannot be used to the reasons.
+        Args:
+            accelerator: the accelerator of each host; None if it has none or it is not known.
+            labels: the names of the hosts, at least one.
+            left_out: for hosts that cannot be used, the reasons by the host's name. They go into the offer's detail.
         """
         name = labels[0]
         if len(labels) > 1:
@@ -147,17 +158,20 @@ class SSH:
         )
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Claim a host for each node of the order, by making a folder there. The agent starts at the first connection.
+        """Claim one of the offer's hosts for each node of the order, by creating a folder on that host.
 
-        If there are not enough free hosts, the claims that were made are released again.
+        No process is left running there: the node's agent (the process that runs calls) starts at the first connection.
+        Hosts that this order has claimed before are found again. Hosts that an earlier launch of the same pool still
+        uses are asked again for 7 s. If there are not enough free hosts, the claims that were made are released again.
 
         Returns:
-            the nodes as instances, sorted by node.
+            the nodes as instances with the state "starting", sorted by node number.
 
         Raises:
             CapacityError: too few hosts are free. The message says why each of the others is not.
-            HostKeyMismatch: a host showed another key than the known one.
-            SkypoolError: too few hosts are free, and only one could not be claimed. This is the error of that host.
+            HostKeyMismatch: a host showed another key than the known one. No further host is tried.
+            SkypoolError: too few hosts are free, and the only one that failed could not be asked. This is its error.
+            StillRunning: a claim could not be released.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
         missing = list(order.nodes)
@@ -191,14 +205,15 @@ class SSH:
         return sorted(taken, key=lambda instance: instance.node)
 
     def _take(self, order: Order, nodes: Mapping[Host, int]) -> dict[Host, _Answer]:
-        """Ask each host to serve a node.
+        """Ask each of these hosts, in parallel for up to 20 s, to serve a node.
 
         Args:
             order: the order that the nodes are for.
-            nodes: the node of the node for each host.
+            nodes: for each host, the number of the node that it shall serve.
 
         Returns:
-            the lines that each host answered, or the error if it could not be asked.
+            for each host, the lines that it answered, or the error if it could not be asked. A host that accepts
+                answers "@taken".
         """
         me = f"{getpass.getuser()}@{host_name()}"
         questions = {host: ("take", order.pool, str(node), order.token, me) for host, node in nodes.items()}
@@ -216,15 +231,17 @@ class SSH:
         )
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the nodes that exist on these hosts: those of one pool, or of all pools of this user.
+        """Return the nodes that exist on the hosts. All hosts are asked by ssh, in parallel for up to 20 s.
 
-        Hosts that cannot be asked are reported as warnings (RuntimeWarning) if other hosts have nodes.
+        Hosts that cannot be asked are reported as RuntimeWarnings if another host has a node. The list is empty if all
+        hosts answered and none has a node.
 
         Args:
-            pool: a pool's name; None for all pools of this user.
+            pool: the name of a pool (a group of nodes), whichever user started it. None means all pools of this user.
 
         Raises:
-            SkypoolError: no node was found, and some hosts could not be asked.
+            SkypoolError: no node was found, and some hosts could not be asked. It is an ErrorGroup if they are several.
+            UsageError: the inventory cannot be read or is not valid.
         """
         found: list[Instance] = []
         errors: list[SkypoolError] = []
@@ -242,11 +259,11 @@ class SSH:
         return found
 
     def _nodes_of(self, host: Host, answer: Iterable[str], pool: str | None) -> Iterator[Instance]:
-        """Yield the nodes in a host's answer that have not ended.
+        """Yield the nodes in a host's answer that have not ended, with the state "starting" or "running".
 
         Args:
             host: the host.
-            answer: the lines that it printed.
+            answer: the lines that it printed. Lines that do not begin with "@node " are ignored.
             pool: the pool whose nodes are wanted; None for all pools of this user.
         """
         for line in answer:
@@ -267,12 +284,15 @@ class SSH:
                 )
 
     def access(self, instance: Instance) -> Access:
-        """Return how to reach a node: by ssh, as the host's own account.
+        """Return how to reach a node: by ssh, as the login user of its host. It connects to nothing.
 
-        Its notice is for the user, and says if a host key is trusted only because it was the first one seen.
+        `notice` of the result is a text for the user if the host's key is trusted only because it was the first one
+        seen. Otherwise it is "".
 
         Raises:
-            UsageError: neither `hosts` nor the inventory has the node's host any more.
+            UsageError: neither the setting `hosts` nor the inventory has the node's host any more, or the user's ssh
+                configuration cannot be used.
+            HostKeyMismatch: the host's key is unknown, and the setting `strict` is True.
         """
         host = next((host for host in self._all() if host.label == instance.id), None)
         if host is None:
@@ -296,8 +316,12 @@ class SSH:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End the processes of these nodes on their hosts, remove their folders, and check that both are gone.
 
+        The hosts are asked in parallel, for up to 20 s. The machines go on running. Does not raise for a node that no
+        longer exists.
+
         Raises:
             StillRunning: a host cannot be reached or is no longer among the hosts, or processes survived SIGKILL.
+                `instances` of the error has the nodes, and `unreachable` those on hosts that cannot be reached.
         """
         on = {instance.id: instance for instance in instances}
         hosts = {host: on[host.label] for host in self._all() if host.label in on}
@@ -318,10 +342,10 @@ class SSH:
     # --- on the hosts ----------------------------------------------------------------------------------------
 
     def _all(self) -> list[Host]:
-        """Return all hosts: those of `hosts`, then those of the inventory.
+        """Return all hosts: those of the setting `hosts`, then those of the inventory, which is read each time.
 
         Raises:
-            UsageError: a host is there twice, or the inventory is not valid.
+            UsageError: a host is named twice, or the inventory cannot be read or is not valid.
         """
         hosts = [_api.host(each) for each in self.hosts]
         if self.inventory:
@@ -329,10 +353,13 @@ class SSH:
         return _once(hosts)
 
     def _transport(self, host: Host) -> tuple[transport.SSH, str]:
-        """Return the transport to a host that verifies its key, and a notice about that key for the user ("" for none).
+        """Return the way to run commands on a host by ssh, and a notice about its key for the user ("" for none).
+
+        The ssh command that it builds verifies the host's key. There is a notice if that key is trusted only because it
+        was, or will be, the first one seen. It connects to nothing.
 
         Raises:
-            HostKeyMismatch: the host's key is unknown, and `strict` is set.
+            HostKeyMismatch: the host's key is unknown, and the setting `strict` is True.
             UsageError: the user's ssh configuration cannot be used.
         """
         bare = transport.SSH(
@@ -349,14 +376,15 @@ class SSH:
         return host_keys.believed(bare, host.label, self.strict)
 
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, _Answer]:
-        """Send a request to each of these hosts in parallel, and return the answer or the error of each.
+        """Run a shell function on each of these hosts in parallel, and return what each printed, or its error.
 
-        No threads are used, because an interpreter that is exiting cannot start any. An SSH server, such as that of a
-        jump host, may drop some of many simultaneous connections. Those hosts are asked again.
+        Errors of single hosts are returned and not raised. An SSH server, such as that of a jump host, may drop some of
+        many simultaneous connections. Those hosts are asked again, up to six times in all. No threads are used, because
+        an interpreter that is exiting cannot start any.
 
         Args:
-            questions: for each host, a function of host.sh and its arguments.
-            patience: seconds for all of it.
+            questions: for each host, the name of a function in host.sh and its arguments.
+            patience: seconds for all of it. A host that has not answered by then gets a ConnectionLost.
         """
         answers: dict[Host, _Answer] = {}
         until = time.monotonic() + patience
@@ -382,7 +410,14 @@ class SSH:
 
 
 def _busy(answer: list[str]) -> str:
-    """Return the reason why a host did not accept a node: the pool and owner that it serves, or its whole answer."""
+    """Return the reason why a host did not accept a node, as text for an error message.
+
+    It names the pool and the owner that the host serves. If the answer does not have them, it is the answer itself, cut
+    to 200 characters.
+
+    Args:
+        answer: the lines that the host printed.
+    """
     for line in answer:
         words = line.split(" ", 4)
         if len(words) == 5 and words[0] == "@busy":
@@ -392,10 +427,14 @@ def _busy(answer: list[str]) -> str:
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:
-    """Return the error for a launch that found too few free hosts.
+    """Return, without raising it, the error for a launch that found too few free hosts.
 
-    `why` maps hosts' labels to the reasons. A HostKeyMismatch among these is returned itself; so is an error of a
-    single host.
+    It is the first HostKeyMismatch among the reasons, if there is one. If there is a single reason and it is an error,
+    it is that error. Otherwise it is a CapacityError that lists all reasons.
+
+    Args:
+        order: the order that was launched.
+        why: the reason for each host that could not be used, by the host's name.
     """
     for error in why.values():
         if isinstance(error, HostKeyMismatch):
@@ -408,10 +447,10 @@ def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError
 
 
 def _once(hosts: list[Host]) -> list[Host]:
-    """Return the same hosts.
+    """Return the given list unchanged, after checking that no two hosts have the same name, user and port.
 
     Raises:
-        UsageError: two of them have the same label.
+        UsageError: two hosts are the same.
     """
     labels = [host.label for host in hosts]
     for label in labels:

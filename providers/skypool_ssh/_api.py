@@ -1,4 +1,8 @@
-"""Hosts as the user describes them, and requests that are sent to a host by ssh."""
+"""Hosts as the user describes them, and requests that are sent to a host by ssh.
+
+- `Host`, `host`, `inventory`: the description of a host, from an object, a text, or a TOML file.
+- `ask`: runs one of the shell functions in host.sh on a host, and returns what it prints.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +39,9 @@ _BEGUN = "@begun"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine of the user's own.
+    """A machine of the user's own, with what is needed to log in there by ssh.
 
-    If user, port, identity or jump are None, the value of the `SSH` provider is used, and without that the ssh
+    If user, port, identity or jump are None, the value of the `SSH` driver is used, and without that the ssh
     configuration.
 
     Args:
@@ -50,7 +54,7 @@ class Host:
         host_key: the host's public key, "ssh-ed25519 AAAA…". If it is given, no other key is trusted.
 
     Raises:
-        UsageError: a value is not valid.
+        UsageError: a value is not valid, or the accelerator is unknown.
     """
 
     name: str
@@ -80,9 +84,9 @@ class Host:
 
     @property
     def label(self) -> str:
-        """The host's name in messages, in the form "user@name:port".
+        """The host's name in messages, in the form "user@name:port". An IPv6 address is in brackets.
 
-        User and port are left out if they were not given.
+        User and port are left out if they were not given for this host.
         """
         label = f"[{self.name}]" if ":" in self.name else self.name
         if self.user:
@@ -93,7 +97,7 @@ class Host:
 
     @property
     def has(self) -> Accelerator | None:
-        """The host's accelerator, or None if it was not given."""
+        """The host's accelerator, or None if it was not given. The host is not asked."""
         return self.accelerator if isinstance(self.accelerator, Accelerator) else None
 
 
@@ -106,13 +110,13 @@ def _is_word(value: object) -> bool:
 
 
 def host(given: object) -> Host:
-    """Return the host that an entry of `hosts` describes.
+    """Return the host that an entry of the setting `hosts` describes.
 
     Args:
-        given: a Host, or a text such as "user@name:port".
+        given: a `Host`, which is returned as it is, or a text such as "user@name:port" or "[IPv6 address]:port".
 
     Raises:
-        UsageError: it is neither of these.
+        UsageError: it is neither of these, or a part of it is not valid.
     """
     if isinstance(given, Host):
         return given
@@ -127,10 +131,15 @@ def host(given: object) -> Host:
 
 
 def inventory(file: str) -> Iterator[Host]:
-    """Yield the hosts of a TOML file: its `[[host]]` tables, with defaults from `[defaults]`.
+    """Yield the hosts of a TOML file: its `[[host]]` tables, in order, with defaults from `[defaults]`.
+
+    The file is read when the first host is taken. Nothing is yielded if it has no `[[host]]` table.
+
+    Args:
+        file: the path of the file; it may begin with "~".
 
     Raises:
-        UsageError: the file cannot be read, or has an unknown or missing field.
+        UsageError: the file cannot be read, is not TOML, or has an unknown, missing or invalid field.
     """
     try:
         read = tomllib.loads(Path(file).expanduser().read_text())
@@ -148,15 +157,15 @@ def inventory(file: str) -> Iterator[Host]:
 
 
 def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Check that a table of the inventory has only these fields.
+    """Check that a table of the inventory file has only fields with known names. Returns None. Values are not checked.
 
     Args:
         where: the table's name in the message.
         table: the table.
-        words: the fields that are allowed.
+        words: the names of fields that are allowed.
 
     Raises:
-        UsageError: there is another field.
+        UsageError: there is another field. The message suggests the most similar name.
     """
     for word in table:
         if word in words:
@@ -168,13 +177,16 @@ def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
 
 @cache
 def _script() -> str:
-    """Return the shell functions that run on a host: those of host.sh, and `devices`, which lists accelerators."""
+    """Return the text of the shell functions that can run on a host.
+
+    They are those of host.sh, and `devices`, which lists accelerators. The text is read from the package once.
+    """
     questions = (files("skypool_ssh") / "host.sh").read_text("utf-8")
     return f"{questions}\ndevices() {{\n{elsewhere.question()}\n}}"
 
 
 def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[str]]:
-    """Start a function of host.sh on a host, and return a function that waits for its answer.
+    """Start a function of host.sh on a host by ssh, and return a function that waits for its answer.
 
     Args:
         ssh: the way to the host.
@@ -182,8 +194,8 @@ def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[st
         words: the name of the function in host.sh, and its arguments.
 
     Returns:
-        `answer(until)`, which returns the lines that the host printed. `until` is a time of `time.monotonic()`. It
-            raises as `_answer` does.
+        `answer(until)`, which blocks and returns the lines that the host printed. `until` is a time of
+            `time.monotonic()`, at which the ssh process is killed. Call it once. It raises as `_answer` does.
     """
     text = f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"
     asked = Errand(ssh.argv(bundle.STAGE), bundle.staged(text))
@@ -191,15 +203,27 @@ def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[st
 
 
 class Dropped(ConnectionLost):
-    """An error for a connection that the server closed because too many came at once. A new attempt may succeed."""
+    """An error for an ssh connection that the server closed because too many came at once.
+
+    A new attempt may succeed.
+    """
 
 
 def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
-    """Return the lines that a host printed, without the output of its shell's start files.
+    """Wait for a command that runs on a host by ssh, and return the lines that it printed.
+
+    Lines that the start files of the host's shell printed before are left out.
+
+    Args:
+        asked: the running ssh process.
+        ssh: the way to the host. It interprets error texts.
+        label: the host's name in messages.
+        until: a time of `time.monotonic()`, at which the process is killed.
 
     Raises:
-        ConnectionLost: the host did not answer by `until`, cannot be reached, or its account runs no commands.
-        Dropped: the server closed the connection before the login; asking again may help.
+        ConnectionLost: the host did not answer by `until` or cannot be reached, or its account runs no commands. Also
+            if the command itself failed.
+        Dropped: the server closed the connection before the login; asking again may help. It is a ConnectionLost.
         HostKeyMismatch: the host has another key than the known one.
         LoginRefused: the login was refused.
     """

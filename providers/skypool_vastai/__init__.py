@@ -1,4 +1,4 @@
-"""Vast.ai: containers on machines of strangers, on demand and for bids, billed by the second.
+"""Driver for Vast.ai: containers on machines of strangers, on demand and for bids, billed by the second.
 
 API: https://docs.vast.ai/api-reference (read 2026-11-21). Credentials: VastAI(api_key=...), $VAST_API_KEY, or the file
 that `vastai set api-key` wrote. A stopped instance is still billed for its disk: only its destruction ends the cost.
@@ -25,10 +25,10 @@ from skypool.model import Access, Finding, Instance, Need, Offer, Order
 from skypool_vastai import _api, _catalog, _requests
 
 _LAG = 6.0
-"""Seconds for which an instance is searched after the reply to its create was lost."""
+"""Seconds for which an instance is looked for after the reply to its create request was lost."""
 
 _YOUNG = 60.0
-"""Age in seconds of an instance. The list of instances may lack a younger one."""
+"""Age in seconds up to which the list of instances may lack an instance."""
 
 _SHARED = 3.0
 """Maximum age in seconds of a list of instances that is used to look up an address."""
@@ -55,17 +55,17 @@ _UNUSABLE = ("broken", "offline", "pending", "unmapped")
 @settings.settings_named
 @dataclass(frozen=True)
 class VastAI:
-    """Provider that rents from Vast.ai.
+    """Provider that rents from Vast.ai. Creating it sends no request.
 
     Args:
-        api_key: key from https://cloud.vast.ai/manage-keys/. None is $VAST_API_KEY, or the key that
-            `vastai set api-key` wrote.
+        api_key: key from https://cloud.vast.ai/manage-keys/. None is $VAST_API_KEY, or the key that `vastai set
+            api-key` wrote.
         min_reliability: minimum reliability of a machine's host, from 0 to 1, as Vast.ai computes it.
         verified: rent only machines that Vast.ai has tested.
-        bid: factor on the current minimum bid of an interruptible machine.
-        image: Docker image. It needs sh, base64, gzip and apt, apk or dnf (or an sshd). None takes the official
-            image of this client's Python version. An Image's base= takes precedence.
-        disk_gb: disk size of a machine in GB if the pool asks for none.
+        bid: factor on the current minimum bid of an interruptible machine; at least 1.
+        image: Docker image. It needs sh, base64, gzip and apt, apk or dnf (or an sshd). None takes the official image
+            of this client's Python version. An Image's base= takes precedence.
+        disk_gb: disk size of a machine in GB if the pool asks for none; at least 1.
         ssh: "any" connects to a machine's own port, or by Vast.ai's proxy if it has none. "direct" leaves out machines
             without a port. "proxy" always connects by the proxy. The machine's host key is checked in each case.
 
@@ -95,7 +95,18 @@ class VastAI:
         settings.settle(self, _SETTINGS, {"ssh": _WAYS})
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield an offer for each machine that could serve, except for machines that failed recently."""
+        """Yield an offer for each machine that could serve.
+
+        Machines that failed for this user in the last day are left out. One search is sent for each market that the
+        need accepts. None is sent, and nothing is yielded, if Vast.ai has none of the accelerators.
+
+        Args:
+            need: the requirements of a node. A driver that is too old, or a missing price, excludes a machine, too.
+
+        Raises:
+            CredentialsError: there is no API key.
+            ProviderError: a search was refused or got no answer.
+        """
         failed = blocklist.known(self.name)
         disk_gb = need.disk_gb or self.disk_gb
         for market in need.markets:
@@ -120,20 +131,40 @@ class VastAI:
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent the machine of an offer, for the first node of the order. An offer is a single machine.
 
-        An instance that the same order has created before is found by its label and returned.
+        Does not wait until the machine runs. If the same order has created instances before, these are found by their
+        labels and returned, and nothing is rented. Those that cannot be used any more are destroyed first.
+
+        Returns:
+            a list of the new instance, or of the instances found.
+
+        Raises:
+            OfferGone: another customer took it, or it failed in the last day.
+            ProviderError: Vast.ai refused, or gave no answer.
         """
         instances = self._ordered(order) or [self._create(offer, order)]
         return [replace(each, offer=offer) for each in instances]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the instances of this user's pools, or of one pool. They are found by their labels."""
+        """Return the instances of this user's pools that exist, also those that are ending.
+
+        They are found by their labels.
+
+        Args:
+            pool: only instances of this pool that were rented from this computer. None for all pools, from any
+                computer.
+
+        Raises:
+            ProviderError: the list was refused, or there was no answer.
+        """
         return list(_catalog.ours(self._account.instances(), pool))
 
     def access(self, instance: Instance) -> Access:
-        """Return access by ssh to the machine's own port, or by the proxy. Waits until the image is pulled.
+        """Return access by SSH to the machine's own port, or by Vast.ai's proxy.
+
+        Waits up to `loading` seconds until the image is pulled, and then up to a minute for the port.
 
         Raises:
-            ProviderError: the instance will not get an address.
+            ProviderError: the instance will not get an address, or has none in that time.
         """
         mapped = partial(retry.patiently, partial(self._address, instance), _MAPPING, "unmapped")
         host, port = retry.patiently(mapped, self.loading, "pending")
@@ -141,16 +172,28 @@ class VastAI:
         return ssh_machine.access(instance, host, user="root", port=port, keying=keying)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Destroy these instances and wait until they are gone.
+        """Destroy these instances, all in parallel, and wait up to `ending` seconds until they are gone.
+
+        Does not raise for an instance that no longer exists. Does nothing for an empty list.
 
         Raises:
-            StillRunning: some are not proved to be gone.
+            StillRunning: some are not proved to be gone. It names them and the reasons.
         """
         young = {each.id for each in instances if _is_young(each)}
         ssh_machine.terminate_and_wait(instances, self._account.terminate, self._ids, self.ending, young)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the new end of the lease into the label of each instance of a pool."""
+        """Write the new end of the lease into the label of each instance of a pool, all in parallel.
+
+        Only instances that were rented from this computer are changed.
+
+        Args:
+            pool: name of the pool.
+            until: the new end of the lease.
+
+        Raises:
+            Exception: the only failure, or an ErrorGroup of several. The other labels have been written.
+        """
 
         def write(instance: Instance) -> None:
             before, _, _ = instance.detail["label"].rpartition("=")
@@ -159,15 +202,23 @@ class VastAI:
         each_done(write, self.instances(pool=pool), "not all labels could be renewed")
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Exclude a machine from further offers if the failure was its own.
+        """Exclude a machine from further offers for a day if the failure was its own. Otherwise do nothing.
 
-        That is a machine that never answered, or whose sshd, container, GPUs or driver do not work.
+        That is a machine that never answered, or whose sshd, container, GPUs or driver do not work. The exclusion is
+        for all processes of this user. The instance is not ended.
+
+        Args:
+            instance: an instance on that machine.
+            why: the error.
         """
         if _is_its_own_fault(instance, why):
             blocklist.note(self.name, instance.detail["machine"], str(why))
 
     def check(self) -> Iterable[Finding]:
-        """Check the account and this machine. It makes no search, because Vast.ai limits searches."""
+        """Check the SSH programs here, the API key, and which machines are excluded. Yield one finding for each.
+
+        A failed check is a finding, and is not raised. No search is made, because Vast.ai limits searches.
+        """
         return preflight.findings(
             {
                 "ssh here": preflight.openssh,
@@ -183,22 +234,33 @@ class VastAI:
         return _api.account(self.api_key)
 
     def _who(self) -> str:
-        """Return the name of the account and its credit as text."""
+        """Return the name of the account and its credit in US dollars as text.
+
+        Raises:
+            ProviderError: the request was refused (as for a wrong key) or got no answer.
+        """
         user: dict[str, Any] = self._account.ask("GET", "/api/v0/users/current/", what="to show the account")
         name = user.get("username") or user.get("id")
         credit = float(user.get("credit") or 0)
         return f"{name}, with ${credit:.2f} of credit"
 
     def _left_out(self) -> str:
-        """Return the machines that failed recently, with the reasons, as text."""
+        """Return the machines that failed in the last day, with the reasons, as text; "none" if there are none."""
         return ", ".join(f"{id}: {why}" for id, why in blocklist.known(self.name).items()) or "none"
 
     def _ids(self) -> set[str]:
-        """Return the ids of all instances of the account."""
+        """Return the ids of all instances of the account, also of those that no pool created.
+
+        Raises:
+            ProviderError: the list was refused, or there was no answer.
+        """
         return {str(each["id"]) for each in self._account.instances()}
 
     def _ordered(self, order: Order) -> list[Instance]:
-        """Return the usable instances that an order has created. Unusable ones are destroyed."""
+        """Return the usable instances that an order has created. They are found by its token.
+
+        The destruction of unusable ones is requested, without waiting for it. Returns an empty list if there are none.
+        """
         kept = []
         for each in self.instances(pool=order.pool):
             if each.token != order.token or each.node not in order.nodes:
@@ -210,13 +272,16 @@ class VastAI:
         return kept
 
     def _create(self, offer: Offer, order: Order) -> Instance:
-        """Rent the machine of an offer.
+        """Rent the machine of an offer, report it to the order, and return the instance.
 
-        Only one customer can take an offer. After a lost reply, the instance is searched in a list that may lag.
+        Only one customer can take an offer. After a lost reply, the instance is looked for up to `_LAG` (6) seconds in
+        a list that may lag. An instance that was created although Vast.ai refused is destroyed.
 
         Raises:
-            ProviderError: Vast.ai refused, or the machine failed recently.
+            OfferGone: another customer took it, or the machine failed in the last day.
             NoAnswer: the reply was lost, and no instance was found.
+            ProviderError: Vast.ai refused for another reason.
+            StillRunning: Vast.ai refused, and the instance that it had created could not be destroyed.
         """
         account = self._account
         machine = offer.detail["machine"]
@@ -256,20 +321,27 @@ class VastAI:
         return instances[0]
 
     def _made(self, order: Order, error: ProviderError) -> Instance:
-        """Return the instance that an order created although its create got this error.
+        """Return the instance that an order created although its create request got this error.
 
-        Raise the error if there is none.
+        Args:
+            order: the order.
+            error: the error, which is raised if there is no such instance.
+
+        Raises:
+            ProviderError: `error`, or the failure of the request that looks for the instance.
         """
         if found := self._ordered(order):
             return found[0]
         raise error
 
     def _address(self, instance: Instance) -> tuple[str, int]:
-        """Return the host and the port of an instance's sshd.
+        """Return the host and the port of an instance's sshd. Does not wait until they are known.
+
+        The list of instances that is used may be 3 s old.
 
         Raises:
-            ProviderError: with the code "pending" or "unmapped" if the address is not known yet. With any other code it
-                never will be.
+            ProviderError: the address is not known. With the code "pending" or "unmapped", it may be later. With any
+                other code it never will be.
         """
         records = self._account.instances(_SHARED)
         record = next((each for each in records if str(each["id"]) == instance.id), None)
@@ -284,15 +356,23 @@ class VastAI:
 
 
 def _is_young(instance: Instance) -> bool:
-    """Return True if the list of instances may lack this instance, because it was created less than a minute ago."""
+    """Return True if the list of instances may lack this instance, because it was created less than a minute ago.
+
+    Returns False if its time of creation is not known.
+    """
     return time.time() - (instance.created_at or 0.0) < _YOUNG
 
 
 def _is_its_own_fault(instance: Instance, why: Exception) -> bool:
     """Return True if an instance failed because of a fault of its machine.
 
-    Such faults are a failed health check, an unusable machine, a lost connection, and a wrong host key behind the
-    proxy.
+    Such faults are a failed health check, a failed setup of its GPU driver, an unusable machine (by the code of a
+    CapacityError), and a lost connection. A wrong host key counts only behind the proxy. A machine that the provider
+    took back has no fault.
+
+    Args:
+        instance: the instance.
+        why: the error with which it failed.
     """
     if getattr(why, "step", "") in ("health", "nvidia"):
         return True

@@ -1,4 +1,4 @@
-"""Sends requests to Vast.ai: reads the account, limits the rate of requests, and translates refusals.
+"""Sends requests to Vast.ai: lists, ends and relabels instances, limits the rate of requests, and translates refusals.
 
 API: https://docs.vast.ai/api-reference and the vastai package 1.9.1 (read 2026-11-21).
 """
@@ -32,9 +32,20 @@ _PAGE = 25
 
 
 class Account:
-    """Client of Vast.ai with one API key.
+    """Client of Vast.ai's API with one API key. Creating it sends nothing.
 
-    Threads that list the instances at the same time share one answer.
+    Several threads may use it. Threads that list the instances at the same time share one answer. Refusals are raised
+    as ProviderError.
+
+    Args:
+        base: address of the API.
+        key: the API key.
+
+    Attributes:
+        base: address of the API, without "/" at its end.
+        ask: sends a request, and repeats it if it gets no answer (see `Rest.ask`).
+        once: sends a request only once (see `Rest.once`).
+        error: returns the exception for a refusal.
     """
 
     def __init__(self, base: str, key: str) -> None:
@@ -49,7 +60,14 @@ class Account:
         self._listed_at = float("-inf")
 
     def instances(self, age: float = 0.0) -> list[dict[str, Any]]:
-        """Return all instances, from a list that is at most `age` seconds old."""
+        """Return all instances of the account as Vast.ai's records, from a list that is at most `age` seconds old.
+
+        A new list is requested if the last one is older; by default always, unless another thread requests one
+        meanwhile. Threads wait for each other. Do not change the result, because it is shared.
+
+        Raises:
+            ProviderError: the request failed.
+        """
         since = time.monotonic() - age
         with self._lock:
             if self._listed_at < since:
@@ -59,7 +77,11 @@ class Account:
             return self._listed
 
     def _all_instances(self) -> list[dict[str, Any]]:
-        """Return the instances of all pages."""
+        """Request and return the instances of all pages, one page after the other.
+
+        Raises:
+            ProviderError: a request failed.
+        """
         found: list[dict[str, Any]] = []
         params: dict[str, Any] = {"limit": _PAGE}
         while True:
@@ -70,11 +92,21 @@ class Account:
             params["after_token"] = page["next_token"]
 
     def terminate(self, id: str) -> None:
-        """End an instance and its cost. Does not raise for one that no longer exists."""
+        """Request the destruction of an instance, which ends its cost. Does not wait until it is gone.
+
+        Does not raise for an instance that no longer exists.
+
+        Raises:
+            ProviderError: the request was refused or got no answer.
+        """
         self._change("DELETE", id, {})
 
     def relabel(self, id: str, label: str) -> None:
-        """Give an instance another label. Does not raise for one that no longer exists."""
+        """Give an instance another label. Does not raise for an instance that no longer exists.
+
+        Raises:
+            ProviderError: the request was refused or got no answer.
+        """
         self._change("PUT", id, {"label": label})
 
     def _change(self, method: str, id: str, body: Mapping[str, str]) -> None:
@@ -83,7 +115,13 @@ class Account:
 
 
 def account(key: str | None) -> Account:
-    """Return the account of this key, or of the key that Vast.ai's own tools use.
+    """Return the account of this key. Sends no request: a wrong key is noticed later.
+
+    Without a key, $VAST_API_KEY is used, then the file that Vast.ai's own tools write. The same key gives the same
+    object. $VAST_URL replaces the address of the API.
+
+    Args:
+        key: API key; None or "" for the others.
 
     Raises:
         CredentialsError: there is no key.
@@ -103,14 +141,22 @@ _account = lru_cache(maxsize=64)(Account)
 
 
 def _refuses(body: Any) -> bool:
-    """Return True if a body with a successful status is a refusal."""
+    """Return True if the body of a reply with a successful status is a refusal.
+
+    That is a body that is no JSON object, or one with `"success": false`.
+    """
     return not isinstance(body, Mapping) or body.get("success") is False
 
 
 def said(status: int, body: Any) -> tuple[str, str]:
     """Return the code and the text of a refusal.
 
-    A refused create may still have created an instance. The text then ends with "(new_contract 123)".
+    The code is Vast.ai's own if it is more exact than the HTTP status. A refused create may still have created an
+    instance. The text then ends with "(new_contract 123)", where 123 is the instance's id.
+
+    Args:
+        status: HTTP status.
+        body: the body of the reply, parsed if it is JSON. If it is no JSON object, a successful status counts as 502.
     """
     if not isinstance(body, Mapping):
         return rest.said(status if status >= 300 else 502, body)
@@ -127,7 +173,12 @@ def said(status: int, body: Any) -> tuple[str, str]:
 def _tells_enough(status: int, error: str) -> bool:
     """Return True if the HTTP status is more exact than Vast.ai's own code.
 
-    A quota of searches is not an ordinary 429.
+    That is so for server errors (500 and more), and for 401, 402, 403 and 429. For the latter four it is not so if the
+    code contains "quota".
+
+    Args:
+        status: HTTP status.
+        error: Vast.ai's own code.
     """
     if status >= 500:
         return True

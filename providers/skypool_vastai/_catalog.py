@@ -1,4 +1,4 @@
-"""Converts Vast.ai's records into offers and instances. It sends no requests.
+"""Converts Vast.ai's records (parsed JSON) into offers and instances. It sends no requests.
 
 Fields: https://docs.vast.ai/api-reference/search/search-offers (read 2026-11-21).
 """
@@ -40,14 +40,17 @@ _BROKEN = re.compile("Error response from daemon|OCI runtime")
 def offer(record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, ssh: str) -> Offer | None:
     """Return one result of a search as an offer.
 
-    Returns None for a machine without a price, or with a driver that is too old for its GPUs.
+    Returns None for a machine without a price (for spot: without a minimum bid), or with a driver that is too old for
+    its GPUs. The offer's accelerator is None if the machine has no GPU, or one that is unknown. Prices are in US
+    dollars per hour and include the disk.
 
     Args:
         record: the result, as Vast.ai describes it.
-        market: market of the search.
+        market: market of the search. For "spot", the price is the bid: `bid` times the current minimum bid.
         disk_gb: disk size of the search in GB.
         bid: factor on the current minimum bid.
-        ssh: the driver's setting: "any", "direct" or "proxy".
+        ssh: the driver's setting: "any", "direct" or "proxy". The proxy is used for "proxy", and for a machine without
+            a port of its own.
     """
     has = None
     if record["gpu_ram"]:
@@ -96,7 +99,14 @@ def offer(record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, s
 
 
 def _is_outdated(has: Accelerator, driver_version: str) -> bool:
-    """Return True if a driver is older than the accelerator requires."""
+    """Return True if a driver is older than the accelerator requires.
+
+    Returns False if no minimum is known, or if the version does not begin with a number.
+
+    Args:
+        has: the accelerator.
+        driver_version: version such as "550.54.15". Only the part before the first dot is compared.
+    """
     branch = driver_version.partition(".")[0]
     oldest = has.metadata.driver_min
     return oldest is not None and branch.isdecimal() and int(branch) < oldest
@@ -105,8 +115,8 @@ def _is_outdated(has: Accelerator, driver_version: str) -> bool:
 def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
     """Return the accelerator with this name at Vast.ai, in the size that matches its memory.
 
-    Returns None for an unknown name, and for a card with clearly less memory than any variant. The health check of
-    a node uses the same rule.
+    Returns None for an unknown name, and for a card with less than 80 % of the nearest variant's memory. The health
+    check of a node uses the same rule.
 
     Args:
         name: Vast.ai's name of the GPU.
@@ -123,7 +133,12 @@ def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
 def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Instance]:
     """Yield the instances of this user's pools, or of one pool. They are found by their labels.
 
-    With `pool`, only instances that were rented from this host are included.
+    Instances with another label, or of another user, are left out.
+
+    Args:
+        records: Vast.ai's records of the account's instances.
+        pool: name of the pool: only its instances that were rented from this host (the user's computer) are included.
+            None for all pools, from any host.
     """
     for record in records:
         found = _LABEL.fullmatch(str(record.get("label") or ""))
@@ -151,8 +166,8 @@ def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Ins
 def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]:
     """Return the state of an instance.
 
-    An instance that was outbid, has exited or lost its host is "ending". It cannot be used any more, and is billed
-    until it is destroyed.
+    An instance that was outbid, has exited or lost its host is "ending", and so is one with a status that is not listed
+    here. It cannot be used any more, and is billed until it is destroyed.
     """
     if record.get("intended_status") == "stopped":
         return "ending"
@@ -163,7 +178,14 @@ def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]
 
 
 def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a code of errors.csv and a text with the reason why an instance has no address."""
+    """Return the reason why an instance has no address: a code of errors.csv and a text.
+
+    The codes are "broken" (Docker failed), "outbid", "pending" (it still starts) and "unmapped" (it runs without a
+    port). For any other state, the code is Vast.ai's status of the instance.
+
+    Args:
+        record: Vast.ai's record of the instance. An empty one counts as pending.
+    """
     words = str(record.get("status_msg") or "").strip()
     if _BROKEN.search(words):
         return "broken", words
@@ -178,7 +200,14 @@ def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def address(record: Mapping[str, Any], proxied: bool) -> tuple[str, int] | None:
-    """Return the host and the port of an instance's sshd, or None if it does not run or they are not known yet."""
+    """Return the host and the port of an instance's sshd.
+
+    Returns None if the instance does not run, or if they are not known yet.
+
+    Args:
+        record: Vast.ai's record of the instance.
+        proxied: True for the address of Vast.ai's proxy, False for the machine's own.
+    """
     if trouble(record)[0] != "unmapped":
         return None
     if proxied:

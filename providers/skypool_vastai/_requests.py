@@ -34,7 +34,10 @@ Condition = dict[str, Any]
 
 
 class Search(TypedDict):
-    """Body of `POST /api/v0/bundles/`, which searches offers. A missing condition does not restrict the search."""
+    """Body of `POST /api/v0/bundles/`, which searches offers. A missing condition does not restrict the search.
+
+    Conditions are operators with operands, such as {"gte": 0.98}. Disk sizes are in GB, `cpu_ram` is in MiB.
+    """
 
     rentable: Condition
     rented: Condition
@@ -54,7 +57,10 @@ class Search(TypedDict):
 
 
 class Create(TypedDict):
-    """Body of `PUT /api/v0/asks/{id}/`, which rents a machine and creates an instance on it."""
+    """Body of `PUT /api/v0/asks/{id}/`, which rents a machine and creates an instance on it.
+
+    `disk` is in GB. `price` is the bid in US dollars per hour, for spot machines only.
+    """
 
     client_id: str
     image: str
@@ -72,18 +78,19 @@ class Create(TypedDict):
 def search(
     need: Need, market: Market, *, disk_gb: int, min_reliability: float, verified: bool, direct: bool
 ) -> Search | None:
-    """Return the search for offers that could serve, or None if Vast.ai has none of the accelerators.
+    """Return the body of the search for offers that could serve. No request is sent.
 
-    Cores and memory are those of the whole machine, even if only a share of it is rented. So these conditions only
-    narrow the search.
+    Returns None if accelerators are asked for and Vast.ai has none of them. Cores and memory are those of the whole
+    machine, even if only a share of it is rented. So these conditions only narrow the search. Vast.ai returns at most
+    512 results, the lowest price first.
 
     Args:
         need: the pool's need.
         market: the market.
         disk_gb: disk size in GB that the price includes.
         min_reliability: minimum reliability of the host, from 0 to 1.
-        verified: only machines that Vast.ai has tested.
-        direct: only machines that have a port of their own.
+        verified: True for only machines that Vast.ai has tested.
+        direct: True for only machines that have a port of their own.
     """
     asked: Search = {
         "rentable": {"eq": True},
@@ -114,21 +121,21 @@ def search(
 
 
 def _gpu_names(need: Need) -> list[str]:
-    """Return all names that Vast.ai has for the accelerators."""
+    """Return all names that Vast.ai has for the accelerators of a need, sorted. Empty if it has none."""
     wanted = {each.name for each in need.accelerators}
     return sorted(alias for alias, has in meanings("vastai").items() if has.name in wanted)
 
 
 def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
-    """Return the request for the instance that runs the pool's start script.
+    """Return the body of the request for an instance that runs the pool's start script. No request is sent.
 
-    - A container with a port of its own runs only this script ("args"). The script starts the guard before anything
-      else, and then its own sshd.
+    - A container with a port of its own runs only this script ("args"). The script first starts the guard, the process
+      that destroys the instance when its lease is over. Then it starts its own sshd.
     - Vast.ai's proxy leads only to an sshd that Vast.ai starts ("ssh_proxy"). The script configures that sshd when it
       runs.
 
     A command may have 4096 characters, which is too few for the script. The environment may have 32768. So the command
-    unpacks the script from the environment.
+    unpacks the script from the environment. A spot offer's price becomes the bid.
 
     Args:
         offer: the offer.
@@ -163,7 +170,11 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
 
 
 def label(order: Order) -> str:
-    """Return the label of the instance that an order creates. It contains what other providers have in tags."""
+    """Return the label of the instance that an order creates. It contains what other providers have in tags.
+
+    These are the pool, the owner (cut to `LONGEST_OWNER` (80) characters), the order's token, its first node, and the
+    time until which the instance is needed.
+    """
     owner = tags.owner()[:LONGEST_OWNER]
     words = f"pool={order.pool} owner={owner} token={order.token} rank={order.nodes[0]}"
     return f"skypool {words} until={tags.stamp(order.until)}"

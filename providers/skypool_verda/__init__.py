@@ -1,6 +1,7 @@
-"""Verda (formerly DataCrunch): virtual machines with GPUs in Finland and Iceland, on demand and spot.
+"""Driver for Verda (formerly DataCrunch): virtual machines with GPUs in Finland and Iceland, on demand and spot.
 
 API: https://api.verda.com/v1/docs (read 2026-11-21). Credentials: $VERDA_CLIENT_ID and $VERDA_CLIENT_SECRET.
+
 A machine that is switched off is still billed, and no key of the account is put on a machine. So a machine cannot end
 its own cost: only its client or `skypool gc` can. A machine's disk is kept unless the deletion names it.
 """
@@ -24,7 +25,7 @@ from skypool_verda import _api, _catalog, _requests
 from skypool_verda._api import REFUSALS, Label, quietly
 
 _HERE = "Verda"
-"""Name of the only region, as `Regional` sees Verda."""
+"""Name of the only region. Verda's locations, such as "FIN-01", are not regions for this driver."""
 
 _LOCATIONS = ("FIN-01", "FIN-02", "FIN-03", "ICE-01")
 """Locations known when this was written, to suggest the right spelling of a wrong one."""
@@ -36,22 +37,25 @@ _SETTINGS = {
 """For each setting that is a word: its pattern, an example, and True if it may be a list."""
 
 _ORDERED = 10.0
-"""Seconds until an accepted order has a machine, or turns out to have none."""
+"""Seconds within which Verda finds a machine for an accepted order, or reports that it has none."""
 
 _LAG = 6.0
-"""Seconds after a create during which lists may lack the machine."""
+"""Seconds after the creation of a machine during which lists may lack it."""
 
 _ADDRESS = 900.0
-"""Maximum seconds to wait for a machine's address. Provisioning takes minutes."""
+"""Maximum seconds to wait for a machine's public address. Setting up a machine takes minutes."""
 
 _TIDYING = 60.0
-"""Seconds for which a deletion is repeated if it is refused because of the thing's state."""
+"""Seconds for which a deletion is repeated if Verda refuses it because of the present state of the thing."""
 
 _KEYING = 300.0
-"""Seconds during which a machine may show another host key, because its startup script has not run yet."""
+"""Seconds during which a new machine may show another host key, because its startup script has not run yet."""
 
 _UNTILS = (tags.UNTIL, f"{tags.UNTIL}-2")
-"""Two tags for the end of a machine's lease. A renewal writes one before it removes the other."""
+"""Two tags for the end of a machine's lease (the time it was granted).
+
+A renewal writes one before it removes the other.
+"""
 
 _STATES: dict[str, Literal["starting", "running"]] = {
     "new": "starting",
@@ -83,13 +87,13 @@ _KEPT = (
 """Warning about an attached volume that no pool created."""
 
 _END = "a machine that is switched off is still billed: after its client was killed, `skypool gc --yes` ends the cost"
-"""Text of `check` about the end of machines."""
+"""Text of the finding of `check` that says how machines end."""
 
 
 @settings.settings_named
 @dataclass(frozen=True)
 class Verda(Regional):
-    """Provider that rents from Verda.
+    """A driver that rents virtual machines from Verda. Its methods block.
 
     Args:
         location: a location such as "FIN-01", or several. None is all.
@@ -97,6 +101,9 @@ class Verda(Regional):
             An Image's base= takes precedence.
         client_id: the account's client id. None is $VERDA_CLIENT_ID.
         client_secret: the account's client secret. None is $VERDA_CLIENT_SECRET.
+
+    Raises:
+        UsageError: a setting is invalid or unknown.
     """
 
     location: str | Sequence[str] | None = None
@@ -111,9 +118,17 @@ class Verda(Regional):
         settings.settle(self, _SETTINGS, {"location": _LOCATIONS})
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield an offer for each type and each location that has it in stock.
+        """Yield an offer for each machine type, market and location that has it in stock.
 
-        A type that is out of stock has one offer without a location, which is marked as not available.
+        All types are offered, suitable or not. A type that is out of stock on a market has one offer without a location
+        there, which is marked as not available. The requests are sent when the first offer is taken.
+
+        Args:
+            need: the requirements. Its markets, regions, disk size and base image are used.
+
+        Raises:
+            ProviderError: Verda refused or did not answer, or lists prices in another currency than USD.
+            UsageError: the account may not use a location of the settings.
         """
         locations = self._locations(need.regions)
         base_image = need.bases.get(self.name) or self.image or ""
@@ -125,15 +140,22 @@ class Verda(Regional):
             yield from _catalog.offers(record, stock, need, usd_per_gb_month["NVMe"], base_image)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Return one machine for each node, in order.
+        """Create the missing machines of an order, one after the other, and return one machine for each node, in order.
 
-        Verda has no token for idempotent creates. So existing machines of this order are reused, and a machine that
-        exists twice is ended. Verda may accept an order and then have no machine for it. If that is known soon, the
-        order counts as refused.
+        Machines that an earlier launch of the same order created are reused. If Verda refuses a machine, no further one
+        is created, and only those before it are returned. Verda may also accept a request and then have no machine for
+        it. If that is known within 10 s, it counts as a refusal. Machines that are not returned are ended.
+
+        Args:
+            offer: the machine type, location and market, as `offers` returned them.
+            order: the node numbers, the pool, and an idempotency token.
 
         Raises:
             NoAnswer: the reply was lost and no machine was found. Repeat the same order, which searches first.
-            ProviderError: Verda refused to create the first machine.
+            RateLimitError: too many requests. Machines may exist: repeat the same order.
+            ProviderError: no machine was rented, because Verda refused the first one.
+            UsageError: no known image fits the machine type.
+            StillRunning: machines that had to be ended again may still run.
         """
         found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
         made = {each.node: each for each in found}
@@ -165,22 +187,32 @@ class Verda(Regional):
         return [replace(each, offer=offer) for each in kept]
 
     def access(self, instance: Instance) -> Access:
-        """Return access by ssh to the machine's public address. Waits until the machine has one.
+        """Return how to reach a machine by ssh at its public address, as root. Waits up to 15 minutes until it has one.
 
         Raises:
-            ProviderError: the machine gets no address, or has ended.
+            ProviderError: the machine got no address in that time, or has ended.
         """
         return ssh_machine.access(instance, self._address(instance), user="root", keying=_KEYING)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the new end of the lease into the tags of the pool's machines.
+        """Write the new end of the lease (the time that each machine was granted) into the tags of the pool's machines.
 
-        Things without tags are kept as long as the machines of their pool.
+        SSH keys, scripts and volumes have no tags. They count as needed as long as the machines of their pool.
+
+        Args:
+            pool: name of the pool.
+            until: the new end of the lease.
+
+        Raises:
+            ProviderError: the tag of a machine could not be written. ErrorGroup if several could not.
         """
         each_done(partial(self._renew, until), self.instances(pool=pool), "not all tags could be renewed")
 
     def check(self) -> Iterable[Finding]:
-        """Check ssh, credentials, funds, locations and the clock. Also report how machines end."""
+        """Yield findings (results of checks) about ssh, credentials, funds, locations, the clock, and how machines end.
+
+        The checks run when the first finding is taken. A failed check is a finding, too, and does not raise.
+        """
         questions: dict[str, Callable[[], object]] = {
             "ssh on this machine": preflight.openssh,
             "credentials and funds": self._funds,
@@ -198,9 +230,16 @@ class Verda(Regional):
         return self._api.ask("GET", path, **given)
 
     def _drop(self, path: str, **given: Any) -> None:
-        """Delete something, and repeat this while its state forbids it.
+        """Delete something, and repeat this for up to a minute while Verda refuses because of its present state.
 
-        Does not raise for a thing that no longer exists.
+        Does not raise for a thing that does not exist.
+
+        Args:
+            path: its path in the API.
+            given: further arguments of the request, such as a JSON body.
+
+        Raises:
+            ProviderError: Verda refused for another reason or still refuses, or did not answer.
         """
         delete = partial(self._api.ask, "DELETE", path, **given)
         quietly(lambda: retry.patiently(delete, _TIDYING, "forbidden_action"))
@@ -209,20 +248,35 @@ class Verda(Regional):
         return [_HERE]
 
     def _locations(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the codes of the locations that the settings select and that match a pattern."""
+        """Return the codes of Verda's locations that the setting `location` selects and that match one of the patterns.
+
+        Args:
+            patterns: patterns such as "FIN-*", upper and lower case alike. Empty matches all. The result may be [].
+
+        Raises:
+            UsageError: the setting names a location that Verda does not list.
+        """
         return chosen([each["code"] for each in self._ask("/locations")], self.location or (), patterns)
 
     def _stock(self, market: Market, locations: Sequence[str]) -> dict[str, list[str]]:
-        """Return the names of the instance types in stock, by location."""
+        """Return the names of the instance types that are in stock now, by location.
+
+        Locations for which Verda reports nothing are missing.
+
+        Args:
+            market: on demand or spot.
+            locations: the locations to return.
+        """
         spot = "true" if market == "spot" else "false"
         got = self._ask("/instance-availability", params={"is_spot": spot})
         return {each["location_code"]: each["availabilities"] for each in got if each["location_code"] in locations}
 
     def _funds(self) -> str:
-        """Return the account's balance as text.
+        """Return the account's balance with its currency as text, such as "12.50 usd left".
 
         Raises:
             FundsError: the balance is zero or negative.
+            CredentialsError: there are no credentials, or Verda refuses them.
         """
         balance = self._ask("/balance")
         amount = float(balance["amount"])
@@ -232,19 +286,24 @@ class Verda(Regional):
         raise REFUSALS.error("to rent anything", "insufficient_funds", text)
 
     def _date(self) -> str:
-        """Return the header Date of an answer."""
+        """Send a request to Verda, and return the header "Date" of the answer, such as "Mon, 23 Nov 2026 05:00:00 GMT".
+
+        Raises:
+            ProviderError: Verda refused the request, or did not answer.
+        """
         _, headers = self._api.reply("GET", "/locations")
         return str(headers["Date"])
 
     # --- create ----------------------------------------------------------------------------------------------
 
     def _deploy_request(self, offer: Offer, order: Order) -> _requests.Deploy:
-        """Return the part of a request that all instances of an order share.
+        """Return the part of a create request that all machines of an order share.
 
-        Create the key and the script that they need.
+        The SSH key and the boot script that they need are created in the account, unless they exist.
 
         Raises:
-            UsageError: no known image fits the instance type.
+            UsageError: no known image fits the instance type, and the settings name none.
+            ProviderError: Verda refused to create the key or the script, or did not answer.
         """
         if not offer.detail["image"]:
             raise UsageError(f"Verda has no Ubuntu image for {offer.instance_type}: choose one with Verda(image=…)")
@@ -259,7 +318,17 @@ class Verda(Regional):
         )
 
     def _thing(self, kind: str, name: Label, **told: str) -> str:
-        """Return the id of a key or a script, and create it if it does not exist."""
+        """Return the id of an SSH key or a script of this pool with the same token, and create it if it does not exist.
+
+        Args:
+            kind: "ssh-key" or "script".
+            name: the content of the resource's name, with the pool and the token.
+            told: further fields of the request that creates it.
+
+        Raises:
+            NoAnswer: the reply to the create was lost, or is not an id.
+            ProviderError: Verda refused.
+        """
         for each in self._ask(_PATHS[kind]):
             found = _api.label(each["name"], name.pool)
             if found and found.token == name.token:
@@ -267,10 +336,19 @@ class Verda(Regional):
         return _api.made(self._api, _PATHS[kind], f"a {kind}", {**told, "name": str(name)})
 
     def _made(self, order: Order, node: int, common: _requests.Deploy) -> Instance:
-        """Create the machine of one node. If the reply is lost, search for the machine while lists may lack it.
+        """Create the machine of one node, and return it with the state "starting".
+
+        It does not wait until the machine runs. The create is sent once. If the reply is lost, the machine is looked
+        for by its tags for 6 s, because lists may lack it.
+
+        Args:
+            order: the request to rent: pool, node numbers, token and limits.
+            node: the number of the node.
+            common: the part of the request that all machines share.
 
         Raises:
             NoAnswer: the reply was lost, and no machine was found.
+            ProviderError: Verda refused.
         """
         said = {key: text[: _api.LONGEST] for key, text in tags.tags(replace(order, nodes=(node,))).items()}
         request = _requests.deploy_node(common, hostname=f"{order.pool}-{node}", said=said)
@@ -291,9 +369,13 @@ class Verda(Regional):
         return tags.instance(self.name, id_, said, 0, "starting", {"tags": said}, region=_HERE)
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
-        """Return an error for each node for which Verda has no machine after all.
+        """Wait up to 10 s until Verda has found a machine for each request.
 
-        It waits at most ten seconds to find out.
+        Return an error for each node that gets none. {} means that no request was refused in that time. A machine that
+        is not in the list counts as not decided yet.
+
+        Args:
+            made: the requested machines, by their node numbers.
         """
         statuses: dict[int, str] = {}
 
@@ -309,9 +391,15 @@ class Verda(Regional):
     # --- find and end ----------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield the machines of a pool, or of all pools for None.
+        """Yield the machines of this user's pools, found by their tags.
 
-        A machine that is switched off is billed, so its state is "ending".
+        Machines that no longer exist are left out. A machine that neither starts nor runs has the state "ending". An
+        example is one that is switched off, which is still billed.
+
+        Args:
+            region: not used, as one list has the machines of all locations.
+            pool: name of a pool (a group of rented machines), which must have been started from this machine; None for
+                all pools of this user.
         """
         for record in self._ask("/instances"):
             said = tags.read(record.get("tags") or (), "key", "value")
@@ -322,10 +410,13 @@ class Verda(Regional):
             yield tags.instance(self.name, record["id"], latest, 0, state, {"tags": said}, region=_HERE)
 
     def _address(self, instance: Instance) -> str:
-        """Return a machine's public address. It gets one some minutes after its create.
+        """Wait up to 15 minutes until a machine has a public address, and return the address.
+
+        Machines need minutes for that.
 
         Raises:
-            ProviderError: the machine has ended, or has no address after 15 minutes.
+            ProviderError: the machine has ended or is switched off, or has no address after that time (`code`
+                "pending").
         """
 
         def look() -> str:
@@ -339,10 +430,18 @@ class Verda(Regional):
         return retry.patiently(look, _ADDRESS, "pending")
 
     def _terminate(self, region: str, instances: Iterable[str]) -> list[str]:
-        """Ask Verda to end machines, and return the ids of those that have not ended yet.
+        """Ask Verda to end machines, without waiting, and return the ids of those that have not ended yet.
 
-        Machines are looked up by id, because a list may lack the newest. A refused end, as while a machine is
-        provisioned, is repeated by the next call.
+        Machines are looked up by id, because a list may lack the newest. A machine that is already being deleted is not
+        asked again. Verda refuses to end a machine that is being set up. That does not raise: the id is returned, and
+        the next call asks again.
+
+        Args:
+            region: not used.
+            instances: ids of the machines.
+
+        Raises:
+            ProviderError: Verda refused to delete a machine for another reason, or did not answer.
         """
         left = {}
         for id_ in instances:
@@ -355,7 +454,18 @@ class Verda(Regional):
         return list(left)
 
     def _terminate_one(self, id_: str, record: Mapping[str, Any]) -> None:
-        """Delete a machine with its disk. Volumes that no pool created are kept, with a warning."""
+        """Ask Verda to delete a machine with its boot disk, and with other volumes that a pool created.
+
+        It does not wait. Volumes that no pool created are kept, and stay billed: a RuntimeWarning names each. Volumes
+        that are built into the machine's host cannot be kept.
+
+        Args:
+            id_: id of the machine.
+            record: the machine as Verda describes it.
+
+        Raises:
+            ProviderError: Verda refused, as it does while a machine is being set up.
+        """
         boot_disk = {record["os_volume_id"]} if record.get("os_volume_id") else set()
         attached = set(record.get("volume_ids") or ()) - boot_disk
         volumes = [each for each in self._ask("/volumes") if each["id"] in attached] if attached else []
@@ -372,7 +482,17 @@ class Verda(Regional):
                 warnings.warn(_KEPT.format(**volume, instance=id_), RuntimeWarning, stacklevel=2)
 
     def _renew(self, until: datetime, instance: Instance) -> None:
-        """Write one of the two tags, and only then remove the other, so that one of them always exists."""
+        """Write the new end of the lease into the tags of one machine, so that at every moment one tag has an end.
+
+        There are two tags for it. The one that is not in use is written, and only then the other is removed.
+
+        Args:
+            until: the new end of the lease.
+            instance: the machine. Its tags are read from `detail`.
+
+        Raises:
+            ProviderError: Verda refused for a reason other than that the machine does not exist, or did not answer.
+        """
         path = f"/instances/{instance.id}/tags"
         said = instance.detail["tags"]
         there = sorted((key for key in _UNTILS if key in said), key=lambda key: str(said[key]))
@@ -386,9 +506,15 @@ class Verda(Regional):
             self._drop(f"{path}/{latest}")
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Yield the keys, the scripts, and the volumes without a machine, including volumes in the trash.
+        """Yield the SSH keys, scripts and volumes that this user's pools created, also volumes in the trash.
 
-        They are needed as long as the machines of their pool.
+        Volumes of machines that still exist are left out. Each counts as needed until its own time, or until that of a
+        machine of its pool if that is later.
+
+        Args:
+            region: not used.
+            pool: name of a pool (a group of rented machines), which must have been started from this machine; None for
+                all pools of this user.
         """
         living = {each["id"] for each in self._ask("/instances") if each["status"] not in _GONE}
         until = {each.pool: each.until for each in self.instances(pool=pool)}
@@ -410,5 +536,8 @@ class Verda(Regional):
 
 
 def _unfit(instance: Instance, status: str) -> ProviderError:
-    """Return the error about a machine whose status makes it unusable."""
+    """Return, without raising it, the error about a machine whose status makes it unusable.
+
+    The status selects the class.
+    """
     return REFUSALS.error(f"to keep {instance.id}", status, f"its status is {status}")

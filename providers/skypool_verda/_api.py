@@ -1,4 +1,8 @@
-"""Sends requests to Verda, translates refusals, and encodes tags in the names of resources that have no tags."""
+"""Sends requests to Verda and translates refusals. Also writes skypool's tags into the names of resources without tags.
+
+Such resources are SSH keys, scripts and volumes. Their names hold the pool, a token, the end of the lease, and the
+owner.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,33 @@ from skypool.errors import ProviderError
 REFUSALS = Refusals("skypool_verda", "verda", "Verda")
 
 LONGEST = 127
-"""Maximum length of a tag's value."""
+"""Maximum length of a tag's value at Verda, in characters."""
 
 _SHOWN = 200
 """Number of characters of a malformed answer that an error shows."""
 
 _LABEL = re.compile(r"skypool_([a-z0-9-]+)_([a-z0-9-]+)_(\d{4}-\d\d-\d\dT\d{6}Z|)_([A-Za-z0-9@._-]+)")
-"""Name of a thing that a pool created: pool, token, time (without colons) and owner."""
+"""Pattern of the name of a resource that a pool created: pool, token, time (without colons) and owner."""
 
 _NOTHING_TO_DO = re.compile(r"invalid \w+ id|can't discontinue a|already exists", re.IGNORECASE)
-"""Texts of refusals that mean that the thing is already in the wanted state, or does not exist."""
+"""Texts of refusals that are ignored: the thing does not exist or is as wanted, or a machine cannot be ended now."""
 
 T = TypeVar("T")
 
 
 def account(client_id: str | None, client_secret: str | None) -> Rest:
-    """Return the account of these credentials, or of those in the environment.
+    """Return the HTTP client for the account with these credentials. Sends no request.
+
+    Missing credentials are taken from $VERDA_CLIENT_ID and $VERDA_CLIENT_SECRET. The client is cached, so the same
+    credentials give the same object. $VERDA_BASE_URL can name another address of the API.
+
+    Args:
+        client_id: the account's client id, or None.
+        client_secret: the account's client secret, or None.
 
     Raises:
-        CredentialsError: there are no credentials.
+        CredentialsError: the id or the secret is neither given nor in the environment. Whether Verda accepts them is
+            not checked.
     """
     id_ = (client_id or os.environ.get("VERDA_CLIENT_ID") or "").strip()
     secret = (client_secret or os.environ.get("VERDA_CLIENT_SECRET") or "").strip()
@@ -52,16 +64,17 @@ def _account(base: str, id_: str, secret: str) -> Rest:
 
 
 def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
-    """Create something with a single request, and return its id.
+    """Create something with a single request that is not repeated, and return its id.
 
     Args:
-        account: the account.
-        path: path of the API.
+        account: the HTTP client of the account.
+        path: path of the API, such as "/instances".
         what: what is created, for error messages.
         told: body of the request.
 
     Raises:
-        NoAnswer: there was no answer, or the answer is not an id.
+        NoAnswer: there was no answer, or the answer is not an id. It may have been created.
+        ProviderError: Verda refused.
     """
     got = account.once("POST", path, what=what, json=told)
     id_ = got.strip() if isinstance(got, str) else ""
@@ -71,7 +84,10 @@ def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
 
 
 def quietly(do: Callable[[], T]) -> T | None:
-    """Return the result of `do`, or None if the thing no longer exists or is already in the wanted state.
+    """Call `do`, which sends a request, and return its result.
+
+    Returns None if Verda refuses because the thing does not exist or is already as wanted. Also if a machine cannot be
+    ended in its present state, as while it is being set up: the caller must look at its state.
 
     Raises:
         ProviderError: the request failed for another reason.
@@ -86,12 +102,12 @@ def quietly(do: Callable[[], T]) -> T | None:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Content of the name of a volume, a key or a script, which have no tags.
+    """The content of the name of a volume, an SSH key or a script, which have no tags. `str()` of it is the name.
 
     Attributes:
         pool: name of the pool.
-        token: token of the order; for a key, of its session.
-        until: end of the lease, or None if there is none.
+        token: token of the order; for an SSH key, of the whole run of the pool.
+        until: end of the lease (the time until which it is needed), or None if there is none.
         owner: user who rented it, as user@host.
     """
 
@@ -106,9 +122,12 @@ class Label:
 
 
 def label(name: str, pool: str | None) -> Label | None:
-    """Return the content of a name, or None if no pool of this user has written it.
+    """Return the content of a resource's name, or None if no pool of this user has written the name.
 
-    With `pool`, a name of another pool gives None, too.
+    Args:
+        name: the name.
+        pool: name of a pool (a group of rented machines), which must have been started from this machine; a name of
+            another pool gives None. None accepts all pools of this user.
     """
     found = _LABEL.fullmatch(name)
     if found is None:

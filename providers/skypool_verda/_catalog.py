@@ -46,16 +46,17 @@ Stock = Mapping[Market, Mapping[str, Iterable[str]]]
 def offers(
     record: Mapping[str, Any], stock: Stock, need: Need, usd_per_gb_month: float, base_image: str
 ) -> Iterator[Offer]:
-    """Yield an offer of an instance type for each location that has it.
+    """Yield an offer of an instance type for each market with a price, and for each location that has it in stock.
 
-    A sold-out type has one offer without a location.
+    A type that is sold out on a market has one offer without a location there, which is marked as not available. The
+    price includes the disk.
 
     Args:
-        record: the type, as Verda describes it.
-        stock: instance types in stock.
-        need: the pool's need.
-        usd_per_gb_month: price of its disk.
-        base_image: image to start from; "" takes an image that fits.
+        record: the instance type, as Verda describes it.
+        stock: names of the instance types in stock, by market and location.
+        need: the requirements, of which the disk size is used.
+        usd_per_gb_month: price of the disk in USD for one GB and month.
+        base_image: image to start from; "" takes one that fits.
 
     Raises:
         ProviderError: the price is not in USD.
@@ -95,9 +96,13 @@ def offers(
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
-    """Return the accelerator of an instance type, or None if it has none or an unknown one.
+    """Return the accelerators of an instance type, with their count.
 
-    The type's own name is tried first, then its description, its model with the memory, and the model alone.
+    Returns None if it has none, or a model not known here. The type's own name is tried first, then its description,
+    its model with the memory, and the model alone.
+
+    Args:
+        record: the instance type, as Verda describes it.
     """
     count = int(record["gpu"]["number_of_gpus"])
     if not count:
@@ -115,9 +120,10 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
 
 
 def image(names: Iterable[str], has: Accelerator | None) -> str:
-    """Return the most suitable Ubuntu image, or "" if none is known. Ubuntu 24.04 is preferred.
+    """Return the name of the most suitable Ubuntu image, or "" if none of the names is an Ubuntu image.
 
-    A machine with a GPU needs an image with a driver.
+    A machine with a GPU prefers images with a driver, and a machine without prefers those without one. Then Ubuntu
+    24.04 and the newest CUDA version are preferred.
 
     Args:
         names: images that the machine type supports.

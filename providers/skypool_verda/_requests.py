@@ -13,7 +13,10 @@ from skypool.model import Offer, Order
 
 
 class Volume(TypedDict):
-    """Disk from which an instance boots."""
+    """The disk from which an instance boots, as part of a create request: its name, its size in GB.
+
+    On the spot market, `on_spot_discontinue` says that the disk is deleted when Verda takes the machine back.
+    """
 
     name: str
     size: int
@@ -21,7 +24,7 @@ class Volume(TypedDict):
 
 
 class Deploy(TypedDict):
-    """Body of `POST /instances` without the fields that differ between the nodes of an order."""
+    """The body of `POST /instances`, which creates an instance, without the fields that differ between nodes."""
 
     instance_type: str
     image: str
@@ -36,14 +39,14 @@ class Deploy(TypedDict):
 
 
 class DeployNode(Deploy):
-    """Whole body of `POST /instances`, which creates the instance of one node."""
+    """The whole body of `POST /instances`, which creates the instance of one node, with its host name and tags."""
 
     hostname: str
     tags: list[dict[str, str]]
 
 
 class Delete(TypedDict):
-    """Body of `PUT /instances` that deletes an instance."""
+    """The body of `PUT /instances` that deletes an instance and, if `volume_ids` names them, volumes."""
 
     id: list[str]
     action: Literal["delete"]
@@ -52,14 +55,14 @@ class Delete(TypedDict):
 
 
 def deploy(offer: Offer, order: Order, *, name: str, ssh_key_id: str, script_id: str) -> Deploy:
-    """Return the part of a request that all instances of an order share.
+    """Build the part of a create request that all instances of an order share. Sends no request.
 
     Args:
-        offer: the offer.
-        order: the order.
+        offer: the offer that is rented: instance type, location, market, image and disk size.
+        order: the request to rent: pool, node numbers, token and limits.
         name: name of each instance's disk.
-        ssh_key_id: id of the pool's key, which may log in.
-        script_id: id of the script that each instance runs at its first boot.
+        ssh_key_id: id of the pool's SSH key at Verda, which may log in.
+        script_id: id of the script at Verda that each instance runs at its first boot.
     """
     volume: Volume = {"name": name, "size": offer.detail["gb"]}
     spot = offer.market == "spot"
@@ -80,10 +83,10 @@ def deploy(offer: Offer, order: Order, *, name: str, ssh_key_id: str, script_id:
 
 
 def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> DeployNode:
-    """Return the request for the instance of one node.
+    """Build the request that creates the instance of one node. Sends no request. `common` is not changed.
 
     Args:
-        common: result of `deploy` for its order.
+        common: result of `deploy` for the order.
         hostname: host name of the instance.
         said: tags of the instance.
     """
@@ -91,10 +94,10 @@ def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> De
 
 
 def delete(id_: str, *, disks: Collection[str], built_in: Collection[str]) -> Delete:
-    """Return the request that ends an instance.
+    """Build the request that ends an instance and deletes its disks. Sends no request.
 
-    Disks are deleted permanently. If an instance has disks built into its host, Verda refuses that, so all disks go to
-    the trash.
+    The disks are deleted permanently. If an instance has disks built into its host, Verda refuses that, so all disks go
+    to the trash instead. With no disks at all, `volume_ids` is None.
 
     Args:
         id_: id of the instance.

@@ -13,7 +13,7 @@ Each name is created at its first use, so importing this package is cheap.
 - `model`: the factories `H100(...)`, `A100.partition_...`; `slicing`: `TPU` and `CPU`.
 - `facts`: memory, vendor, form factors and partitions as values; `partitions`: which MIG partitions fit on a card.
 - `spelling`: parser for names as users, tools and clouds write them; `similarity`: suggestions for misspelt names.
-- `ranges`: `any` and `catalog`; `sizing`: `suggest`, the hardware that a model of a given size needs.
+- `ranges`: `any` and `catalog`; `sizing`: `suggest`, the hardware that a machine-learning model of a given size needs.
 - `registry`: hardware that is not in the catalogue; `tables`: loader of the catalogue's data files.
 """
 

@@ -1,4 +1,4 @@
-"""Generates the type stubs of the factories and the tables in docs/accelerators.md.
+"""Generates the type stubs of the accelerator factories, and the tables in docs/accelerators.md.
 
     python -m skypool.accelerators._generate
 
@@ -38,7 +38,7 @@ MODULES = {
 
 
 def factories() -> dict[Path, str]:
-    """Return the path and text of every generated type stub."""
+    """Return the text of every generated type stub, by its path. No file is written."""
     return {HERE / f"{module}.pyi": _module(module, what) for module, what in MODULES.items()}
 
 
@@ -98,7 +98,7 @@ def _literal(words: Iterable[str]) -> str:
 
 
 def written() -> Iterator[tuple[Path, str]]:
-    """Yield the path and text of every generated file.
+    """Yield the path and the text of every generated file. No file is written.
 
     docs/accelerators.md is included only in a checkout; an installed package does not have it.
     """

@@ -1,4 +1,4 @@
-"""Tables of docs/accelerators.md. Each table is written between its two markers."""
+"""Generates the tables of docs/accelerators.md. Each table is written between its two markers in the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _CARD_HEADINGS = (
 
 
 def family(name: str) -> str:
-    """Return the module that lists a model's factory: "datacenter", "desktop", "tpu" or "others"."""
+    """Return the name of the module that lists a model's factory: "datacenter", "desktop", "tpu" or "others".
+
+    The model must be in the catalogue; an unknown name is an IndexError.
+    """
     vendor = tables.variants(name)[0].vendor
     if vendor == "nvidia":
         return "desktop" if name.startswith(DESKTOP) else "datacenter"
@@ -27,7 +30,11 @@ def family(name: str) -> str:
 
 
 def page(text: str) -> str:
-    """Return the text of the page with every marked table generated again."""
+    """Return the text of the page with every marked table generated again. Text outside the markers is not changed.
+
+    Args:
+        text: the page. A marker with an unknown table name is a KeyError.
+    """
     return _MARKED.sub(lambda found: found[1] + _TABLES[found[2]]() + found[3], text)
 
 
@@ -96,7 +103,7 @@ def _slices() -> str:
 
 
 def _differing() -> str:
-    """Return a table of the names that one source uses for another card than `parse` does."""
+    """Return a Markdown table of the names that one source uses for another card than `parse` without a dialect."""
     rows = []
     for row in tables.rows("aliases.csv"):
         if row["source"] == "variant":

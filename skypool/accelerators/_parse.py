@@ -1,4 +1,7 @@
-"""`accelerators.parse`: reads the output of `str(accelerator)` itself and passes other spellings to `spelling`."""
+"""`accelerators.parse`: returns the accelerator that a text names.
+
+It reads the output of `str(accelerator)` itself, which is quick, and passes other spellings to `spelling`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,18 @@ if TYPE_CHECKING:
 def parse(spelling: Spelling, *, dialect: str | None = None) -> Accelerator:
     """Return the accelerator that a spelling names.
 
-    An `Accelerator` is returned unchanged. A factory such as `accelerators.H100` is called without arguments.
+    An `Accelerator` is returned unchanged. A factory such as `accelerators.H100` is called without arguments. Case,
+    spaces, dashes, underscores and dots do not matter.
 
     Args:
-        spelling: "H100:8", "8x H100", "A100-80GB", "A100:4@40GB", "A100/2g.10gb", "nvidia-tesla-a100",
-            "p5.48xlarge", "v5p-8" and so on.
-        dialect: try the names of this source first: "aws", "aws-type", "azure", "flyte", "gcp",
-            "runpod", "skypilot", "skypilot-runpod", "skyward", "vastai", "verda" and others.
-            By default no source is preferred.
+        spelling: "H100:8", "8x H100", "A100-80GB", "A100:4@40GB", "A100/2g.10gb", "nvidia-tesla-a100", "p5.48xlarge",
+            "v5p-8" and so on.
+        dialect: source whose names are tried first: "aws", "aws-type", "azure", "flyte", "gcp", "runpod", "skypilot",
+            "skypilot-runpod", "skyward", "vastai", "verda" and others. By default no source is preferred.
 
     Raises:
-        UnknownAccelerator: no accelerator has this name. The error lists the nearest names.
+        UnknownAccelerator: no accelerator has this name, or the count, memory or partition does not exist for it. The
+            error lists the nearest names.
         UsageError: there is no such dialect.
     """
     if dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):

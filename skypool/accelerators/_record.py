@@ -15,7 +15,7 @@ _MISSING: Any = object()
 
 
 class _Field:
-    """Default value, default factory and comparison flag of one field."""
+    """Description of one field of a class: its default value, its default factory, and if comparisons use it."""
 
     __slots__ = ("compare", "default", "default_factory")
 
@@ -24,14 +24,26 @@ class _Field:
 
 
 def field(*, default: Any = _MISSING, default_factory: Callable[[], Any] | None = None, compare: bool = True) -> Any:
-    """Return the description of a field, as `dataclasses.field` does."""
+    """Return the description of a field for a class body, as `dataclasses.field` does.
+
+    Args:
+        default: default value. Without it and without a factory, the field is a required argument.
+        default_factory: called without arguments for each new object to make the default.
+        compare: False leaves the field out of comparisons and of the hash.
+    """
     return _Field(default, default_factory, compare)
 
 
 def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type], type]:
     """Return a decorator that makes a frozen class with slots from annotations.
 
-    It supports the part of `dataclasses.dataclass` that the catalogue needs. `frozen` and `slots` must be True.
+    It supports the part of `dataclasses.dataclass` that the catalogue needs. The decorator returns a new class; the
+    given one is not changed. Setting an attribute of an object raises FrozenInstanceError.
+
+    Args:
+        frozen: must be True.
+        slots: must be True.
+        repr: False keeps the class's own `__repr__`.
     """
     assert frozen
     assert slots
@@ -57,7 +69,11 @@ def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type
 
 
 def _init(fields: dict[str, _Field]) -> Any:
-    """Return a compiled constructor, so that wrong arguments raise TypeError as in any other class."""
+    """Return a compiled constructor for a class with these fields.
+
+    It accepts the fields by position or by name, so wrong arguments raise TypeError as in any other class. It calls
+    `__post_init__` at the end if the class has one.
+    """
     scope: dict[str, Any] = {"_set": object.__setattr__, "_missing": _MISSING}
     arguments, lines = [], []
     for name, each in fields.items():
@@ -113,7 +129,10 @@ def _refuse(self: Any, name: str, *_value: object) -> None:
 
 
 class _Late:
-    """Descriptor that creates `__dataclass_fields__` and `__dataclass_params__` at the first access to either."""
+    """Descriptor that creates `__dataclass_fields__` and `__dataclass_params__` at the first access to either.
+
+    Both are then stored in the class in place of the descriptor.
+    """
 
     def __init__(self, fields: dict[str, _Field]) -> None:
         self.fields = fields
@@ -142,7 +161,11 @@ class _Late:
 
 
 def memo(function: Any) -> Any:
-    """Return a function that caches every result of `function` by its positional arguments, without a limit."""
+    """Return a function that caches every result of `function` by its positional arguments, without a limit.
+
+    The returned function takes hashable positional arguments only. An exception is not cached: the next call runs
+    `function` again.
+    """
     kept: dict[tuple[Any, ...], Any] = {}
 
     def look(*arguments: Any) -> Any:

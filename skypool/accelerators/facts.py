@@ -1,7 +1,7 @@
 """Values that describe hardware: memory, vendor, form factors, partitions. An `Accelerator` is made of them.
 
-Memory sizes are nominal, as the vendor prints them ("80GB"). They are not exact GiB, and a driver leaves less
-to programs. A fact that nobody documents is None or "", never a guess.
+Memory sizes are nominal, in GB, as the vendor prints them ("80GB"). They are not exact GiB, and a driver leaves less to
+programs. A fact that nobody documents is None or "", never a guess.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Facts about a device that help to choose it and to prepare a node for it. Any of them may be unknown.
+    """Facts about a device that help to choose it and to prepare a node for it.
+
+    Any of them may be unknown (None or "").
 
     Attributes:
         cuda_min: first CUDA release that supports the device.
@@ -26,8 +28,8 @@ class Metadata:
         neuron_cores: NeuronCores in one chip.
         tensor_cores: TensorCores in one TPU chip.
         bf16_tflops: dense BF16 performance of one device, in TFLOPS.
-        bandwidth_gb_per_s: memory bandwidth of one device.
-        tdp_watts: thermal design power of one device.
+        bandwidth_gb_per_s: memory bandwidth of one device, in GB per second.
+        tdp_watts: thermal design power of one device, in watts.
         memory_type: kind of memory, such as "HBM3".
         socket: how the device is mounted, in the vendor's words ("SXM5").
         pci_ids: PCI device ids ("0x2330").
@@ -54,7 +56,18 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row of the catalogue: a model with one memory size in one form factor."""
+    """One row of the catalogue: a model with one memory size in one form factor.
+
+    Attributes:
+        name: name of the model, such as "A100".
+        memory_gb: nominal memory of one device in GB.
+        form_factor: such as "SXM"; "" for hardware that has none, such as TPUs.
+        vendor: vendor in lower case, such as "nvidia".
+        kind: kind of device, such as "gpu" or "tpu".
+        architecture: the vendor's name of the architecture.
+        compute_capability: NVIDIA's compute capability, such as "9.0"; None for other vendors.
+        metadata: further facts.
+    """
 
     name: str
     memory_gb: float
@@ -72,13 +85,16 @@ class Partition:
 
     Attributes:
         profile: NVIDIA's name, such as "2g.10gb".
-        memory_gb: nominal memory.
-        memory_gib_reported: memory that `nvidia-smi` reports, None if unknown.
+        memory_gb: nominal memory in GB.
+        memory_gib_reported: memory in GiB that `nvidia-smi` reports, None if unknown.
         compute_slices: compute slices that the partition takes, of the card's `compute_slices_of`.
         memory_slices: memory slices that the partition takes, of the card's `memory_slices_of`.
         max_per_card: how many partitions of this profile alone fit on one card.
+        sm_count: streaming multiprocessors of the partition, None if unknown.
+        nvidia_smi_id: number of the profile in `nvidia-smi mig`, None if unknown.
         placements: possible positions on the card, each as (first memory slice, number of memory slices).
         media: True if the partition includes the card's only set of video engines.
+        k8s_resource: name of the resource in Kubernetes, "" if unknown.
         driver_min: oldest driver with this profile ("R575 (575.51.03)"), "" if any driver with MIG has it.
     """
 
@@ -102,23 +118,26 @@ class Partition:
 class Slice:
     """TPU chips that are wired together and sold as one unit.
 
-    The number in a type's name counts TensorCores for v2, v3, v4, v5p and tpu7x, whose chips have two each.
-    For v5e and v6e it counts chips: v5p-8 has 4 chips, v5litepod-8 has 8.
+    The number in a type's name counts TensorCores for v2, v3, v4, v5p and tpu7x, whose chips have two each. For v5e and
+    v6e it counts chips: v5p-8 has 4 chips, v5litepod-8 has 8.
 
     Attributes:
         type: Google's name, such as "v5p-8" or "v5litepod-16".
+        generation: generation of the chips, such as "v5p" or "v5e".
         chips: TPU chips in the whole slice.
         cores: TensorCores in the whole slice.
         cores_per_chip: TensorCores in one chip.
         hosts: physical machines that the slice occupies.
         vms: virtual machines to log in to, each with `chips_per_vm` chips.
+        chips_per_vm: TPU chips of each virtual machine.
         topology: arrangement of the chips, such as "4x4"; "" if no table states it.
         runtime_version: the image that Google starts by default, "" if no page states it.
-        machine_type: Compute Engine's name.
-        gke_accelerator: Google Kubernetes Engine's name.
+        machine_type: Compute Engine's name of the machine type, "" if there is none.
+        gke_accelerator: Google Kubernetes Engine's name, "" if there is none.
         vcpus_per_vm: virtual CPUs of each virtual machine, None if unknown.
         ram_gb_per_vm: main memory of each virtual machine in GB, None if unknown.
         zones: zones that offered the slice when the data was collected, as text.
+        notes: where sources disagree, and which value was chosen.
     """
 
     type: str
@@ -140,5 +159,5 @@ class Slice:
 
     @property
     def single_host(self) -> bool:
-        """Return True if one virtual machine holds the whole slice."""
+        """Return True if one virtual machine holds the whole slice. The number of physical machines does not matter."""
         return self.vms == 1

@@ -1,8 +1,8 @@
 """Factories of accelerators: `A100(memory="40GB", count=8)`, `A100.partition_2g_10gb`, `TPUv5p_8()`.
 
-Each factory is one `Model`. Its two type parameters are the memory sizes and form factors that exist, so a type
-checker and an editor know the valid arguments. Importing this module is cheap: the values, the catalogue and even
-`typing` are loaded at the first call.
+Each factory is one object of `Model` or `SliceModel`. The two type parameters of `Model` are the memory sizes and form
+factors that exist. From them a type checker and an editor know the valid arguments. Importing this module is cheap: the
+values, the catalogue and even `typing` are loaded at the first call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ else:
     M = F = None
 
     class _Typed:
-        """Base class that ignores its two type parameters; `typing.Generic` would double the time of the import."""
+        """Base class that ignores its two type parameters, so that `Model[M, F]` may be written.
+
+        `typing.Generic` is not used, as it would double the time of the import.
+        """
 
         __slots__ = ()
 
@@ -30,7 +33,9 @@ else:
 
 
 class Model(_Typed[M, F]):
-    """One model of the catalogue. Calling it returns an `Accelerator`.
+    """The factory of one catalogue model, such as `A100`. Calling it returns an `Accelerator`.
+
+    Its attributes `partition_…`, such as `A100.partition_2g_10gb`, are accelerators, too: one partition of such a card.
 
     Attributes:
         name: the model's name, as in the catalogue and in `skypool.accelerators`.
@@ -43,15 +48,16 @@ class Model(_Typed[M, F]):
         self.name, self.size = name, size
 
     def __call__(self, *, memory: M | None = None, form_factor: F | None = None, count: int = 1) -> Accelerator:
-        """Return `count` devices of this model.
+        """Return `count` devices of this model. Arguments are given by name only.
 
         Args:
             memory: memory of one device, such as "80GB". By default the size that the bare name stands for.
             form_factor: form factor, such as "SXM". By default any in which this memory size is sold.
-            count: number of devices in one node.
+            count: number of devices in one node, at least 1.
 
         Raises:
-            UsageError: the model is not sold so. The message lists the existing variants.
+            UsageError: the model is not sold so; the message lists the existing variants. Also if an argument is
+                unknown or given by position, or the count is below 1.
         """
         from skypool.accelerators.value import build
 
@@ -60,7 +66,15 @@ class Model(_Typed[M, F]):
         return build(self.name, size, form, count)
 
     def partitioned(self, profile: str, count: int = 1) -> Accelerator:
-        """Return `count` partitions of such a card: `A100.partitioned("2g.10gb")`. See `Accelerator.partition`."""
+        """Return `count` partitions of such a card: `A100.partitioned("2g.10gb")`.
+
+        Args:
+            profile: profile such as "2g.10gb".
+            count: number of partitions. They must fit on one card.
+
+        Raises:
+            UsageError: the card lacks the profile, or cannot hold so many partitions.
+        """
         return self().partition(profile, count)
 
     def __repr__(self) -> str:
@@ -83,7 +97,7 @@ class Model(_Typed[M, F]):
 
 
 class SliceModel:
-    """One TPU slice of the catalogue. Calling it returns an `Accelerator`.
+    """The factory of one TPU slice (chips that are sold as one unit). Calling it returns an `Accelerator`.
 
     Attributes:
         type: Google's name, such as "v5litepod-16".
@@ -95,7 +109,11 @@ class SliceModel:
         self.type = type
 
     def __call__(self) -> Accelerator:
-        """Return the accelerator that stands for all chips of one such slice."""
+        """Return the accelerator that stands for all chips of one such slice. Takes no arguments.
+
+        Raises:
+            UsageError: Google sells no slice of this type.
+        """
         from skypool.accelerators.slicing import TPU
 
         return TPU(self.type)
@@ -126,9 +144,9 @@ def _gigabytes(name: str, memory: object) -> float:
 
 
 def attribute_of(profile: str) -> str:
-    """Return the attribute name of a profile.
+    """Return the attribute name of a partition's profile: "1g.24gb+me.all" becomes `partition_1g_24gb_me_all`.
 
-    "1g.24gb+me.all" becomes `partition_1g_24gb_me_all`, and "1g.24gb-me" becomes `partition_1g_24gb_no_me`.
+    "-me" becomes "_no_me": "1g.24gb-me" becomes `partition_1g_24gb_no_me`. The profile is not checked.
     """
     return "partition_" + profile.replace("-me", "_no_me").replace("+", "_").replace(".", "_")
 
@@ -158,7 +176,10 @@ FLYTE: dict[str, tuple[str, float | None]] = {
 
 
 def factory(name: str) -> Model[str, str] | SliceModel | None:
-    """Return the factory with this name in `skypool.accelerators`, or None if there is none."""
+    """Return the factory with this name in `skypool.accelerators`, or None if there is none.
+
+    The name is that of a model ("A100"), a TPU slice ("TPUv5p_8"), or a constant of Flyte ("A100_80GB"). Case matters.
+    """
     from skypool.accelerators import tables
 
     if name in FLYTE:
@@ -171,7 +192,10 @@ def factory(name: str) -> Model[str, str] | SliceModel | None:
 
 
 def factories() -> tuple[str, ...]:
-    """Return the names of all factories: models, TPU slices and Flyte's constants."""
+    """Return the names of all factories: models, then TPU slices, then Flyte's constants.
+
+    Registered names are left out.
+    """
     from skypool.accelerators import tables
 
     return *tables.rows_by_name(), *tables.slice_types(), *FLYTE

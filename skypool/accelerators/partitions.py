@@ -15,7 +15,7 @@ from skypool.errors import UsageError
 
 
 def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Partition]:
-    """Return a card's memory in GB and the partition with this profile, from the first card that has it.
+    """Return a card's memory in GB and the partition with this profile, from the first memory size that has it.
 
     Args:
         name: model of the card.
@@ -23,7 +23,7 @@ def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Par
         profile: profile such as "2g.10gb"; case and surrounding spaces do not matter.
 
     Raises:
-        UsageError: no card has the profile. The message lists the profiles of the first card.
+        UsageError: no card has the profile. The message lists the profiles of the card with the first memory size.
     """
     for memory in memories:
         if partition := profiles(name, memory).get(profile.strip().lower()):
@@ -32,7 +32,7 @@ def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Par
 
 
 def memories(name: str) -> tuple[float, ...]:
-    """Return the memory sizes of a model in GB, empty for an unknown name.
+    """Return the memory sizes of a model in GB, without duplicates. Empty for an unknown name.
 
     The first one is the size that the bare name stands for.
     """
@@ -52,7 +52,7 @@ def fits(name: str, memory: float, wanted: Iterable[str]) -> bool:
     Args:
         name: model of the card.
         memory: memory of the card in GB.
-        wanted: profiles; one that is needed several times is listed several times. Nothing always fits.
+        wanted: profiles; list one several times if it is needed several times. An empty list always fits.
 
     Raises:
         UsageError: the card lacks one of the profiles.

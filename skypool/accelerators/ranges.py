@@ -1,4 +1,7 @@
-"""`accelerators.any`: all accelerators within bounds, for a pool that takes any of them; and `catalog`."""
+"""`accelerators.any`: all accelerators within bounds, for a pool that takes any of them.
+
+Also `catalog`, which lists all.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ _VERSION = re.compile(r"\s*(\d+)(?:\.(\d+))?\s*")
 
 
 def gigabytes(text: str) -> float | None:
-    """Return a memory size in GB: 80.0 for "80GB", "80 GB" or "80", 1000.0 for "1TB".
+    """Return a memory size in GB as a float: 80.0 for "80GB", "80 GB" or "80", 1000.0 for "1TB".
 
-    GiB and TiB are read as GB and TB. Returns None for any other text.
+    GiB and TiB are read as GB and TB. Case does not matter. Returns None for any other text.
     """
     if not (found := _SIZE.fullmatch(text)):
         return None
@@ -39,10 +42,11 @@ def gigabytes(text: str) -> float | None:
 def memory_bound(text: str) -> Callable[[float], bool]:
     """Return a function that tests a number of GB against a bound such as ">=80GB", "<24GB" or "80GB".
 
-    A size without an operator must be equal.
+    The function takes the number of GB and returns True or False. A size without an operator must be equal. The
+    operators are >=, <=, ==, =, !=, > and <.
 
     Raises:
-        UsageError: the bound cannot be read.
+        UsageError: the bound cannot be read, or is no string.
     """
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     size = gigabytes(found[2]) if found else None
@@ -53,12 +57,13 @@ def memory_bound(text: str) -> Callable[[float], bool]:
 
 
 def capability_bound(text: str) -> Callable[[str | None], bool]:
-    """Return a function that tests a compute capability against a bound such as ">=8.0".
+    """Return a function that tests a compute capability against a bound such as ">=8.0" or "9.0".
 
-    The function returns True for "10.3" with that bound, and False for None with any bound.
+    The function takes a capability such as "10.3" and returns True or False. Versions are compared as numbers, so
+    "10.3" is above "9.0". It returns False for None, and for text that is no version, with any bound.
 
     Raises:
-        UsageError: the bound cannot be read.
+        UsageError: the bound cannot be read, or is no string.
     """
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     limit = _version(found[2]) if found else None
@@ -74,7 +79,10 @@ def _version(text: str) -> tuple[float, ...] | None:
 
 
 def catalog() -> tuple[Accelerator, ...]:
-    """Return every model in every memory size and form factor, in the catalogue's order."""
+    """Return every model in every memory size and form factor, one device each, in the catalogue's order.
+
+    TPU slices and registered names are not included.
+    """
     return tuple(
         build(variant.name, variant.memory_gb, variant.form_factor or None)
         for name in tables.rows_by_name()
@@ -83,7 +91,10 @@ def catalog() -> tuple[Accelerator, ...]:
 
 
 def sizes() -> tuple[Accelerator, ...]:
-    """Return every model in every memory size, with its form factor left open."""
+    """Return every model in every memory size, one device each, with its form factor left open where several exist.
+
+    The order is the catalogue's. TPU slices and registered names are not included.
+    """
     return tuple(dict.fromkeys(build(each.name, each.memory_gb) for each in catalog()))
 
 
@@ -99,16 +110,16 @@ def any(  # hides the built-in function here, but reads well in use: accelerator
 ) -> tuple[Accelerator, ...]:
     """Return all accelerators that satisfy every given bound, in rising order of memory.
 
-    A pool that is given the result takes any of them.
+    A pool that is given the result takes any of them. Without any bound, the whole catalogue is returned.
 
     Args:
         memory: memory of one device: ">=40GB", "<24GB", "80GB".
         vendor: vendor, such as "nvidia". Case does not matter here and in the other names.
         kind: kind of device. "gpu" includes APUs.
-        capability: NVIDIA's compute capability: ">=8.0".
+        capability: NVIDIA's compute capability: ">=8.0". Hardware without one is then left out.
         architecture: architecture, such as "Hopper".
         runtime: software family, such as "cuda".
-        count: number of devices in one node.
+        count: number of devices in one node, at least 1.
 
     Raises:
         UsageError: a bound cannot be read, or no accelerator satisfies all of them.
@@ -135,9 +146,15 @@ def select(
     kind: str | None = None,
     runtime: str | None = None,
 ) -> list[Accelerator]:
-    """Return the accelerators of `among` that satisfy all given conditions.
+    """Return the accelerators of `among` that satisfy all given conditions, in the same order.
 
-    A condition that is None is not checked. The kind "gpu" includes APUs.
+    A condition that is None is not checked. Case does not matter in names. The kind "gpu" includes APUs. The result is
+    empty if `among` is empty, or if each condition fits some accelerator but no accelerator fits all.
+
+    Args:
+        among: the accelerators to choose from.
+        memory: bound on the memory of one device, such as ">=40GB".
+        vendor, kind, runtime: names, such as "nvidia", "gpu" and "cuda".
 
     Raises:
         UsageError: a condition cannot be read, or no accelerator of `among` has that vendor, kind or runtime.

@@ -1,8 +1,8 @@
 """Hardware that is not in the catalogue: `Custom` values, `register`, and names that other packages add.
 
-A package adds names by the entry-point group `skypool.accelerators`. The entry point's name is the accelerator's
-name, and it loads anything that `register` accepts. The group is read once, when a name is unknown or when all
-names are listed, so other uses do not pay for it.
+A package adds names by the entry-point group `skypool.accelerators`. The entry point's name is the accelerator's name,
+and it loads anything that `register` accepts. The group is read once, when a name is unknown or when all names are
+listed. Uses of known names therefore do not pay for it.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def Custom(
 ) -> Accelerator:
     """Return an accelerator that is not in the catalogue, or that differs from the catalogue's entry.
 
-    `parse` recognises its name only after `register`.
+    The value is not registered: `parse` recognises its name only after `register`.
 
     Args:
         name: the accelerator's name, not empty.
-        memory: memory of one device, such as "48GB". By default unknown.
+        memory: memory of one device, such as "48GB". By default unknown, which counts as 0 GB.
         count: number of devices in one node, at least 1.
         vendor: vendor's name in lower case, "" if unknown.
         kind: kind of device. By default "gpu" for the runtimes cuda and rocm, otherwise "other".
@@ -68,12 +68,12 @@ def Custom(
         form_factor: form factor such as "PCIe"; None if it does not matter.
         architecture: architecture's name, "" if unknown.
         compute_capability: NVIDIA's compute capability, such as "9.0".
-        cuda_min: see `Metadata`.
-        cuda_max: see `Metadata`.
-        driver_min: see `Metadata`.
+        cuda_min: first CUDA release that supports the device, None if unknown.
+        cuda_max: last CUDA release that supports the device, None if unknown or still supported.
+        driver_min: oldest NVIDIA driver branch that supports the device (525 for R525), None if unknown.
 
     Raises:
-        UsageError: the name is empty, the memory cannot be read, or the count is below 1.
+        UsageError: the name is empty, the memory cannot be read, or the count is not a whole number above 0.
     """
     size = 0.0 if memory is None else gigabytes(memory) if isinstance(memory, str) else None
     if size is None or not isinstance(name, str) or not name.strip() or type(count) is not int or count < 1:
@@ -103,20 +103,20 @@ def register(
     """Return a decorator that makes `name` usable wherever an accelerator is written.
 
     That is in strings, in configuration and on the command line. The decorator takes a function without arguments that
-    returns an `Accelerator`, and calls it whenever the name is used. It also takes a class of devices as in
-    `skypool.devices`, which then describes this hardware at run time. It returns the function or class unchanged.
+    returns an `Accelerator`, and calls it whenever the name is used. It also takes an `Accelerator`, or a class of
+    devices as in `skypool.devices`, which then describes this hardware at run time. It returns what it was given.
 
         @accelerators.register("xpu", memory="48GB")
         class XPU(devices.Family): ...
 
     Args:
-        name: the new name.
-        memory: memory of one device, if a class is registered; as for `Custom`.
-        runtime: software family, if a class is registered; as for `Custom`.
-        kind: kind of device, if a class is registered; as for `Custom`.
+        name: the new name, without ":", "@" and "/". Case, spaces, dashes, underscores and dots do not matter.
+        memory: memory of one device, such as "48GB", if a class is registered; ignored otherwise.
+        runtime: software family, if a class is registered; ignored otherwise. As for `Custom`.
+        kind: kind of device, if a class is registered; ignored otherwise. As for `Custom`.
 
     Raises:
-        UsageError: the decorator raises it if the name is already in use or not valid.
+        UsageError: raised by the decorator if the name is already in use or not valid, or if it is given anything else.
     """
 
     def remember(made: T) -> T:
@@ -127,7 +127,10 @@ def register(
 
 
 def unregister(name: str) -> None:
-    """Remove a registered name. Does not raise for a name that is not registered."""
+    """Remove a registered name. Does nothing for a name that is not registered.
+
+    Case, spaces, dashes, underscores and dots in the name do not matter.
+    """
     _entries.pop(squashed(name), None)
 
 
@@ -159,7 +162,11 @@ def _called(make: Callable[[], object]) -> Accelerator:
 def look_up(spelling: str) -> Accelerator | None:
     """Return the registered accelerator that a spelling names: "xpu", "xpu:4" or "4x xpu".
 
-    Returns None if no registered name matches, or if the count is not between 1 and 9999.
+    An unknown name makes the first call read the names that installed packages add. Returns None if no registered name
+    matches, or if the count is not between 1 and 9999.
+
+    Raises:
+        UsageError: a registered function did not return an `Accelerator`.
     """
     text, _, count = spelling.strip().partition(":")
     if not count and (words := text.split("x", 1)) and words[0].strip().isdigit() and len(words) == 2:
@@ -178,18 +185,29 @@ def _entry(name: str) -> _Entry | None:
 
 
 def names() -> tuple[str, ...]:
-    """Return every registered name, including the names from installed packages."""
+    """Return every registered name, including the names from installed packages, in the order of registration.
+
+    Names of the catalogue are not included.
+    """
     _load_packages()
     return tuple(entry.name for entry in _entries.values())
 
 
 def device_classes() -> dict[str, type]:
-    """Return the device classes that are registered, by name."""
+    """Return the device classes that are registered, by accelerator name. Empty if there are none.
+
+    Names that were registered with a function or a value are left out. Installed packages are not read for it.
+    """
     return {entry.name: entry.devices for entry in _entries.values() if entry.devices is not None}
 
 
 def _load_packages() -> None:
-    """Read the entry-point group on the first call. Warn about a package that fails to load, and leave it out."""
+    """Read the entry-point group of installed packages on the first call, and register its names.
+
+    Later calls do nothing.
+
+    A package that fails to load is left out, with a warning.
+    """
     global _loaded
     if _loaded:
         return

@@ -1,7 +1,7 @@
 """Finds the known names nearest to a misspelt one, in bounded time.
 
-Names are first compared by the pairs of letters that they share with the misspelt word. An index answers this in
-a few microseconds a pair. Only the best few candidates are then compared in full.
+Names are first compared by the pairs of adjacent letters that they share with the misspelt word. An index answers this
+in a few microseconds a pair. Only the best few candidates, and all registered names, are then compared in full.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ _SHORT_LIST = 8
 
 
 def nearest(word: str) -> tuple[str, ...]:
-    """Return the three known names most similar to `word`, best first.
+    """Return the three known names most similar to `word`, best first. Case and separators do not matter.
 
-    Returns fewer than three only if too few names share any pair of letters with the word.
+    Known names are those of the catalogue and the registered ones. The result has fewer than three only if too few
+    names share any pair of letters with the word; it may be empty.
     """
     asked = squashed(word)[:40]
     candidates = {squashed(name): name for name in registry.names()} | _short_list(asked)
@@ -50,7 +51,8 @@ def _pairs(key: str) -> set[str]:
 def _names() -> dict[str, str]:
     """Return every name that may be suggested: models, models with a memory size, and TPU slices.
 
-    The keys are the names in the form that `squashed` gives.
+    The keys are the names in the form that `squashed` gives: lower case without separators. Registered names are not
+    included.
     """
     found = {squashed(name): name for name in tables.rows_by_name()}
     for name, group in tables.rows_by_name().items():

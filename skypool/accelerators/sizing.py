@@ -54,7 +54,8 @@ GUIDE: tuple[tuple[float, str, str], ...] = (
 )
 """Rows of: largest number of parameters, the smallest accelerator worth trying, and a better one.
 
-Users of such tools know this rule of thumb. It leaves more room for batch and context than the arithmetic does."""
+Users of such tools know this rule of thumb. It leaves more room for batch and context than the arithmetic does.
+"""
 
 LADDER: tuple[str, ...] = (
     "T4", "L4", "A10G", "A100-40GB", "L40S", "A100-80GB", "H100", "L40S:2", "H200", "H100:2", "A100-80GB:2", "MI300X",
@@ -65,7 +66,7 @@ LADDER: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory that one copy of the model needs, in 10**9 bytes.
+    """Memory that one copy of the model needs on all its devices together, in 10**9 bytes.
 
     Attributes:
         weights_gb: memory for the weights.
@@ -87,12 +88,12 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One suggested accelerator, with the reason for it.
+    """One suggested accelerator for a model, with the reason for it.
 
     Attributes:
         accelerator: devices of one node.
         nodes: number of such nodes that together hold the model.
-        role: "minimum", "better" or "also".
+        role: "minimum" for the smallest suggestion, "better" for the recommended larger one, "also" for the others.
         precision: number format of the weights.
         needs: memory that the model needs in that precision.
         why: the same arithmetic as a line of text.
@@ -107,7 +108,7 @@ class Suggestion:
 
     @property
     def free_gb(self) -> float:
-        """Return the memory that is left for larger batches and longer contexts, in GB over all nodes."""
+        """Return the memory that the model leaves for larger batches and longer contexts, in GB over all nodes."""
         return self.accelerator.total_memory_gb * self.nodes - self.needs.total_gb
 
 
@@ -120,22 +121,27 @@ def suggest(
     batch: int = 1,
     limit: int = 5,
 ) -> tuple[Suggestion, ...]:
-    """Return accelerators to rent for a model, the smallest first.
+    """Return accelerators to rent for a model, with the arithmetic of their memory.
 
-    For inference and lora without a precision, the result follows `GUIDE` wherever the arithmetic allows it. With a
-    precision, and for training, the arithmetic alone decides.
+    For inference and lora without a precision, the two accelerators that the rule of thumb in `GUIDE` names come first,
+    if the model fits. Otherwise the arithmetic alone decides. The other suggestions follow in rising order of memory.
+    If no single node fits, several nodes with 8 cards each are suggested.
 
     Args:
         parameters: number of parameters, such as 13e9 or "13B".
         workload: "inference", "lora", "full-finetune" or "pretrain".
-        precision: number format of the weights. By default bf16. If that does not fit, inference and lora fall
-            back to fp8 where the card computes in it, else to int8 or int4.
+        precision: number format of the weights. By default bf16. If that does not fit, inference and lora fall back to
+            fp8 where the card computes in it, else to int8 or int4.
         sequence: tokens in one sequence.
         batch: sequences at the same time: on each device in training, over all devices in inference.
         limit: largest number of suggestions to return.
 
+    Returns:
+        The suggestions, at least one if `limit` is above 0.
+
     Raises:
-        UsageError: a value has no meaning, or no node can hold the activations of one sequence.
+        UsageError: an argument is invalid, parameters are below 1000, the precision is too coarse for training, or no
+            node can hold the activations of one sequence.
     """
     size = amount(parameters)
     _check(size, workload, precision, sequence, batch)
@@ -155,12 +161,13 @@ def suggest(
 
 
 def amount(text: float | str) -> float:
-    """Return a number of parameters as a float: 7e9 for "7B" or "7e9".
+    """Return a number of parameters as a float: 7e9 for "7B", "7e9" or 7e9.
 
-    The suffixes K, M, B and T stand for 1e3, 1e6, 1e9 and 1e12.
+    The suffixes K, M, B and T, in upper or lower case, stand for 1e3, 1e6, 1e9 and 1e12. The size of the number is not
+    checked.
 
     Raises:
-        UsageError: the text cannot be read as a number.
+        UsageError: the value cannot be read as a number. True and False are refused, too.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         return float(text)
@@ -201,10 +208,13 @@ def _check(parameters: float, workload: str, precision: str | None, sequence: in
 
 
 def _candidates(first: list[str], workload: str) -> list[str]:
-    """Return the accelerators to try, in order.
+    """Return the accelerators to try, in order, as names without duplicates.
 
-    First are the two of the guide, if they are given. The others follow in rising order of memory, from the memory of
-    the guide's smaller one.
+    Args:
+        first: the smaller and the better accelerator of `GUIDE`, which come first. The others of `LADDER` follow in
+            rising order of memory, none with less than the smaller one. If it is empty, all of `LADDER` are tried in
+            that order.
+        workload: for "pretrain" without `first`, only accelerators with at least the memory of 8 H100, and no A100.
     """
     rising = sorted(LADDER, key=lambda name: (parse(name).total_memory_gb, parse(name).count))
     if first:
@@ -231,10 +241,10 @@ def needs(
     Args:
         parameters: number of parameters.
         workload: "inference", "lora", "full-finetune" or "pretrain".
-        precision: number format of the weights, a key of `BYTES`.
+        precision: number format of the weights, a key of `BYTES`. Any other is a KeyError.
         sequence: tokens in one sequence.
-        batch: sequences at the same time.
-        devices: number of devices; each holds its own activations in training.
+        batch: sequences at the same time: on each device in training, over all devices in inference.
+        devices: number of devices. In training each holds its own activations; inference ignores the number.
     """
     each, size = BYTES[precision], parameters / 1e9
     width, depth = dimensions(parameters)
@@ -252,16 +262,19 @@ def needs(
 
 
 def dimensions(parameters: float) -> tuple[float, float]:
-    """Return width and depth of a transformer with this many parameters, not rounded.
+    """Return width and depth (number of layers) of a transformer with this many parameters, as unrounded floats.
 
-    They solve N = 12 L h² with h = 128 L.
+    They solve N = 12 L h² with h = 128 L, where N is the number of parameters, h the width and L the depth.
     """
     depth = (parameters / (12 * 128**2)) ** (1 / 3)
     return 128 * depth, depth
 
 
 def _computes_fp8(card: Accelerator) -> bool:
-    """Return True if a card computes in fp8: NVIDIA since Ada, AMD since CDNA 3, Gaudi 2 and 3, and TPU7x."""
+    """Return True if a card computes in fp8: NVIDIA since Ada, AMD since CDNA 3, Gaudi 2 and 3, and TPU7x.
+
+    A card without a compute capability counts by its architecture and name; an unknown one gives False.
+    """
     major, _, minor = (card.compute_capability or "0.0").partition(".")
     recent = (int(major), int(minor or 0)) >= (8, 9)
     return recent or card.architecture.startswith(("CDNA3", "CDNA4")) or card.name in ("Gaudi2", "Gaudi3", "TPU7x")
@@ -273,7 +286,11 @@ def _needs(card: Accelerator, nodes: int, shape: _Shape, precision: str) -> Need
 
 
 def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ...]) -> Suggestion | None:
-    """Return a suggestion in the first of `precisions` in which the model fits into the nodes, or None if none fits."""
+    """Return a suggestion in the first of `precisions` in which the model fits into the nodes, or None if none fits.
+
+    fp8 is skipped for cards that do not compute in it. The role of the suggestion is "also". On cards of compute
+    capability 7.0 and 7.5, which lack bf16, the suggestion says "fp16" instead.
+    """
     for precision in precisions:
         if precision == "fp8" and not _computes_fp8(card):
             continue
@@ -286,9 +303,9 @@ def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ..
 
 
 def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestion]:
-    """Return suggestions of several nodes with eight cards each.
+    """Return suggestions of several nodes with eight H100, H200 or B200 cards each.
 
-    If one device cannot hold the activations, the devices of a node share them.
+    If one device cannot hold the activations of its sequences, the devices of a node share them.
 
     Raises:
         UsageError: no node can hold the activations of one sequence.
@@ -321,6 +338,8 @@ def _why(shape: _Shape, card: Accelerator, nodes: int, precision: str, total: Ne
 
 def _ranked(found: list[Suggestion], better: str | None) -> list[Suggestion]:
     """Return copies of the suggestions with their roles: "minimum" for the first, "better" for one, "also" for others.
+
+    The order is kept. If no suggestion after the first is the better one, no suggestion has that role.
 
     Args:
         found: the suggestions, the smallest first.

@@ -1,4 +1,4 @@
-"""`TPU`: slices by generation and topology; and `CPU`, the machine without an accelerator."""
+"""`TPU`, which returns a slice (TPU chips that are sold as one unit), and `CPU`, the machine without an accelerator."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from skypool.errors import UsageError, nearest
 
 
 def TPU(type: str, *, topology: str | None = None, chips: int | None = None) -> Accelerator:
-    """Return a TPU slice by its type ("v5p-8") or by a generation and a shape ("v5e", topology="4x4").
+    """Return a TPU slice by its type ("v5p-8"), or by a generation and a shape ("v5e", topology="4x4").
 
-    A generation without a shape is one chip.
+    A slice is a number of chips that are wired together and sold as one unit. A generation without a shape is one chip.
+    If both `topology` and `chips` are given, the slice must have both.
 
     Args:
         type: Google's name of a slice, or a generation: v2, v3, v4, v5e, v5p, v6e, tpu7x.
@@ -21,7 +22,8 @@ def TPU(type: str, *, topology: str | None = None, chips: int | None = None) -> 
         chips: number of chips, if their arrangement does not matter.
 
     Raises:
-        UsageError: no such slice is sold. The message lists similar ones.
+        UsageError: no such slice is sold (the message lists similar ones), or the topology or chips contradict the
+            type.
     """
     if not isinstance(type, str):
         raise UsageError(f"the type of a TPU must be a string such as 'v5p-8' or 'v5e', not {type!r}")
@@ -53,7 +55,7 @@ def _named(type: str, topology: str | None, chips: int | None) -> Accelerator:
 def squashed(text: str) -> str:
     """Return the text in lower case without spaces, tabs, dashes, underscores and dots.
 
-    Names are compared in this form.
+    Names are compared in this form. Other characters, such as "/", stay.
     """
     return text.casefold().translate(_SEPARATORS)
 
@@ -70,9 +72,10 @@ def _generation(text: str) -> str | None:
 
 @cache
 def spellings() -> dict[str, Slice]:
-    """Return every slice by all its spellings: v5litepod-16, v5e-16, tpu-v5e-16, TPUv5e_16.
+    """Return every TPU slice by all its spellings: v5litepod-16, v5e-16, tpu-v5e-16, TPUv5e_16.
 
-    The keys are in the form that `squashed` gives.
+    The keys are in the form that `squashed` gives: lower case without separators. The dict is cached, so do not change
+    it.
     """
     found: dict[str, Slice] = {}
     names = tables.tpu_names()
@@ -88,5 +91,5 @@ _OTHER = {"v5e": ("v5lite",), "v6e": ("v6",), "tpu7x": ("v7x", "v7")}
 
 
 def CPU() -> Accelerator:
-    """Return the value that stands for a machine without an accelerator. Its count is 0."""
+    """Return the value that stands for a machine without an accelerator. Its count and its memory are 0."""
     return Accelerator(name="CPU", memory_gb=0, count=0, kind="cpu", runtime="none")

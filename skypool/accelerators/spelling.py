@@ -1,11 +1,11 @@
 """Parses all spellings of accelerator names, including the clouds' own machine and GPU types.
 
-The format is `[count x] name [memory] [form] [@memory] [/partition] [:count]`. Case, spaces, dashes, underscores
-and dots do not matter. The name may also be any name that a cloud or a tool uses for its hardware, or for a machine
-type that holds it.
+The format is `[count x] name [memory] [form] [@memory] [/partition] [:count]`, such as "8x H100 SXM" or
+"A100/2g.10gb:3". Case, spaces, dashes, underscores and dots do not matter. The name may also be any name that a cloud
+or a tool uses for its hardware, or for a machine type that holds it.
 
-The same word can mean different cards. Here a bare A100 has 80 GB and a bare V100 has 16 GB. With `dialect=` a word
-is read as one source uses it: `parse("A100", dialect="skypilot")` has 40 GB.
+The same word can mean different cards. Here a bare A100 has 80 GB and a bare V100 has 16 GB. With `dialect=` a word is
+read as one source uses it: `parse("A100", dialect="skypilot")` has 40 GB.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 _SXM = {f"sxm{generation}" for generation in range(2, 7)}
 LONGEST = 120
-"""Largest length of a name. Longer text is rejected without parsing it."""
+"""Largest length of a name in characters. Longer text is rejected without parsing it."""
 
 _PREFIXES = (
     "nvidia", "tesla", "geforce", "amd", "instinct", "radeon",
     "aws", "google", "cloud", "intel", "habana", "standard", "grid", "ml",
 )  # fmt: skip
-"""Words that may stand before a name without changing it: "standard" is Azure's, "ml" SageMaker's."""
+"""Words that may stand before a name without changing it: "standard" is Azure's, "ml" is SageMaker's."""
 _NOISE = ("blackwell", "generation", "edition", "gpu", "server", "workstation")
 """Words in a driver's name for a card. Each is removed only if the name is not known with it."""
 _LEADING_COUNT = re.compile(r"(\d{1,4})\s*[x×*]\s*(?=\D)", re.IGNORECASE)
@@ -52,7 +52,19 @@ _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
 
 
 def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
-    """Return the accelerator that a spelling names. Arguments and errors are those of `parse`."""
+    """Return the accelerator that a spelling names.
+
+    An `Accelerator` is returned unchanged. A factory such as `accelerators.H100` is called without arguments.
+
+    Args:
+        spelling: the text, `Accelerator` or factory.
+        dialect: source whose names are tried first, such as "aws"; None for none.
+
+    Raises:
+        UnknownAccelerator: no accelerator has this name, or `spelling` is of another type. The error lists the nearest
+            names.
+        UsageError: there is no such dialect.
+    """
     if dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):
         return found
     if dialect is not None and dialect not in dialects():
@@ -69,9 +81,9 @@ def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
 
 
 def _nearest(text: str) -> tuple[str, ...]:
-    """Return known names similar to an unknown one.
+    """Return up to three known names similar to an unknown one, the most similar first. The result may be empty.
 
-    If only the partition is wrong, the result has the card's own partitions.
+    If only the partition is wrong ("A100/9g.99gb"), the result has the card's own partitions.
     """
     card, slash, rest = text.partition("/")
     known = _in_catalogue(card, None) if slash else None
@@ -85,10 +97,11 @@ def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ..
     """Return the accelerators that one or several spellings name, without duplicates and in the given order.
 
     Args:
-        spellings: a list of anything that `parse` reads, a single such value, or one string with commas.
+        spellings: a list of anything that `parse` reads, a single such value, or one string with commas. Empty parts
+            between commas are ignored.
 
     Raises:
-        UnknownAccelerator: one of the names is unknown.
+        UnknownAccelerator: one of the names is unknown, or `spellings` is neither of these (for example None or bytes).
         UsageError: the list is empty.
     """
     each: Iterable[Spelling]
@@ -108,7 +121,11 @@ def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ..
 
 @lru_cache(maxsize=4096)
 def _in_catalogue(spelling: str, dialect: str | None) -> Accelerator | None:
-    """Return the accelerator of the catalogue that a spelling names, or None. Registered names are not cached here."""
+    """Return the accelerator of the catalogue that a spelling names. Results are cached.
+
+    Returns None if no name matches, the text has more than 120 characters, or the memory, partition or count does not
+    suit the card. Names added by `register` are not found here.
+    """
     if len(spelling) > LONGEST:
         return None
     text = spelling.strip()
@@ -138,7 +155,10 @@ def _read(spelling: str, dialect: str | None) -> Accelerator | None:
 
 
 def _taken(pattern: re.Pattern[str], text: str) -> tuple[str | None, str]:
-    """Return the first group that the pattern matched and the text without the match; (None, text) without a match."""
+    """Return the first group that the pattern matched and the text without the match.
+
+    Without a match, returns None and the unchanged text.
+    """
     if not (found := pattern.search(text)):
         return None, text
     return next(group for group in found.groups() if group), text[: found.start()] + text[found.end() :]
@@ -157,9 +177,10 @@ def _relabelled(text: str) -> str:
 
 
 def _attached(text: str, dialect: str | None) -> tuple[str | None, str]:
-    """Return the count and the name of a text such as "H100x8", or None and the text if it has no clear count.
+    """Return the count and the name of a text with an attached count: "H100x8" gives ("8", "H100").
 
-    "MI250x4" has none: it may mean four MI250X as well as four MI250.
+    If the text has no clear count, returns None and the whole text. "MI250x4" has none: it may mean four MI250X as well
+    as four MI250.
     """
     found = _ATTACHED_COUNT.fullmatch(text)
     if found is None or _named(f"{found[1]}x", dialect):
@@ -181,7 +202,11 @@ def _finish(found: Accelerator, memory: str | None, profile: str | None, count: 
 
 
 def _many(found: Accelerator, profile: str, number: int) -> Accelerator:
-    """Return `number` partitions, on as many cards as they need."""
+    """Return `number` partitions with this profile, on as many cards as they need. The count of `found` is ignored.
+
+    Raises:
+        UsageError: the card lacks the profile, or is a partition itself.
+    """
     one = found.partition(profile)
     assert one.part is not None
     return found.with_count(-(-number // one.part.max_per_card)).partition(profile, number)
@@ -197,7 +222,10 @@ def _named(text: str, dialect: str | None) -> Accelerator | None:
 
 
 def _of_family(text: str) -> Accelerator | None:
-    """Return the accelerator of a machine type whose name follows a known pattern, or None."""
+    """Return the accelerator of a cloud's machine type whose name follows a known pattern, with its count (at least 1).
+
+    Returns None if the name follows no pattern. Azure's prefix "Standard_" is ignored.
+    """
     name = text.strip().removeprefix("Standard_").removeprefix("standard_")
     if name[:1].casefold() not in "ngtlza":  # the first letters of all patterns
         return None
@@ -251,6 +279,7 @@ def _names() -> dict[str, tuple[str, float | None, str | None]]:
     """Return every spelling of a model, with or without memory and form factor.
 
     Each value is (name, memory in GB or None, form factor or None), where None means that the spelling leaves it open.
+    The keys are in the form that `squashed` gives: lower case without separators.
     """
     found: dict[str, tuple[str, float | None, str | None]] = {}
     for name, group in tables.rows_by_name().items():
@@ -275,15 +304,19 @@ def _names() -> dict[str, tuple[str, float | None, str | None]]:
 
 @cache
 def dialects() -> tuple[str, ...]:
-    """Return the names of the sources whose spellings `parse` can prefer, for its argument `dialect`."""
+    """Return the names of all dialects: sources such as "aws" whose names `parse` can try first.
+
+    They are the values that the argument `dialect` of `parse` accepts.
+    """
     return tuple(dict.fromkeys(row["source"] for row in tables.rows("aliases.csv")))
 
 
 @cache
 def meanings(dialect: str) -> dict[str, Accelerator]:
-    """Return all names that one dialect defines, such as a cloud's machine types, each with its accelerator.
+    """Return all names that one dialect (naming source) defines, each with its accelerator.
 
-    Empty for an unknown dialect.
+    The names of "aws-type", for example, are the machine types of AWS. The dict is empty for an unknown dialect. It is
+    cached, so do not change it.
     """
     rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
     return {row["alias"]: read(row["means"]) for row in rows}
@@ -292,11 +325,12 @@ def meanings(dialect: str) -> dict[str, Accelerator]:
 def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accelerator | None:
     """Return the accelerator that a provider's machine type has, or None if neither name is known.
 
-    The type's own name decides if it is known, otherwise the names of its devices.
+    The type's own name decides if it is known. Otherwise the names of its devices are tried in order, and the first
+    that is known gives the result with its count.
 
     Args:
         provider: name of the provider's dialect, such as "aws".
-        kind: name of the machine type.
+        kind: name of the machine type, exactly as the provider writes it.
         devices: the provider's name and count of each kind of device, in the order to try them.
     """
     if found := meanings(f"{provider}-type").get(kind):
@@ -314,7 +348,10 @@ def _dialects() -> dict[tuple[str, str], str]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Return the spelling that each alias stands for. Where sources disagree, the first listed source decides."""
+    """Return the spelling that each alias stands for. Where sources disagree, the first listed source decides.
+
+    The keys are in the form that `squashed` gives: lower case without separators.
+    """
     found: dict[str, str] = {}
     for row in tables.rows("aliases.csv"):
         found.setdefault(squashed(row["alias"]), row["means"])
@@ -322,7 +359,13 @@ def _aliases() -> dict[str, str]:
 
 
 def _family(key: str) -> str | None:
-    """Return the spelling of a machine type that is listed with a star ("NV*_V710_v5"), or None."""
+    """Return the spelling that a machine type stands for, if the type is listed with a star ("NV*_V710_v5"), or None.
+
+    The star stands for one or more letters and digits.
+
+    Args:
+        key: name of the machine type in the form that `squashed` gives: lower case without separators.
+    """
     for start, end, means in _families():
         if key.startswith(start) and key.endswith(end) and key[len(start) : -len(end)].isalnum():
             return means

@@ -1,6 +1,7 @@
-"""Loads the catalogue's data files. Each file is read at its first use and kept in memory.
+"""Loads the catalogue's data files (CSV). Each file is read at its first use and kept in memory.
 
-The files are read through this module's own loader, so they are found in a zip archive as well as in a directory.
+The files are read through this module's own loader, so they are found in a zip archive as well as in a directory. Most
+results are cached and shared, so callers must not change them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ def _lines(file: str) -> list[str]:
 
 @cache
 def rows(file: str) -> tuple[Row, ...]:
-    """Return every row of a CSV file in this directory, as a dictionary by column heading."""
+    """Return every row of a CSV file in this directory, as a dictionary by column heading.
+
+    The heading itself is not a row. All values are strings; an empty cell is "".
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: a row has more or fewer cells than the heading.
+    """
     return tuple(_row(file, line) for line in _lines(file)[1:])
 
 
@@ -37,7 +45,7 @@ def _row(file: str, line: str) -> Row:
 
 
 def _cells(line: str) -> list[str]:
-    """Return the cells of a line of CSV.
+    """Return the cells of a line of CSV, without their quotes. Two quotes inside a quoted cell stand for one.
 
     The module `csv` is not used: it loads `re`, which takes longer than reading all the files.
     """
@@ -53,7 +61,10 @@ def _cells(line: str) -> list[str]:
 
 
 def rows_of(name: str) -> tuple[Row, ...]:
-    """Return the rows of one model, without parsing the other rows. Empty for an unknown name."""
+    """Return the rows of one model, without parsing the other rows. Empty for an unknown name.
+
+    The name must be spelled exactly as in the catalogue.
+    """
     file = "accelerators.csv"
     return tuple(_row(file, line) for line in _lines(file)[1:] if line.startswith(f"{name},"))
 
@@ -68,7 +79,10 @@ def _number(text: str) -> float | None:
 
 @cache
 def rows_by_name() -> dict[str, tuple[Row, ...]]:
-    """Return the rows of the catalogue by model name. The first row of a model is what its bare name stands for."""
+    """Return the rows of the catalogue by model name, in the catalogue's order.
+
+    The first row of a model is what its bare name stands for.
+    """
     found: dict[str, list[Row]] = {}
     for row in rows("accelerators.csv"):
         found.setdefault(row["name"], []).append(row)
@@ -77,7 +91,10 @@ def rows_by_name() -> dict[str, tuple[Row, ...]]:
 
 @cache
 def variants(name: str) -> tuple[Variant, ...]:
-    """Return the variants of a model. The first is what its bare name stands for. Empty for an unknown name."""
+    """Return the variants of a model: one for each memory size and form factor. Empty for an unknown name.
+
+    The first variant is what the bare name stands for. The name must be spelled exactly as in the catalogue.
+    """
     return tuple(_variant(row) for row in rows_of(name))
 
 
@@ -116,7 +133,10 @@ def _metadata(row: Row) -> Metadata:
 
 @cache
 def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
-    """Return the names of the partitioned cards in partitions.csv, by model and memory in GB."""
+    """Return the names under which partitions.csv lists a card, by model and memory in GB.
+
+    Only cards that can be partitioned are in the dict.
+    """
     found: dict[tuple[str, float], list[str]] = {}
     for row in rows("partition_cards.csv"):
         for model in row["models"].split():
@@ -127,7 +147,10 @@ def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
 
 @cache
 def profiles(name: str, memory_gb: float) -> dict[str, Partition]:
-    """Return the partitions of a card by profile, smallest first. Empty if no partitions are on record."""
+    """Return the partitions of a card by profile, such as "1g.10gb", smallest first.
+
+    Empty if no partitions are on record, or if the card is unknown.
+    """
     cards = partition_cards().get((name, memory_gb), ())
     return {row["profile"]: _partition(row) for row in rows("partitions.csv") if row["card"] in cards}
 
@@ -152,7 +175,10 @@ def _partition(row: Row) -> Partition:
 
 
 def _placements(text: str) -> tuple[tuple[int, int], ...]:
-    """Return (start, size) pairs: "0,2,4:2" is three starts of size 2, "0-6:1" is seven starts of size 1."""
+    """Return (start, size) pairs: "0,2,4:2" is three starts of size 2, "0-6:1" is seven starts of size 1.
+
+    Empty text gives ().
+    """
     if not text:
         return ()
     starts, _, size = text.partition(":")
@@ -163,14 +189,17 @@ def _placements(text: str) -> tuple[tuple[int, int], ...]:
 
 @cache
 def slices() -> dict[str, Slice]:
-    """Return every TPU slice by Google's name for it, such as "v5litepod-16"."""
+    """Return every TPU slice (chips that are sold as one unit) by Google's name for it, such as "v5litepod-16"."""
     generations = {row["generation"]: row for row in rows("tpu_generations.csv")}
     return {row["type"]: _slice(row, generations[row["generation"]]) for row in rows("tpu_slices.csv")}
 
 
 @cache
 def slice_types() -> dict[str, str]:
-    """Return Google's name of every TPU slice by the name of its factory: "v5litepod-16" under "TPUv5e_16"."""
+    """Return Google's name of every TPU slice by the name of its factory, the object in `skypool.accelerators`.
+
+    The value under "TPUv5e_16" is "v5litepod-16".
+    """
     names = tpu_names()
     return {
         f"{names[row['generation']]}_{row['type'].partition('-')[2]}": row["type"] for row in rows("tpu_slices.csv")
@@ -178,7 +207,7 @@ def slice_types() -> dict[str, str]:
 
 
 def tpu_names() -> dict[str, str]:
-    """Return the model name of each TPU generation: "TPUv5e" under "v5e"."""
+    """Return the model name of each TPU generation in the catalogue, by generation: "TPUv5e" under "v5e"."""
     return {row["generation"]: row["name"] for row in rows("tpu_generations.csv")}
 
 

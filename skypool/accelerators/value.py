@@ -1,4 +1,4 @@
-"""`Accelerator`: the value that stands for one kind of hardware, its memory, form factor and count."""
+"""`Accelerator`: the value that stands for one kind of hardware: model, memory, form factor and number of devices."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ _RUNTIMES: dict[tuple[str, str], Runtime] = {
 class Accelerator:
     """Devices of one node: their model, their number, and the partition of a card that each one is.
 
-    Two values are equal if they stand for the same hardware. Values are ordered by total memory, then by memory of one
-    device. `str()` returns the canonical spelling, which `parse` reads back to an equal value.
+    Values cannot be changed. Two values are equal if they stand for the same hardware. Values are ordered by total
+    memory, then by memory of one device, then by name. `str()` returns the canonical spelling, which `parse` reads back
+    to an equal value. The constructor raises UsageError for an empty name, or a negative count or memory.
 
     Attributes:
         name: name of the model and of its factory: "A100".
@@ -53,8 +54,8 @@ class Accelerator:
         slice: TPU slice that the devices form; None for other hardware.
         metadata: further facts. If the form factor is open, they describe the one that the bare name stands for.
         label: the canonical spelling without partition and count.
-        origin: "catalog" if memory was given or only one size exists, "default" if the memory was left open,
-            "custom" for hardware outside the catalogue.
+        origin: "catalog" if memory was given or only one size exists, "default" if the memory was left open, "custom"
+            for hardware outside the catalogue.
     """
 
     name: str
@@ -83,39 +84,46 @@ class Accelerator:
 
     @property
     def memory(self) -> str:
-        """Return the memory of one device as the factories accept it: "80GB"."""
+        """Return the nominal memory of one device as text, in the form that the factories accept: "80GB"."""
         return f"{self.memory_gb:g}GB"
 
     @property
     def total_memory_gb(self) -> float:
-        """Return the nominal memory of all devices together, in GB."""
+        """Return the nominal memory of all devices together, in GB: the memory of one device times the count."""
         return self.memory_gb * self.count
 
     @property
     def profile(self) -> str | None:
-        """Return the partition's profile, such as "2g.10gb"; None for whole cards."""
+        """Return the name of the partition's profile, such as "2g.10gb". Returns None for whole cards."""
         return self.part.profile if self.part else None
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """Return the profiles of all partitions that this card supports. Empty if none are on record."""
+        """Return the names of all partition profiles that this card supports, such as "2g.10gb", the smallest first.
+
+        Empty if none are on record. For a partition, they are those of its card.
+        """
         return tuple(tables.profiles(self.name, self.card_memory_gb))
 
     @property
     def cards(self) -> int:
-        """Return the number of whole cards (or chips) that hold the devices: seven 1g.10gb of an H100 need one."""
+        """Return the number of whole cards (or chips) that hold the devices, rounded up.
+
+        Seven partitions 1g.10gb of an H100 need one card. 0 for `CPU()`.
+        """
         return -(-self.count // self.part.max_per_card) if self.part else self.count
 
     @property
     def hosts(self) -> int:
-        """Return the number of virtual machines that hold the devices: 1, or several for most TPU slices."""
+        """Return the number of virtual machines that hold the devices: several for most TPU slices, otherwise 1."""
         return self.slice.vms if self.slice else 1
 
     def with_count(self, count: int) -> Accelerator:
-        """Return the same hardware with `count` devices.
+        """Return the same hardware with `count` devices. This value itself does not change.
 
         Raises:
-            UsageError: the count is below 1, or another count is asked of a TPU slice, whose type fixes its chips.
+            UsageError: the count is not a whole number above 0, or this is a CPU or a TPU slice, whose count is fixed.
+                The present count is always accepted.
         """
         if count == self.count:
             return self
@@ -128,15 +136,15 @@ class Accelerator:
     def partition(self, profile: str, count: int = 1) -> Accelerator:
         """Return `count` partitions of this card, each of which is a device of its own.
 
-        `A100()` without a memory size becomes the 40 GB card for a profile that only this card has.
+        An `A100()` that was made without a memory size becomes the 40 GB card for a profile that only this card has.
 
         Args:
-            profile: profile such as "2g.10gb". `profiles` lists them.
-            count: total number of partitions. These cards must be able to hold them.
+            profile: profile such as "2g.10gb". `profiles` lists them. Case does not matter.
+            count: total number of partitions. The cards of this value must be able to hold them.
 
         Raises:
-            UsageError: the card lacks the profile (the message lists the existing ones), cannot hold so many
-                partitions, or is a partition itself.
+            UsageError: the card lacks the profile; the message lists the existing ones. Also if the cards cannot hold
+                so many partitions, the count is below 1, or this value is a partition itself.
         """
         from skypool.accelerators import partitions  # imported late: only partitions need it
 
@@ -155,6 +163,8 @@ class Accelerator:
     def fits(self, profiles: Iterable[str]) -> bool:
         """Return True if one such card can hold all these profiles at once: `["3g.40gb", "2g.20gb", "2g.20gb"]`.
 
+        The count of this value does not matter. No profiles always fit.
+
         Raises:
             UsageError: the card lacks one of the profiles.
         """
@@ -163,16 +173,19 @@ class Accelerator:
         return partitions.fits(self.name, self.card_memory_gb, profiles)
 
     def accepts(self, offered: Accelerator) -> bool:
-        """Return True if `offered` satisfies this request: it is the same hardware and the same count.
+        """Return True if `offered` satisfies this request: the same hardware and exactly the same count.
 
-        A form factor that is None here accepts any form factor.
+        If the form factor of this value is None, any form factor is accepted. A request with a form factor does not
+        accept an offer whose form factor is None.
         """
         return self._identity(offered.form_factor) == offered._identity(offered.form_factor)
 
     def could_be(self, other: Accelerator) -> bool:
-        """Return True if both may be the same kind of device, whatever their counts. A form factor of None matches any.
+        """Return True if both values may be the same kind of device, whatever their counts.
 
-        Use it to compare the hardware that was bought with what a node's own tools report, which is often less exact.
+        The model, the memory of the whole card and the partition must be the same. A form factor of None, on either
+        side, matches any. `a.could_be(b)` is the same as `b.could_be(a)`. Use this to compare the hardware that was
+        bought with what a node's own tools report, which is often less exact.
         """
         forms = {self.form_factor, other.form_factor} - {None}
         mine, theirs = self._identity(None), other._identity(None)
@@ -199,7 +212,10 @@ class Accelerator:
         return self == other or self > other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle a value of the catalogue as its name, and a custom value as its fields."""
+        """Pickle a value of the catalogue as its name, and a custom value as its fields.
+
+        The process that unpickles a name takes the facts from its own catalogue.
+        """
         if self.origin == "custom":
             return Accelerator, tuple(getattr(self, name) for name in Accelerator.__slots__)
         return _revive, (self.label, self.profile, self.count, self.origin)
@@ -228,7 +244,7 @@ class Accelerator:
         return f"{made}.partition({self.part.profile!r}{count})" if self.part else made
 
     def to_json(self) -> str:
-        """Return all facts as one JSON object. Its key "spelling" has a string that `parse` reads."""
+        """Return all fields as one JSON object, as text. Its key "spelling" has a string that `parse` reads."""
         import json  # both are imported late, as few programs need them
         from dataclasses import asdict
 
@@ -236,7 +252,7 @@ class Accelerator:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Accelerator:
-        """Return the accelerator that `to_json` wrote.
+        """Return the accelerator that `to_json` wrote. The facts come from the text, not from the catalogue.
 
         Raises:
             UsageError: the text is not JSON, or not of this shape.
@@ -272,16 +288,19 @@ def _from_fields(given: dict[str, Any]) -> Accelerator:
 
 
 def build(name: str, memory_gb: float | None = None, form_factor: str | None = None, count: int = 1) -> Accelerator:
-    """Return a model of the catalogue, in the first of its variants that has the given memory and form factor.
+    """Return `count` devices of a catalogue model, in its first variant that has the given memory and form factor.
+
+    If the form factor is not given and several exist for that memory, the result leaves it open (None).
 
     Args:
         name: model name, exactly as in the catalogue.
         memory_gb: memory of one device in GB; None accepts any.
         form_factor: form factor; None accepts any.
-        count: number of devices.
+        count: number of devices, at least 1.
 
     Raises:
-        UsageError: no variant agrees. The message lists the existing ones.
+        UsageError: no variant agrees (the message lists the existing ones), the name is unknown, or the count is below
+            1.
     """
     return _one(name, memory_gb, form_factor).with_count(count)
 
@@ -327,12 +346,12 @@ def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
     nominal size is accepted, because third parties solder memory on.
 
     Args:
-        card: the card, with any memory size.
+        card: the card, with any memory size. It is not changed.
         memory_mib: memory of one device as the tool reports it, in MiB.
 
     Returns:
-        The variant, or None if the reported memory is below 80 % of the nearest nominal size.
-        A card that is not in the catalogue is returned unchanged.
+        The variant, with the count of `card`. None if the reported memory is below 80 % of the nearest nominal size. A
+        card that is not in the catalogue is returned unchanged.
     """
     gib = memory_mib / 1024 * _DIES.get(card.name, 1)
     forms = (None, card.form_factor) if card.form_factor else ()
@@ -352,13 +371,20 @@ _DIES = {"MI250": 2, "MI250X": 2}
 
 
 def build_slice(kind: Slice) -> Accelerator:
-    """Return the accelerator that stands for all chips of one TPU slice."""
+    """Return the accelerator that stands for all chips of one TPU slice. Its count is the number of chips.
+
+    Its memory is that of one chip.
+    """
     chip = build(tables.tpu_names()[kind.generation])
     return _changed(chip, count=kind.chips, slice=kind, label=kind.type)
 
 
 def _revive(label: str, profile: str | None, count: int, origin: Origin) -> Accelerator:
-    """Return the accelerator that was pickled with these values. The facts come from this process's own catalogue."""
+    """Return the accelerator that was pickled with these values. The facts come from this process's own catalogue.
+
+    Raises:
+        UsageError: this process's catalogue does not have the model, the variant or the partition.
+    """
     if made := tables.slices().get(label):
         return build_slice(made)
     name, memory, form = _split(label)
@@ -380,7 +406,10 @@ def _split(label: str) -> tuple[str, float | None, str | None]:
 
 
 def canonical(spelling: str) -> Accelerator | None:
-    """Return the accelerator whose `str()` or bare catalogue name is `spelling`, or None for any other spelling."""
+    """Return the accelerator whose `str()` or bare catalogue name is `spelling`, such as "H100:8" or "A100-40GB".
+
+    Returns None for any other spelling, also for a partition, a TPU slice or an invalid count. It never raises.
+    """
     label, colon, count = spelling.partition(":")
     if colon and not (count.isascii() and count.isdecimal() and 0 < int(count) < 10_000 and not count.startswith("0")):
         return None

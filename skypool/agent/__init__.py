@@ -21,15 +21,17 @@ In the agent's process:
 
 - `start`: starts keeper and agent, and kills everything when the agent ends.
 - `plan`: the node's configuration, and how its devices are split among slots (places where calls run).
-- `node`: the agent's event loop: receives calls, returns outcomes, handles the deaths of workers.
-- `stops`, `answers`: calls that are cancelled, run too long or lose their worker, and their outcomes.
-- `client`, `connection`: the connected client, and its frames; `unacknowledged`: outcomes that it has not confirmed.
+- `node`: the agent's event loop: receives calls, returns outcomes (results or errors), handles the deaths of workers.
+- `stops`: stops calls that are cancelled, run too long or whose worker hangs; queues lost calls again.
+- `answers`: sends errors for calls that were stopped or lost their worker.
+- `client`, `connection`: the connected client, and the frames (messages) to and from it.
+- `unacknowledged`: outcomes that the client has not confirmed.
 - `call_queue`, `call`: the queue of calls, and one call.
-- `batch`: small calls that arrive in one frame (message); `batch_watch`: takes them back from behind a slow call.
+- `batch`: small calls that arrive in one frame; `batch_watch`: takes them back from behind a slow call.
 - `slots`: forks the worker processes, signals and watches them, and reaps those that died.
 - `processes`: the processes of a node: their names and CPUs, and the descendants of a process.
 - `lease`: how long the node may live; each sign of life from the client extends it.
-- `notice`: waits for the provider's spot notice, and tells the running call.
+- `notice`: waits for the provider's spot notice (it will take the machine back), and tells the running call.
 - `call_output`: output of calls: limits it and sends it to the client.
 - `store`: functions and `pool.put()` objects; `value_storage`: large values in memory or in files.
 - `health`: the report about the node's hardware at its start.

@@ -1,4 +1,7 @@
-"""Ends calls in place of a worker: sends the client an error for a call that was stopped or whose worker died."""
+"""Ends calls in place of a worker process: sends the client an error for a call that was stopped or whose worker died.
+
+This runs in the agent, the main process of a node.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from skypool.wire.handshake import AgentConfig
 
 
 class Answers:
-    """The part of the agent that sends errors for calls that no worker can answer.
+    """The part of the agent (a node's main process) that sends errors for calls that no worker process can answer.
 
     Args:
         config: the node's configuration.
         queue: the calls that have not ended.
         output: the calls' output, for the last lines in an error.
-        unacknowledged: sends the outcomes.
+        unacknowledged: sends the outcomes, and keeps them until the client acknowledges them.
     """
 
     def __init__(
@@ -37,9 +40,9 @@ class Answers:
         self._unacknowledged = unacknowledged
 
     def fail(self, id_: int, error: BaseException) -> None:
-        """End the call with this id with an error, which the client raises.
+        """End the call with this id with an error, which the client raises. Nothing is raised here.
 
-        The error is sent even if the call is not known.
+        The call is removed from the queue's calls. The error is sent even if the call is not known there.
         """
         call = self._queue.calls.get(id_)
         header: dict[str, Any] = {"id": id_, "ok": False, "seconds": 0}
@@ -52,9 +55,10 @@ class Answers:
         self._unacknowledged.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
 
     def stopped(self, call: NodeCall) -> None:
-        """End a call that had to stop, with an error for the reason in `call.doomed`.
+        """End a call that had to stop, by sending the client an error for the reason in `call.doomed`.
 
-        The error is a CallTimeout for "timeout", a ConnectionLost for "stopped" (its worker was), else a SkypoolError.
+        The error is a CallTimeout for "timeout". It is a ConnectionLost for "stopped", when the worker's process was
+        stopped, as by SIGSTOP. Otherwise it is a SkypoolError that says that the call was cancelled.
         """
         error: SkypoolError
         if call.doomed == "timeout":
@@ -70,12 +74,15 @@ class Answers:
         self.fail(call.id, error)
 
     def died(self, slot: Slot, call: NodeCall, status: int) -> None:
-        """End a call whose worker died while it ran.
+        """End a call whose worker died while it ran, by sending the client a WorkerDied error.
+
+        The error has the signal or the exit code, and the last lines that the call printed. For SIGKILL it has a hint
+        about memory.
 
         Args:
-            slot: the worker's slot.
+            slot: the worker's slot (place where one call runs at a time).
             call: the call.
-            status: the wait status of the worker's process.
+            status: the wait status of the worker's process, as from `os.waitpid`.
         """
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         hint = ""

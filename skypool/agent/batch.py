@@ -1,8 +1,8 @@
-"""Batches: many small calls that arrive in one frame (message). One worker runs them one after the other.
+"""Batches: many small calls that arrive in one frame (message). One worker process runs them one after the other.
 
-They remain separate calls. At any time, the agent can take back the calls that the worker has not begun. A worker sends
-the outcome of a call (its result or error) before it begins the next one. So the calls do not affect each other if the
-worker dies, or if one of them is cancelled or slow.
+They remain separate calls. At any time, the agent (the node's main process) can take back the calls that the worker has
+not begun. A worker sends the outcome of a call (its result or error) before it begins the next one. So the calls do not
+affect each other if the worker dies, or if one of them is cancelled or slow.
 """
 
 from __future__ import annotations
@@ -29,18 +29,26 @@ _ALL = 64 << 10
 class Batch:
     """Several calls that arrived in one frame (message). The agent handles them as one until it needs one by itself.
 
+    The class attributes `streams`, `blob`, `pulls`, `given` and `doomed` have the values of a `NodeCall` that has none
+    of these.
+
     Args:
-        f: the CALLS frame.
+        f: the CALLS frame. Its bytes are copied.
         name: the name of the function.
         kind: the kind of slot that the calls need (see `slots`).
 
     Attributes:
+        kind: as given.
         packet: the frame as it was received.
+        name: as given.
+        fn: the key of the function.
         ids: the ids of its calls, in their order.
-        offered: True if the batch is in a queue of the workers, or a worker has taken it.
+        timeout: seconds that each call may run; None for no limit.
+        silent: True if output of the calls is not sent to the client.
+        offered: True if the batch is in a queue of the worker processes, or a worker has taken it.
 
     Raises:
-        ProtocolError: the frame's ids or lengths are not valid.
+        ProtocolError: the frame's ids or lengths are not valid, or it has no calls or more than `TOGETHER` (512).
     """
 
     streams: ClassVar[bool] = False
@@ -85,10 +93,13 @@ class Batch:
     def single(self, id_: int) -> NodeCall:
         """Return one call of the batch as if it had arrived alone.
 
-        Its `offered` changes together with the batch's from then on.
+        The call stays in `ids`. Its `offered` changes together with the batch's from then on.
 
         Args:
             id_: the call's id, one of `ids`.
+
+        Raises:
+            ValueError: the batch has no call with this id.
         """
         index = self.ids.index(id_)
         length = self._lengths[index]
@@ -103,7 +114,7 @@ class Batch:
 
 
 class Pipes:
-    """Two pipes that a worker shares with the agent while it runs a batch.
+    """Two pipes that a worker process shares with the agent (the node's main process) while it runs a batch.
 
     The agent makes them before it forks the worker.
 
@@ -120,38 +131,46 @@ class Pipes:
         os.set_blocking(self._ended, False)
 
     def leave(self) -> set[int]:
-        """Return the file descriptors of both pipes that the worker needs.
+        """Return the numbers of the three file descriptors of the pipes that the worker process needs.
 
-        The worker closes all others after the fork.
+        Nothing is closed here. The worker closes all other file descriptors after the fork.
         """
         return {self._claims, self._claim, self._end}
 
     def keep(self) -> None:
-        """Close the ends of the pipes that only the worker needs.
+        """Close the ends of the pipes that only the worker process needs: those for writing.
 
-        Called in the agent, after it has forked the worker.
+        Called in the agent (the node's main process), once, after it has forked the worker.
         """
         os.close(self._claim)
         os.close(self._end)
 
     def close(self) -> None:
-        """Close the agent's ends of the pipes. Called in the agent when the worker has died."""
+        """Close the agent's ends of the pipes, which are for reading.
+
+        Called in the agent (the node's main process), once, when the worker process has died.
+        """
         os.close(self._claims)
         os.close(self._ended)
 
     # --- in the worker ---------------------------------------------------------------------------------------
 
     def hold(self, ids: list[int]) -> None:
-        """Write the ids of the calls of a batch to the pipe of calls that have not begun. Called in the worker.
+        """Write the ids of the calls of a batch to the pipe of calls that have not begun.
 
-        None of these calls may have begun.
+        Called in the worker process that runs the batch (several small calls). The pipe must be empty: each call of the
+        batch before was claimed or taken back.
+
+        Args:
+            ids: the ids, at most 512, in the order in which the worker process runs the calls.
         """
         os.write(self._claim, struct.pack(f"{len(ids)}Q", *ids))
 
     def claim(self) -> bool:
-        """Claim the next call of the batch for the worker, by reading its id from the pipe. Called in the worker.
+        """Claim the next call of the batch (several small calls) for the worker, by reading its id from a pipe.
 
-        Returns True if the worker may begin that call, and False if the agent has taken back the rest of the batch.
+        Called in the worker process. Returns True if the worker process may begin that call. Returns False if no id is
+        left, as when the agent (the node's main process) has taken back the rest of the batch. Does not wait.
         """
         try:
             return bool(os.read(self._claims, _ID.size))
@@ -159,19 +178,26 @@ class Pipes:
             return False
 
     def end(self, end: bytes) -> None:
-        """Write the outcome of a call to the pipe of outcomes. Called in the worker.
+        """Write the outcome (result or error) of a call to the pipe of outcomes. Called in the worker process.
+
+        Waits if the pipe is full, until the agent (the node's main process) reads from it.
 
         Args:
-            end: the outcome as `frames.end_of` makes it, at most LARGEST_END bytes.
+            end: the outcome as `frames.end_of` makes it, at most `LARGEST_END` (4096) bytes.
+
+        Raises:
+            BrokenPipeError: the agent is gone.
         """
         os.write(self._end, end)
 
     # --- in the agent ----------------------------------------------------------------------------------------
 
     def take_back(self) -> list[int]:
-        """Take the ids of all calls of the batch that have not begun from the pipe, and return them.
+        """Take the ids of the batch's calls that have not begun from the pipe, and return them in order.
 
-        The worker will not begin these calls. Called in the agent.
+        A batch is several small calls that one worker process runs. The worker will not begin these calls. Returns an
+        empty list if there are none, also after the worker's death. Does not wait. Called in the agent (the node's main
+        process).
         """
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._claims, _ALL)
@@ -179,10 +205,10 @@ class Pipes:
         return []
 
     def ended(self) -> bytes:
-        """Read the outcomes that the worker has written since the last call, and return them.
+        """Read outcomes (results or errors) that the worker process has written, at most 64 KiB, and return them.
 
-        They are returned as one byte string, for `frames.ends_in`; b"" if there are none. Does not wait. Called in the
-        agent.
+        Each outcome is returned once. They are returned as one byte string, for `frames.ends_in`; b"" if there are
+        none. Does not wait. Called in the agent (the node's main process).
         """
         with contextlib.suppress(BlockingIOError):
             return os.read(self._ended, _ALL)
@@ -190,9 +216,12 @@ class Pipes:
 
 
 def frame_of_ends(body: bytes) -> list[Buffer]:
-    """Return the OUTCOMES frame that sends the outcomes of batched calls to the client, as buffers.
+    """Return the OUTCOMES frame (message) that sends the outcomes (results or errors) of calls to the client.
 
     Args:
         body: the outcomes as `Pipes.ended` returns them.
+
+    Returns:
+        the frame as two buffers, to be written one after the other. The second is `body` itself.
     """
     return [encode(Kind.OUTCOMES, {}, len(body)), body]

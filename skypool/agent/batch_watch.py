@@ -1,6 +1,6 @@
 """Watches batches of calls, and takes calls that wait behind a slow call of the same batch back from the worker.
 
-A batch is several small calls that one worker runs one after the other.
+A batch is several small calls that one worker process runs one after the other.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _SLOW = 0.05
 class BatchWatch:
     """A watcher that finds calls which wait behind a slow call of their batch, and queues them for other workers.
 
-    The agent calls `look` every `LOOK` seconds while `alert` is True.
+    The agent (the node's main process) calls `look` every `LOOK` (0.005) seconds while `alert` is True.
 
     Args:
         slots: the slots (places where one call runs at a time) and their workers.
         queue: the calls of this node that have not ended.
-        hear: called with a slot to handle the packets and outcomes that its worker has sent.
+        hear: called with a slot to handle the packets and outcomes that its worker process has sent.
 
     Attributes:
-        alert: True while a call may be waiting behind another one, so that `look` must be called.
+        alert: True while a call may be waiting behind another one, so that `look` must be called. False at first.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, hear: Callable[[Slot], None]) -> None:
@@ -38,24 +38,27 @@ class BatchWatch:
         self._looked = 0.0
 
     def came(self) -> None:
-        """Note that a batch of calls has arrived on the node, and set `alert`."""
+        """Note that a batch of calls has arrived on the node, and set `alert` to True."""
         self._any = self.alert = True
 
     def ended(self) -> None:
-        """Note that a call has ended on the node.
+        """Note that a call has ended on the node, after it was removed from the queue's calls.
 
-        `alert` becomes True if a batch has arrived and other calls have not ended, else False.
+        `alert` becomes True if other calls have not ended, and a batch has arrived since the node last had no calls.
+        Otherwise it becomes False.
         """
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:
         """Send on the outcomes of batched calls, and queue calls that wait behind a slow call for other workers.
 
-        A call is slow if it has run for `_SLOW` seconds, or at once if another worker is idle. Does nothing if the last
-        check was less than `LOOK` seconds ago.
+        An outcome is a result or error. A batch is several small calls that one worker process runs in turn. A call is
+        slow if it has run for `_SLOW` (0.05) seconds. If a worker process of the same kind is idle, a call is slow as
+        soon as a second check finds it still running. `alert` is set to False unless another check is needed. Does
+        nothing if the last check was less than `LOOK` (0.005) seconds ago.
 
         Args:
-            now: the time of the agent's clock.
+            now: the time of the agent's clock, in seconds.
         """
         if now - self._looked < LOOK:
             return

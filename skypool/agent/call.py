@@ -1,4 +1,7 @@
-"""The agent's record of one call that has not ended. The agent never unpickles the call."""
+"""The record that the agent (the node's main process) has of one call that has not ended.
+
+The agent never unpickles the call.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,25 @@ class NodeCall:
     """The agent's record of one call that waits or runs on this node.
 
     Attributes:
-        id: its id.
-        packet: its frame as it was received.
+        id: the call's id.
+        packet: its frame (message) as it was received.
         blob: its arguments if they are large, else None.
         name: the name of its function.
         fn: the key of its function.
         timeout: seconds that it may run; None for no limit.
         silent: True if its output is not sent to the client.
-        streams: True if it sends items of a stream.
+        streams: True if it sends items of a generator.
         kind: the kind of slot that it needs (see `slots`).
-        offered: True if it is in a queue of the workers, or a worker has taken it.
+        offered: True if it is in a queue of the worker processes, or a worker has taken it.
         again: True if it was offered before, so that two workers may have its arguments.
-        doomed: why it must stop: "cancel", "timeout", "stopped" (its worker was), or "" if it need not.
+        doomed: why it must stop: "cancel", "timeout" or "stopped" (its worker was, as by SIGSTOP). "" if it need not
+            stop.
         grace: seconds that it has to stop before its worker is killed.
-        missing: the time since which it may be lost with a worker that took it and had not begun it.
+        missing: the time since which it may be lost with a worker that died before the call began; None if it is not.
         printed: bytes of its output that were sent.
-        dropped: bytes of its output beyond the limit.
-        pulls: for each iterator argument, how many items its worker has asked for.
-        given: for each iterator argument, how many items its worker has got.
+        dropped: bytes of its output beyond the limit, which were not sent.
+        pulls: for each iterator argument (by number), how many items its worker has asked for.
+        given: for each iterator argument (by number), how many items its worker has got.
     """
 
     id: int

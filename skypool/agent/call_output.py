@@ -1,4 +1,7 @@
-"""Matches printed output to the call that printed it, limits its amount, and sends it to the client."""
+"""Matches printed output to the call that printed it, limits its amount, and sends it to the client.
+
+This runs in the agent, the main process of a node.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,20 @@ from skypool.agent.client import OUTPUT_WINDOW, Client
 from skypool.agent.slots import TAIL, Slot, Slots
 
 _OUTPUT_LIMIT = 10 << 20
-"""The number of bytes of one call's output that are sent to the client."""
+"""The greatest number of bytes of one call's output that are sent to the client."""
 
 
 class CallOutput:
-    """A handler of everything that the workers of this node print.
+    """A handler of everything that the worker processes of this node print.
+
+    Args:
+        slots: the slots (places where one call runs at a time) and their workers.
+        queue: the calls that have not ended.
+        client: sends the output.
 
     Attributes:
-        apart: keys of functions that write to their file descriptors. Their calls must run one by one, because such
-            output does not show which call of a batch wrote it.
+        apart: keys of functions that write directly to their file descriptors. Their calls must run one by one, because
+            such output does not show which call of a batch wrote it.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, client: Client) -> None:
@@ -31,11 +39,12 @@ class CallOutput:
     def read(self, slot: Slot, fd: int) -> None:
         """Handle output that a worker's process or its children wrote directly to a file descriptor.
 
-        Calls of the function that is running are not batched any more after this.
+        Reads at most 64 KiB, and does not wait. Calls of the function that is running are not batched any more after
+        this. At the end of the output, the file descriptor is no longer watched.
 
         Args:
-            slot: the worker's slot.
-            fd: 1 or 2.
+            slot: the worker's slot (the place where it runs calls).
+            fd: 1 for stdout, 2 for stderr.
         """
         with contextlib.suppress(BlockingIOError):
             data = os.read(slot.outputs[fd], 64 << 10)
@@ -48,7 +57,11 @@ class CallOutput:
             self.add(slot, id_, fd, data)
 
     def add(self, slot: Slot, id_: int, fd: int, data: bytes) -> None:
-        """Send a call's output to the client, as far as the limits allow. The end of it is kept in the slot.
+        """Send a call's output to the client, as far as the limits allow.
+
+        The limits are 10 MiB for each call, and 4 MiB that the client has not acknowledged. Bytes beyond them are
+        dropped, and counted in the call's `dropped`. Output of a silent call is not sent. The last bytes are kept in
+        the slot in each case.
 
         Args:
             slot: the slot that the output comes from.
@@ -77,9 +90,10 @@ class CallOutput:
             self._client.unacknowledged.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
 
     def end(self, slot: Slot, call: NodeCall) -> None:
-        """Say how many bytes of an ended call's output were dropped, and send the last of these bytes.
+        """Tell the client how many bytes of an ended call's output were dropped, and send the last of these bytes.
 
-        Does nothing if none were dropped. The message is sent as output of the call to stderr.
+        At most `TAIL` (4096) bytes are sent, after the message, both as output of the call to stderr. `call.dropped` is
+        then 0. Does nothing if no bytes were dropped.
         """
         if call.dropped:
             last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""
@@ -90,5 +104,8 @@ class CallOutput:
 
     @staticmethod
     def tail(slot: Slot, call: NodeCall) -> str:
-        """Return the end of the output of the call, up to `TAIL` bytes; "" if another call has printed since."""
+        """Return the end of a call's output, decoded from its last `TAIL` (4096) bytes. Invalid UTF-8 is replaced.
+
+        Returns "" if the call has printed nothing, or if another call has printed on the same slot since.
+        """
         return slot.tail[-TAIL:].decode("utf-8", "replace") if slot.tail_of == call.id else ""

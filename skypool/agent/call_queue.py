@@ -1,4 +1,8 @@
-"""Keeps the calls of this node until they end: calls that wait, and calls that a worker has taken."""
+"""Keeps the calls of this node until they end: calls that wait, and calls that a worker process has taken.
+
+A slot is a place where one call runs at a time. Slots with devices and CPU slots (without devices) have separate
+queues.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ from skypool.agent.value_storage import SpareMemory
 
 @dataclass(slots=True)
 class _Lane:
-    """The calls that wait for one kind of slot.
+    """The calls that wait for one kind of slot (place where one call runs at a time).
 
     Attributes:
-        queue: the queue from which workers take calls.
-        waiting: calls for which the queue has no room.
-        full: True while the queue has no room.
+        queue: the queue from which worker processes take calls.
+        waiting: calls that are not in `queue`, in order, because it has no room or they were taken back.
+        full: True while `queue` has no room. The agent's loop then watches for room.
     """
 
     queue: WorkerQueue
@@ -33,7 +37,8 @@ class _Lane:
 class CallQueue:
     """The calls of this node that have not ended.
 
-    It puts waiting calls into the sockets that workers read, and takes calls that have not begun back from there.
+    It puts waiting calls into the sockets that worker processes read, and takes calls that have not begun back from
+    there.
 
     Args:
         slots: the slots whose workers run the calls.
@@ -41,8 +46,8 @@ class CallQueue:
         kept: takes the memory of arguments that are no longer needed.
 
     Attributes:
-        calls: the calls by id. Calls of one frame share a `Batch` until one of them is asked for by itself.
-        suspects: calls by id that must be checked: they shall stop, or may have died with a worker.
+        calls: the calls by id. Calls of one frame share a `Batch` until one of them is needed by itself.
+        suspects: calls by id that must be checked: they must stop, or may be lost with a worker that died.
     """
 
     def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None], kept: SpareMemory) -> None:
@@ -54,7 +59,11 @@ class CallQueue:
         self.suspects: dict[int, NodeCall] = {}
 
     def add(self, call: NodeCall | Batch) -> None:
-        """Add a call, or a batch of calls, behind all calls that wait for the same kind of slot."""
+        """Add a call, or a batch of calls, behind all that wait for the same kind of slot (place for one call).
+
+        A batch is several small calls that one worker process runs one after the other. The call or batch is put into
+        the socket that workers read at once if that has room. Does not wait.
+        """
         if isinstance(call, Batch):
             self.calls.update(dict.fromkeys(call.ids, call))
         else:
@@ -65,9 +74,10 @@ class CallQueue:
             self._pump(lane)
 
     def get(self, id_: int) -> NodeCall | None:
-        """Return the call with this id.
+        """Return the record of the call with this id.
 
-        If it is part of a batch, it is separated from that. Returns None if it has ended.
+        A batch is several calls with one record. A call that is part of one gets a record of its own, which replaces
+        the batch in `calls` for this id. Returns None if the call has ended, or was never added.
         """
         call = self.calls.get(id_)
         if isinstance(call, Batch):
@@ -77,9 +87,13 @@ class CallQueue:
     def forget(self, id_: int, done: bool = False) -> None:
         """Remove a call that has ended or was given back, and release the memory of its arguments.
 
+        Does nothing if there is no such call. Other calls of its batch stay. A call that still waits here must be
+        removed from the waiting ones first.
+
         Args:
             id_: the call's id.
-            done: True if its worker no longer uses the arguments, so that their memory can be used again.
+            done: True if its worker process no longer uses the arguments. Their memory is then kept for another value,
+                unless two workers may have had them. Otherwise it is closed.
         """
         call = self.calls.pop(id_, None)
         self.suspects.pop(id_, None)
@@ -91,12 +105,19 @@ class CallQueue:
             os.close(call.blob.fd)
 
     def pump(self) -> None:
-        """Move waiting calls into the sockets from which workers take them, as far as these have room."""
+        """Move waiting calls into the sockets from which worker processes take them, as far as these have room.
+
+        Does not wait. The agent's event loop moves the others as soon as there is room.
+        """
         for lane in self._lanes:
             self._pump(lane)
 
     def _pump(self, lane: _Lane) -> None:
-        """Move waiting calls of one kind of slot into the socket of its workers, as far as that has room."""
+        """Move waiting calls into the socket from which workers take them, in order, as far as that has room.
+
+        Does this for one kind of slot (place for one call). If the socket has no room, the agent's loop calls this
+        again as soon as it has.
+        """
         while lane.waiting:
             call = lane.waiting[0]
             try:
@@ -113,16 +134,21 @@ class CallQueue:
             self._watch(lane.queue.end.fileno(), 0, self.pump)
 
     def lacks_workers(self) -> bool:
-        """Return True if calls wait in the queue of the CPU slots, and one more worker would have a call to run."""
+        """Return True if one more worker process for CPU slots (slots without a device) would have a call to run.
+
+        That is so if a call waits in their queue, and there are fewer such workers than calls and batches for them.
+        Returns False if every CPU slot has a worker, or if the node has no CPU slots.
+        """
         if not self._slots.spare or not self._slots.queues[CPU].has_calls:
             return False
         there = len(self._slots.all) - self._slots.counts[MAIN]
         return there < len({id(call) for call in self.calls.values() if call.kind == CPU})
 
     def again(self, ids: Iterable[int]) -> None:
-        """Queue calls again, before all others and in this order, that were offered to workers and have not begun.
+        """Put calls first in the queue again that were offered to worker processes and have not begun.
 
-        Calls that have ended, or were not offered, are ignored.
+        They come before all others, in the given order. They stay in the agent (the node's main process) until `pump`
+        (which moves them to the workers) is called. Calls that have ended, or were not offered, are ignored.
 
         Args:
             ids: the ids of the calls.
@@ -136,12 +162,20 @@ class CallQueue:
             self._lanes[call.kind].waiting.appendleft(call)
 
     def take_back(self) -> None:
-        """Remove the calls that no worker has taken from the workers' sockets, and queue them first again."""
+        """Take the calls back that no worker process has taken, and put them first in the queue again.
+
+        They are removed from the sockets that workers read. They stay in the agent (the node's main process) until
+        `pump` (which moves them to the workers) is called.
+        """
         for lane in self._lanes:
             self._take_back(lane)
 
     def _take_back(self, lane: _Lane) -> None:
-        """Remove the calls that no worker has taken from the socket of one kind of slot, and queue them first again."""
+        """Take the calls back that no worker process has taken, for one kind of slot (place for one call).
+
+        They are put first in the queue again, and stay in the agent (the node's main process) until `pump` (which moves
+        them to the workers) is called. File descriptors that came back with them are closed.
+        """
         back: list[int] = []
         for f, fds in lane.queue.take_back():
             for fd in fds:
@@ -150,20 +184,26 @@ class CallQueue:
         self.again(back)
 
     def take_back_from(self, slots: Iterable[Slot]) -> None:
-        """Take back batched calls that the workers of these slots have taken but not begun.
+        """Take back batched calls that the worker processes of these slots have taken but not begun.
 
-        They are queued again, before all others.
+        A slot is a place where one call runs at a time. A batch is several small calls that one worker runs in turn.
+        They are put first in the queue again, and stay in the agent (the node's main process) until `pump` (which moves
+        them to the workers) is called.
         """
         self.again([id_ for slot in slots for id_ in slot.pipes.take_back()])
 
     def give_back(self, n: int, kind: int) -> list[int]:
         """Remove up to `n` calls that have not begun, and return their ids. The last calls are removed first.
 
-        The client sends them to another node then.
+        The client then sends them to another node. Calls are taken back from the workers' socket and from their batches
+        only if fewer than `n` wait here. The caller must call `pump` afterwards, which moves the others to the workers.
 
         Args:
             n: the greatest number of calls.
             kind: the kind of slot that they are for, MAIN or CPU.
+
+        Returns:
+            the ids, the last call first; an empty list if all calls have begun.
         """
         lane = self._lanes[kind]
         calls = self._apart(lane)
@@ -180,7 +220,11 @@ class CallQueue:
         return back
 
     def doomed(self) -> list[NodeCall]:
-        """Remove the calls that are marked to be stopped (`NodeCall.doomed`) and have not begun, and return them."""
+        """Remove the calls that must stop (`NodeCall.doomed`) and have not begun from the queue, and return them.
+
+        They stay in `calls`. All other calls that have not begun are taken back from the worker processes, and wait
+        until `pump` (which moves them to the workers) is called. Returns an empty list if there are no such calls.
+        """
         self.take_back()
         self.take_back_from(self._slots.all)
         doomed: list[NodeCall] = []
@@ -191,6 +235,10 @@ class CallQueue:
         return doomed
 
     def _apart(self, lane: _Lane) -> list[NodeCall]:
-        """Return the calls that wait for one kind of slot, in order, each separated from its batch."""
+        """Return the calls that wait for one kind of slot (place for one call), in order.
+
+        Calls of a batch (several small calls with one record) are returned one by one. Calls that have ended are left
+        out. The queue itself is not changed.
+        """
         ids = (id_ for call in lane.waiting for id_ in (call.ids if isinstance(call, Batch) else [call.id]))
         return [call for id_ in ids if (call := self.get(id_)) is not None]

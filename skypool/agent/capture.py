@@ -11,12 +11,15 @@ from collections.abc import Callable
 def capture(out: io.TextIOBase, err: io.TextIOBase) -> Callable[[], str]:
     """Redirect everything that this process and its children print into a file in memory.
 
+    `sys.stdout`, `sys.stderr` and the file descriptors 1 and 2 are replaced until the end of the capture.
+
     Args:
         out: the `sys.stdout` to restore at the end.
         err: the `sys.stderr` to restore at the end.
 
     Returns:
-        a function that ends the capture and returns the printed text. Call it once.
+        a function that ends the capture and returns the printed text, decoded as UTF-8; "" if nothing was printed. Call
+            it once.
     """
     fd = os.memfd_create("skypool-captured", os.MFD_CLOEXEC)
     kept = [os.dup(1), os.dup(2)]

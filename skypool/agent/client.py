@@ -1,6 +1,7 @@
 """Accepts the client (the user's process) at the agent, replaces it by a later one, and sends frames (messages) to it.
 
-Clients connect through a holder, the process at the node's end of each connection.
+The agent is the main process of a node. Clients connect through a holder, the process at the node's end of each
+connection.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ class Client:
     """The agent's view of its client, the user's process. A node has at most one, which may disconnect and come back.
 
     Args:
-        listener: the Unix socket at which holders hand over the file descriptors of a client.
+        listener: the Unix socket at which holders (processes at the node's end of connections) hand over the file
+            descriptors of a client.
         watch: `watch(fd, events, callback)` of the agent's loop. Events 0 stop the watching.
         liveness: seconds of silence after which another client may take the node.
         clock: the agent's clock, which measures that silence.
-        on_frame: called with every frame but HELLO.
+        on_frame: called with every frame (message) of the accepted client but HELLO.
         on_hello: called when a client was accepted, with True if it is another one than before. Returns the WELCOME's
             header.
-        on_resumed: called after the WELCOME was sent.
-        on_gone: called when the client's connection broke.
+        on_resumed: called after the WELCOME was queued for sending.
+        on_gone: called when the accepted client's connection was closed.
         kept: takes the memory of large values that the client has received.
 
     Attributes:
-        unacknowledged: outcomes, items and output that the client has not acknowledged.
+        unacknowledged: outcomes (results or errors), stream items and output that the client has not acknowledged.
         session: the id of the client that was accepted last; "" before the first one.
-        heard: the time of the last sign of life, by the agent's clock.
+        heard: the time of the last sign of life, by the agent's clock. At first it is the time of creation.
     """
 
     def __init__(
@@ -73,10 +75,10 @@ class Client:
         watch(listener.fileno(), select.EPOLLIN, self._on_holder)
 
     def _on_holder(self) -> None:
-        """Accept a new connection.
+        """Accept a new connection. Waits at most 2 s for its file descriptors.
 
-        A holder (the process at the node's end of a link) connects to the Unix socket, and hands over the connection's
-        file descriptors. If it hands over none, it is dropped.
+        A holder is the process at the node's end of a connection to the client. It connects to the Unix socket, and
+        hands over the connection's two file descriptors. If it does not, it is dropped.
         """
         holder, _ = self._listener.accept()
         holder.settimeout(2)
@@ -94,9 +96,10 @@ class Client:
         self._holders[connection] = holder
 
     def _read(self, connection: Connection) -> None:
-        """Handle the frames that have arrived on a connection.
+        """Handle the frames (messages) that have arrived on a connection. Does nothing if it is closed already.
 
-        The connection is closed if it has ended, or if a frame is not valid. The error is logged in the second case.
+        The connection is closed if it has ended or failed, or if a frame is not valid. An error is logged, except for a
+        regular end. Nothing is raised for these.
         """
         if connection not in self._holders:
             return
@@ -116,10 +119,10 @@ class Client:
             self.flush(connection)
 
     def _take(self, connection: Connection, f: Frame) -> None:
-        """Handle one frame of a connection.
+        """Handle one frame (message) of a connection. Frames of a connection that is closed are ignored.
 
         Raises:
-            ProtocolError: another frame came before HELLO.
+            ProtocolError: another frame came before HELLO, or the frame is not valid.
         """
         if f.kind is not Kind.HELLO and connection is self._current:
             self._on_frame(f)
@@ -133,8 +136,13 @@ class Client:
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
         """Accept the client that sent a HELLO, or answer TAKEN if another client uses the node.
 
-        An accepted client gets a WELCOME and all that was not acknowledged. The connection of the client before is
-        closed.
+        The other client uses the node if it is connected and was heard within the last `liveness` seconds. An accepted
+        client gets a WELCOME and all that was not acknowledged. The connection of the client before is closed. Outcomes
+        that the same client no longer waits for are forgotten.
+
+        Args:
+            connection: the connection that the HELLO came on. It is closed after TAKEN.
+            hello: the header of the HELLO: the client's session, and the calls that it waits for.
         """
         session = str(hello["session"])
         awaited = set(hello["calls"])
@@ -156,12 +164,16 @@ class Client:
         self.unacknowledged.resend(connection)
 
     def _complain(self, connection: Connection, error: Exception) -> None:
-        """Log an error of a connection to stderr, and close that connection."""
+        """Log an error of a connection to stderr, and close that connection. Nothing is raised."""
         print(f"connection to the client closed: {error}", file=sys.stderr, flush=True)
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection to a client and its holder process's socket. Does nothing if they are closed already."""
+        """Close a connection to a client, and the socket to its holder process.
+
+        Does nothing if they are closed already. For the accepted client's connection, `on_gone` is called, and nobody
+        is connected then.
+        """
         holder = self._holders.pop(connection, None)
         if holder is None:
             return
@@ -172,15 +184,22 @@ class Client:
         holder.close()
 
     def send(self, kind: Kind, header: Mapping[str, object], buffers: list[Buffer] | None = None) -> None:
-        """Send a small frame if a client is connected.
+        """Queue a small frame (message) for the connected client. It is dropped if none is connected.
 
-        Frames that must arrive are sent through `unacknowledged` instead.
+        Frames that must arrive are sent through `unacknowledged` instead. `flush` writes the queued frames.
+
+        Args:
+            kind: the kind of frame.
+            header: its header.
+            buffers: its body; None for an empty one.
         """
         if self._current is not None:
             self._current.send(frame(kind, header, buffers or []))
 
     def flush(self, connection: Connection | None = None) -> None:
-        """Write the queued frames to a connection, as far as the client takes them now. If that fails, it is closed.
+        """Write the queued frames (messages) to a connection, as far as the client takes them now. Does not wait.
+
+        If writing fails, the error is logged and the connection is closed. Does nothing if there is no such connection.
 
         Args:
             connection: the connection; None for that of the accepted client.

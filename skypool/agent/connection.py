@@ -1,4 +1,7 @@
-"""Reads and writes frames (messages) at the agent's end of a connection to a client, and never blocks."""
+"""Reads and writes frames (messages) at the agent's end of a connection to a client, and never blocks.
+
+The agent is the main process of a node, and the client is the user's process.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ _GATHER = 256
 class Large:
     """A large value that is being sent to the client in pieces, and the frame (message) that is sent after it.
 
-    A worker may still be writing the value.
+    A worker process may still be writing the value.
 
     Attributes:
         call: the id of the call that the value belongs to.
         key: the key in the frames of the value's pieces.
         blob: the value; None if there is only a frame.
-        written: how many bytes of the value can be sent.
+        written: how many bytes of the value can be sent, because the worker has written them.
         then: the frame that refers to the value; None until it is known.
     """
 
@@ -38,15 +41,19 @@ class Large:
 
 
 class Connection:
-    """A pair of file descriptors of a client, through which frames are received and sent without blocking.
+    """A pair of file descriptors of a client, through which frames (messages) are received and sent without blocking.
 
     Small frames are sent before pieces of large values, so that they need not wait for these. Frames about the same
     call stay in order: a call's outcome must not arrive before its last item.
 
     Args:
-        source: the file descriptor to read from. This object closes it.
-        sink: the file descriptor to write to; may be the same. This object closes it.
+        source: the file descriptor to read from. It is made non-blocking, and `close` closes it.
+        sink: the file descriptor to write to; may be the same. It is treated in the same way.
         watch: `watch(fd, events)` tells the agent's loop which epoll events to wait for.
+
+    Attributes:
+        source: as given.
+        sink: as given.
     """
 
     def __init__(self, source: int, sink: int, watch: Callable[[int, int], None]) -> None:
@@ -65,10 +72,13 @@ class Connection:
         watch(source, select.EPOLLIN)
 
     def read(self) -> list[Frame]:
-        """Return the frames that have arrived, without waiting.
+        """Return the frames (messages) that have arrived completely, without waiting. The list may be empty.
+
+        The frames are views of memory that the next call overwrites.
 
         Raises:
             EOFError: the client is gone.
+            OSError: the connection failed.
             ProtocolError: the bytes are not valid frames, or the stream ended inside a frame.
         """
         try:
@@ -82,7 +92,9 @@ class Connection:
         return self._decoder.advance(n)
 
     def send(self, buffers: list[Buffer], call: int = 0) -> None:
-        """Queue a small frame for sending. Frames about a call with queued large values are sent after these values.
+        """Queue a small frame (message) for sending. It is written by `flush`, not here.
+
+        If large values of the same call are queued, the frame is sent after these.
 
         Args:
             buffers: the frame.
@@ -94,16 +106,19 @@ class Connection:
             self._small.extend(buffers)
 
     def send_large(self, large: Large) -> None:
-        """Queue a large value for sending.
+        """Queue a large value for sending. It is written by `flush`, not here.
 
-        It is sent in pieces, as far as the worker has written it. After the last piece comes the frame that refers to
-        it.
+        The value is sent in pieces, as far as the worker process has written it. After the last piece comes the frame
+        (message) that refers to it.
         """
         self._large.append(large)
         self._held_up[large.call] += 1
 
     def abandon(self, large: Large) -> None:
-        """Stop sending a large value, because its worker will not complete it. A piece that was begun is still sent."""
+        """Stop sending a large value, so that its file descriptor can be closed.
+
+        A piece that was begun is still sent: its bytes are copied. Does nothing if the value is not being sent.
+        """
         if large in self._large:
             self._let_go(large)
         for index, part in enumerate(self._rest):
@@ -113,7 +128,11 @@ class Connection:
     def _let_go(self, large: Large) -> None:
         """Remove a large value from the queue of values to send.
 
-        If its call has no other large value in the queue, small frames about the call are sent without waiting again.
+        If its call has no other large value in the queue, later small frames (messages) about the call are sent without
+        waiting.
+
+        Raises:
+            ValueError: the value is not in the queue.
         """
         self._large.remove(large)
         self._offsets.pop(large, None)
@@ -122,7 +141,10 @@ class Connection:
             del self._held_up[large.call]
 
     def flush(self) -> None:
-        """Write as much as the client takes now. The loop calls again when there is room for the rest.
+        """Write as much of the queued frames as the client takes now, without waiting.
+
+        If something is left, the agent's loop watches for room, and calls this again then. A value that its worker
+        process still writes is left, too.
 
         Raises:
             OSError: the client is gone.
@@ -146,17 +168,23 @@ class Connection:
             self._watch_sink()
 
     def _watch_sink(self) -> None:
-        """Set for which events the loop watches the sink: also for writing while `_full` is True, else not."""
+        """Have the agent's loop watch the sink for room to write while `_full` is True, and no longer when it is False.
+
+        If source and sink are the same, it is watched for reading in both cases.
+        """
         if self.source == self.sink:
             self._watch(self.sink, select.EPOLLIN | (select.EPOLLOUT if self._full else 0))
         else:
             self._watch(self.sink, select.EPOLLOUT if self._full else 0)
 
     def _write_small(self) -> None:
-        """Write up to `_GATHER` buffers of small frames with one system call.
+        """Write up to `_GATHER` (256) buffers of small frames (messages) with one system call.
+
+        If only a part is written, the rest is kept to be sent next.
 
         Raises:
-            BlockingIOError: the client takes nothing now.
+            BlockingIOError: the connection accepts no bytes now. The buffers stay queued.
+            OSError: the client is gone.
         """
         if len(self._small) == 1:
             self._rest.append(self._small.popleft())
@@ -173,10 +201,10 @@ class Connection:
             self._keep_rest(batch, written)
 
     def _keep_rest(self, batch: list[Buffer], written: int) -> None:
-        """Keep the part of these buffers that was not written, to be sent next.
+        """Keep the part of these buffers that was not written, to be sent next. The list is not changed.
 
         Args:
-            batch: the buffers.
+            batch: the buffers, in the order in which they were written.
             written: how many bytes of them were written.
         """
         for buffer in batch:
@@ -187,10 +215,11 @@ class Connection:
                 written = 0
 
     def _next_piece(self) -> bool:
-        """Queue a piece of a large value: of the first value that has one ready. Return False if none has.
+        """Queue the next piece of the first large value that has bytes ready. Return False if none has, else True.
 
-        The frame that refers to the value is queued after its last piece. A value that is still being written is the
-        last one of its call, so that nothing about that call can be sent before it.
+        A piece has at most `CHUNK` (1 Mi) bytes. The frame (message) that refers to the value is queued after its last
+        piece. A value that is still being written is the last one of its call, so that nothing about that call can be
+        sent before it.
         """
         for large in self._large:
             blob = large.blob
@@ -209,10 +238,13 @@ class Connection:
         return False
 
     def _write_rest(self) -> None:
-        """Continue to write the first buffer or piece of a value that was only written in part.
+        """Continue with the first buffer, or piece of a large value, that was not written completely.
+
+        One system call is made. What it does not write stays first in the queue.
 
         Raises:
             BlockingIOError: the connection accepts no more bytes now.
+            OSError: the client is gone.
             ProtocolError: the file of a large value has become shorter.
         """
         first = self._rest[0]
@@ -231,7 +263,10 @@ class Connection:
                 self._rest.appendleft(memoryview(first)[sent:])
 
     def close(self) -> None:
-        """Close the file descriptors of the connection to the client."""
+        """Close the file descriptors of the connection, and stop watching them. Queued frames are not sent.
+
+        Call it once.
+        """
         for fd in {self.source, self.sink}:
             self._watch(fd, 0)
             os.close(fd)

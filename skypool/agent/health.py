@@ -17,7 +17,10 @@ from skypool.wire.handshake import NodeHealth
 
 
 def describe(devices: Sequence[Device]) -> NodeHealth:
-    """Return the state of this machine, without free disk and clock (see `refreshed`).
+    """Return the state of this machine: its devices, the version of their driver, and its address.
+
+    Free disk and clock are missing (see `refreshed`). The driver's version is found for NVIDIA GPUs only; it is "" for
+    other devices, or if nvidia-smi does not report it.
 
     Args:
         devices: the accelerators that were found here.
@@ -30,9 +33,9 @@ def describe(devices: Sequence[Device]) -> NodeHealth:
 
 
 def own_address() -> str:
-    """Return the address of this machine's network interface for outgoing traffic, "" if there is none.
+    """Return the IP address of this machine's network interface for outgoing traffic, as text.
 
-    IPv4 is preferred.
+    IPv4 is preferred. Returns "" if there is no such interface. No packet is sent.
     """
     # reserved addresses; no packet is sent
     for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
@@ -46,5 +49,9 @@ def own_address() -> str:
 
 
 def refreshed(health: NodeHealth, folder: str) -> NodeHealth:
-    """Return a copy of the state with the current clock, and the free bytes of the disk that `folder` is on."""
+    """Return a copy of the state with the current clock, and the free bytes of the disk that `folder` is on.
+
+    Raises:
+        OSError: the folder does not exist.
+    """
     return replace(health, disk_free=shutil.disk_usage(folder).free, time=time.time())

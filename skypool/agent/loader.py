@@ -1,7 +1,7 @@
-"""The program with which each connection to a node begins. It unpacks skypool there and then connects to the agent.
+"""The program with which each connection to a node begins. It unpacks skypool there and connects to the agent.
 
-The client sends this text itself (`LOADER` in `skypool.shipping.bundle`). Only the standard library can be imported
-until the archive is on the node. Any Python 3 must be able to run this text, so that it can report a wrong version.
+The client sends this text (`LOADER` in `skypool.shipping.bundle`), so its length is limited. Only the standard library
+can be imported until the archive is on the node. Any Python 3 must be able to run it and report a wrong version.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import sys
 
 ALIVE = b"@alive!\n"
-"""The line that a client sends regularly during a machine's setup. Some of these may still be unread."""
+"""The line that a client sends regularly during a machine's setup. Some may be unread when this starts."""
 GONE = 3
 """Exit status: the agent has ended, and no new one may be started."""
 OTHER_PYTHON = 4
@@ -27,7 +27,7 @@ def take(size: int) -> bytes:
 
 
 def save(archive: str, size: int) -> None:
-    """Read `size` bytes from stdin and save them as `archive`. Other connections see the complete file or none."""
+    """Read `size` bytes from stdin, waiting for them, and save them as `archive`. Nobody sees an incomplete file."""
     part = f"{archive}.{os.getpid()}"
     with open(part, "wb") as file:
         file.write(take(size))

@@ -1,6 +1,6 @@
-"""Imports the user's own modules on a node, from source that the client sends.
+"""Imports the user's own modules on a node (a rented machine), from source that the client sends.
 
-Sources are identified by a hash of their content.
+The client is the user's process. Sources are identified by a hash of their content.
 
 Modules that the client had loaded from outside site-packages take precedence, as they do on the client. The client is
 asked for any other module that the node lacks, when it is imported.
@@ -33,7 +33,7 @@ class FoundModule:
     Attributes:
         file: the path of its source on this node; None for a namespace package, which has no source.
         is_package: True if it is a package.
-        hash: the hash of its source.
+        hash: the hash of its source, as the client computed it.
     """
 
     file: str | None
@@ -44,8 +44,10 @@ class FoundModule:
 class UserModules:
     """An import hook for the modules that the user wrote. It loads them from source that the client sends.
 
+    It has no effect before `install` is called.
+
     Args:
-        fetch: asks the client for a module by its name, through the agent. Returns None if the client has none.
+        fetch: asks the client for a module by its name, and waits for the answer. Returns None if the client has none.
     """
 
     def __init__(self, fetch: Callable[[str], FoundModule | None]) -> None:
@@ -55,34 +57,38 @@ class UserModules:
         self._tops: set[str] = set()
 
     def install(self) -> None:
-        """Add two finders to `sys.meta_path`.
+        """Add two finders to `sys.meta_path`, and call `send_script_by_value`.
 
-        The first one has precedence, for modules known to be the user's own. The last one is for modules that nothing
-        else finds.
+        The first finder has precedence over all others, for modules known to be the user's own. The last one is for
+        modules that nothing else finds.
         """
         send_script_by_value()
         sys.meta_path.insert(0, _First(self))
         sys.meta_path.append(_Last(self))
 
     def learn(self, manifest: dict[str, str]) -> bool:
-        """Note the client's list of the user's own modules.
+        """Note the client's list of the user's own modules. It is added to the lists before.
 
         Args:
             manifest: content hash of each module by its name.
 
         Returns:
-            False if a module that was imported here has changed on the client. Only a new process can import it again.
+            False if a module that was imported here has changed on the client, so that only a new process can import it
+                again. Otherwise True.
         """
         self._known.update(manifest)
         self._tops.update(name.partition(".")[0] for name in manifest)
         return not any(manifest.get(name, hash_) != hash_ for name, hash_ in self._loaded.items())
 
     def is_first(self, name: str) -> bool:
-        """Return True if a module of this name is the user's own and takes precedence over an installed one."""
+        """Return True if a module of this name takes precedence over an installed one.
+
+        That is so if the client's list has a module of the user's own with the same top-level package.
+        """
         return name.partition(".")[0] in self._tops
 
     def find(self, name: str) -> ModuleSpec | None:
-        """Return the spec of a module of the user's own, whose source the client sends.
+        """Return the spec of a module of the user's own, whose source the client sends. Waits for the client's answer.
 
         Returns None if the client has no module of that name.
         """
@@ -102,7 +108,7 @@ class UserModules:
 def send_script_by_value() -> None:
     """Make multiprocessing in this process send functions and classes of the client's script by value.
 
-    The script cannot be imported on a node, so they cannot be sent by name.
+    The script cannot be imported on a node, so they cannot be sent by name. Calling it again changes nothing.
     """
     ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # documented by pickle
 
@@ -111,6 +117,10 @@ def _by_value(_: ForkingPickler, thing: Any) -> Any:
     """Return the reduce value with which pickle sends a function or class of the client's script to a child process.
 
     Returns NotImplemented for any other object, which is then pickled as usual.
+
+    Args:
+        _: the pickler, not used.
+        thing: the object to pickle.
     """
     if isinstance(thing, (types.FunctionType, type)) and thing.__module__ in SCRIPT:
         return _loaded, (cloudpickle.dumps(thing),)
@@ -118,13 +128,16 @@ def _by_value(_: ForkingPickler, thing: Any) -> Any:
 
 
 def _loaded(pickled: bytes) -> Any:
-    """Unpickle a function or class that a parent process sent by value, and return it."""
+    """Unpickle a function or class that a parent process sent by value, and return it.
+
+    Also prepares this process to send such objects back by value.
+    """
     send_script_by_value()  # a child process that was not forked may send such objects back
     return cloudpickle.loads(pickled)
 
 
 class _First:
-    """A finder for modules that are known to be the user's own."""
+    """A finder for modules that are known to be the user's own. It finds no other modules."""
 
     def __init__(self, modules: UserModules) -> None:
         self._modules = modules
@@ -134,7 +147,10 @@ class _First:
 
 
 class _Last(_First):
-    """A finder for modules that no other finder has found, except submodules of installed packages."""
+    """A finder for modules that no other finder has found. It asks the client for them.
+
+    It does not find modules of the standard library or of skypool, and no submodules of installed packages.
+    """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         top = name.partition(".")[0]

@@ -1,6 +1,7 @@
-"""The agent of a node: an event loop that receives calls, passes them to worker processes, and returns their outcomes.
+"""The agent of a node (a rented machine): an event loop that receives calls and passes them to worker processes.
 
-It starts a new worker when one dies, and ends the calls that the dead one ran with an error.
+It sends the outcome of each call (result or error) back to the client, the user's process. When a worker dies, the
+agent starts a new one, and ends the call that the dead worker ran with an error.
 """
 
 from __future__ import annotations
@@ -48,10 +49,16 @@ _OUTCOME = Kind.OUTCOME
 class Agent:
     """The agent of one node: an event loop in one thread that takes a client's calls and has worker processes run them.
 
+    Creating an Agent starts no worker. `run` starts them and runs the loop.
+
     Args:
-        plan: the node's configuration and slots (places where calls run).
+        plan: the node's configuration and slots (places where one call runs at a time).
         listener: the Unix socket at which clients connect.
         page: the memory shared with the keeper (the agent's parent process) and the workers.
+
+    Attributes:
+        config: the node's configuration, from the plan.
+        page: the shared memory, as given.
     """
 
     def __init__(self, plan: NodePlan, listener: socket.socket, page: SharedPage) -> None:
@@ -101,7 +108,12 @@ class Agent:
     # --- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run the event loop until the client sends BYE, the lease ends, or SIGTERM arrives."""
+        """Start the worker processes, and run the event loop until the node must end. Then kill all workers and return.
+
+        The loop ends when the client sends BYE, the node's deadline has passed, the keeper (the parent process) has
+        died, or SIGTERM arrives. At the end, all processes of the workers' process groups get SIGKILL, and BYE is sent
+        to a connected client. Must be called in the main thread, because it sets a signal handler.
+        """
         signal.signal(signal.SIGTERM, lambda *_: self._bye())
         self._renew()
         for each in self._slots.all:
@@ -135,7 +147,12 @@ class Agent:
         self._client.flush()
 
     def _hire(self) -> bool:
-        """Start up to `_HIRED` workers on CPU slots if calls wait for them. Return True if more workers are needed."""
+        """Start up to `_HIRED` (4) worker processes for calls that need no device, while such calls wait.
+
+        They fill CPU slots, the node's places for such calls.
+        Returns True if all `_HIRED` were started, so that more may be needed. Returns False if no further worker is
+        needed, or if all CPU slots have one.
+        """
         for _ in range(_HIRED):
             if not self._queue.lacks_workers():
                 return False
@@ -145,10 +162,13 @@ class Agent:
     def _watch(self, fd: int, events: int, callback: Callable[[], None]) -> None:
         """Register a callback that the event loop calls when the file descriptor is ready.
 
+        For a file descriptor that is watched already, the new events and callback replace the old ones.
+
         Args:
             fd: the file descriptor.
-            events: the epoll events to wait for; 0 to stop watching.
-            callback: the function to call.
+            events: the epoll events to wait for; 0 to stop watching. With 0, a file descriptor that is not watched is
+                ignored.
+            callback: the function to call, without arguments. It is not used if `events` is 0.
         """
         known = fd in self._callbacks
         if not events:
@@ -165,7 +185,8 @@ class Agent:
     def _read_clock(self) -> float:
         """Return the time of the agent's clock, in seconds, without pauses in which the whole node was stopped.
 
-        A new pause is noted for the calls that were running then, so that it does not count towards their timeouts.
+        If there was a pause since the previous reading, it is noted for all calls that ran during it. So the pause does
+        not count towards the timeouts of these calls. Calls that began within the pause are left out.
         """
         now = self._clock()
         pause = self._clock.paused - self._noted_pauses
@@ -179,7 +200,15 @@ class Agent:
         return now
 
     def _tick(self, now: float) -> None:
-        """Renew the lease and check everything that no file descriptor reports. Runs every `_TICK` seconds."""
+        """Renew the lease (the time that the node may live), and check everything that no file descriptor reports.
+
+        The loop calls this every `_TICK` (0.1) seconds. It ends the event loop if the node's deadline has passed, or if
+        the keeper (the agent's parent process) has died. It also checks timeouts and lost calls, and sends packets
+        again that a worker's socket had no room for.
+
+        Args:
+            now: the time of the agent's clock, in seconds.
+        """
         self._renew()
         self._lookout.tick(now)
         self._kept.let_go(now)
@@ -193,9 +222,10 @@ class Agent:
             self._stops.look_at_slot(slot, now)
 
     def _renew(self) -> None:
-        """Move the node's deadline: the lease counts from the last message of the client.
+        """Move the node's deadline, the time at which everything on it ends, in the shared memory.
 
-        Time in which the node was stopped is added, because it could not receive anything then.
+        The lease, the time that the node may live, counts from the last message of the client. Time in which the whole
+        node was stopped is added, because it could not receive anything then.
         """
         self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
 
@@ -205,10 +235,11 @@ class Agent:
     # --- from the client -------------------------------------------------------------------------------------
 
     def _on_frame(self, f: Frame) -> None:
-        """Handle a frame from the client.
+        """Handle a frame (message) from the client with the function that `_handle` names for its kind.
 
         Raises:
-            ProtocolError: a client does not send frames of this kind.
+            ProtocolError: a client does not send frames of this kind, or the frame is not valid. The caller then closes
+                the connection.
         """
         handle = self._handlers.get(f.kind)
         if handle is None:
@@ -216,7 +247,10 @@ class Agent:
         handle(f)
 
     def _handle(self) -> dict[Kind, Callable[[Frame], None]]:
-        """Return the functions that handle the client's frames, by the kind of frame."""
+        """Return a dict of the functions that handle the client's frames (messages), by the kind of frame.
+
+        HELLO is not among them, because `Client` handles it.
+        """
         return {
             Kind.CALL: self._on_call,
             Kind.CALLS: self._on_calls,
@@ -246,8 +280,13 @@ class Agent:
     def _on_hello(self, is_new: bool) -> dict[str, Any]:
         """Return the header of the WELCOME, the first message to a client that has connected.
 
-        `is_new` is True if it is another client than before. Workers that wait for a function or an object of the old
-        client are then told that it will not arrive.
+        It names the node's slots and devices, the calls, functions and objects that the agent (the node's main process)
+        knows, and the machine's state. Names of calls that have ended and whose outcomes were acknowledged are
+        forgotten.
+
+        Args:
+            is_new: True if it is another client than before. Workers that wait for a function or an object of the old
+                client are then told that it will not arrive.
         """
         if is_new:
             self._store.wait_no_more()
@@ -270,9 +309,10 @@ class Agent:
         }
 
     def _calls_by_name(self) -> dict[str, list[int]]:
-        """Return the ids of the calls, grouped by the name of their function.
+        """Return the ids of the calls, grouped by the name of their function: a dict from name to ids.
 
-        This is shorter than a name for each id.
+        It has the calls that have not ended, and those whose outcome the client has not acknowledged. Grouping is
+        shorter than a name for each id. The dict is empty if there are no calls.
         """
         found: dict[str, list[int]] = {}
         for call, name in self._names.items():
@@ -280,9 +320,11 @@ class Agent:
         return found
 
     def _on_resumed(self) -> None:
-        """Send the requests again that may have been lost before a reconnection: for modules and items for workers.
+        """Send again, after a client has connected, what may have been lost with the connection before.
 
-        A spot notice is sent first, so that it arrives before the outcomes that follow.
+        If the provider has announced that it takes the machine back, a status report with that time is sent first. Then
+        come the requests for modules that worker processes wait for, and for items of iterator arguments that have not
+        arrived.
         """
         if self.page.interruption:
             self._client.send(Kind.PONG, self._report())
@@ -300,8 +342,9 @@ class Agent:
     def _report(self) -> dict[str, Any]:
         """Return the header of a PONG, the status report that answers a ping of the client.
 
-        It has the number of running, waiting and finished calls, names of running ones, and the time of an
-        interruption.
+        It has the numbers of running, waiting and finished calls, and the function names of at most 8 running ones.
+        `cpu_busy` counts the running calls on CPU slots. `interruption` is the time at which the provider takes the
+        machine back, in seconds since 1970, or None.
         """
         running = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
         return {
@@ -314,15 +357,25 @@ class Agent:
         }
 
     def _on_interruption(self, at: float) -> None:
-        """Tell workers and client that the provider takes the machine back at `at` (seconds since 1970).
+        """Tell workers and client that the provider takes the machine back.
 
-        Every later PONG repeats it, because the client may miss the first one.
+        Every later PONG (status report) repeats it, because the client may miss this one.
+
+        Args:
+            at: the time at which the machine goes, in seconds since 1970.
         """
         self._slots.interrupt(at)
         self._client.send(Kind.PONG, self._report())
 
     def _on_call(self, f: Frame) -> None:
-        """Put a call into the queue. Ignore one that is known already, as may happen after a reconnection."""
+        """Put a call from the client into the queue.
+
+        A call that is known already is ignored, as may happen after a reconnection. If there was no room for the call's
+        large arguments, the call ends at once with a SpoolFull error.
+
+        Raises:
+            ProtocolError: the client never sent the call's function, or has not sent all of its large arguments.
+        """
         h = f.header
         if h["id"] in self._calls or self._unacknowledged.knows(h["id"]):
             self._arrivals.discard(f)
@@ -340,9 +393,15 @@ class Agent:
         self._queue.add(call)
 
     def _on_calls(self, f: Frame) -> None:
-        """Put the calls of one frame into the queue, as one batch for one worker.
+        """Put the calls of one frame (message) into the queue, as one batch for one worker.
 
-        They are separated if some are known already, or if their output could not be told apart.
+        Calls that are known already are ignored, and then the others are queued one by one. All calls are queued one by
+        one if calls of this function have written directly to their file descriptors: such output does not show which
+        call of a batch wrote it.
+
+        Raises:
+            ProtocolError: the frame is longer than `PACKET` (128 Ki) bytes, is not valid, or names a function that was
+                never sent.
         """
         if len(f.raw) > PACKET:
             raise ProtocolError(f"a frame of several calls has {len(f.raw)} bytes; the limit is {PACKET}")
@@ -361,9 +420,13 @@ class Agent:
     def _on_recall(self, n: int, on_cpu: bool) -> None:
         """Give back to the client up to `n` calls that have not begun, the last ones first.
 
+        The client may send them to other nodes. Their ids are sent in RECALLED frames, at most `CALLS_NAMED` (16,384)
+        ids in each. If there are no such calls, one frame with an empty list is sent.
+
         Args:
             n: the greatest number of calls.
-            on_cpu: True for calls on CPU slots, False for calls on the other slots.
+            on_cpu: True for calls on CPU slots (without a device), False for calls on the other slots. A node without
+                devices has one kind of slot only, and ignores this.
         """
         back = self._queue.give_back(n, CPU if on_cpu and len(self._slots.counts) > 1 else MAIN)
         for id_ in back:
@@ -373,9 +436,9 @@ class Agent:
         self._queue.pump()
 
     def _on_item(self, f: Frame) -> None:
-        """Pass on an item of an iterator argument if its worker waits for it.
+        """Pass on an item of a call's iterator argument from the client to the worker process that waits for it.
 
-        After a reconnection it may come twice.
+        An item that no worker waits for is dropped. An item may come a second time after a reconnection.
         """
         call = self._queue.get(f.header["id"])
         arg = f.header["arg"]
@@ -387,10 +450,10 @@ class Agent:
             self._arrivals.discard(f)
 
     def _pass_on(self, f: Frame) -> None:
-        """Give a frame to the worker that runs its call.
+        """Give a frame (message) from the client to the worker process that runs the call which the frame is about.
 
-        The frame is dropped if its call is not running. The call fails if there was no room for the frame's large
-        value.
+        The frame is dropped if no worker has taken the call, or if the call has ended. If there was no room for the
+        frame's large value, the frame is not passed on, and the call ends with a SpoolFull error.
         """
         slot = self._slots.running(f.header["id"])
         if slot is None or f.header["id"] not in self._calls:
@@ -409,7 +472,15 @@ class Agent:
         self._outputs = {fd for each in self._slots.all for fd in each.outputs.values()}
 
     def _on_packets(self, slot: Slot) -> None:
-        """Handle packets that a worker has sent, at most `_PACKETS_AT_ONCE`. The loop comes back for the rest."""
+        """Handle packets that a worker process has sent, at most `_PACKETS_AT_ONCE` (64). Does not wait for more.
+
+        The loop comes back for the rest after the packets of other workers. When no packet is left, the outcomes of
+        batched calls that have arrived are sent to the client. Packets that wait to be sent to this worker are tried
+        again.
+
+        Raises:
+            ProtocolError: the worker sent a frame of a kind that workers do not send.
+        """
         for _ in range(_PACKETS_AT_ONCE):
             received = self._slots.receive(slot)
             if received is None:
@@ -454,12 +525,18 @@ class Agent:
             self._unacknowledged.add(id_, 0, [packet], "blob" in f.header)
 
     def _end(self, slot: Slot, id_: int, done: bool = False) -> None:
-        """Note that a call has ended.
+        """Note that a call has ended, and forget it.
+
+        If output of the call was dropped, the client is told how much.
 
         Args:
-            slot: the slot that it ran on.
+            slot: the slot that it ran on. Its worker is no longer due to be killed.
             id_: the call's id.
-            done: True if the worker no longer uses the memory of the call's arguments.
+            done: True if the worker process no longer uses the memory of the call's arguments, so that it can be used
+                again.
+
+        Raises:
+            KeyError: there is no such call.
         """
         call = self._calls[id_]
         if isinstance(call, NodeCall) and call.dropped:
@@ -470,9 +547,10 @@ class Agent:
         self._batch_watch.ended()
 
     def _on_ends(self, slot: Slot) -> None:
-        """Send the client the outcomes of batched calls that a worker has written to its pipe (see `batch.Pipes`).
+        """Send the client the outcomes (results or errors) of batched calls that a worker has written to its pipe.
 
-        The output of these calls has been sent before.
+        They are sent in one frame. Outcomes of calls that the agent (the node's main process) itself has ended
+        meanwhile are dropped. The output of these calls has been sent before. Does nothing if there are no outcomes.
         """
         if not slot.ended:
             return
@@ -494,17 +572,25 @@ class Agent:
             self._unacknowledged.add_together(ids, frame_of_ends(body))
 
     def _on_pull(self, id_: int, arg: int) -> None:
-        """Ask the client for the next item of a call's iterator argument, which its worker wants."""
+        """Ask the client for the next item of a call's iterator argument.
+
+        The worker process that runs the call has asked for it. Does nothing if the call has ended.
+
+        Args:
+            id_: the call's id.
+            arg: the number of the iterator argument.
+        """
         call = self._queue.get(id_)
         if call is not None:
             call.pulls[arg] = call.pulls.get(arg, 0) + 1
             self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": call.pulls[arg]})
 
     def _on_death(self, slot: Slot) -> None:
-        """Handle the death of a slot's worker.
+        """Handle the death of a worker process, and start a new one for its slot (place for one call).
 
-        The call that it ran ends with an error. Calls that it had not begun are queued again, and a new worker is
-        started.
+        First, up to `_PACKETS_AT_ONCE` (64) packets and 64 KiB of output that the worker sent before its death are
+        handled. The call that it ran ends with an error. Calls that it had taken but not begun are queued again, before
+        all others. A call that nothing is known about is queued again later (see `Stops.note_missing`).
         """
         slot.ended += slot.pipes.ended()
         self._on_packets(slot)

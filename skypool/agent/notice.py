@@ -1,6 +1,7 @@
-"""Waits for the provider's spot notice with a program of the driver, and tells the running calls when it arrives.
+"""Waits for the provider's spot notice, and tells the running calls when it arrives.
 
-A spot notice announces that the provider will take the machine back.
+A spot notice announces that the provider will take the machine back. The agent (the node's main process) runs a program
+of the provider's driver that waits for it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from skypool.agent.shared_page import SharedPage
 
 _PAUSE = 1.0
-"""Seconds between the first starts of a program that ends without a notice. They are doubled each time."""
+"""Seconds between the first two starts of a program that ends without a notice. Later pauses are doubled each time."""
 _LONGEST_PAUSE = 60.0
 """The greatest number of seconds between two starts."""
 _MOST = 4096
@@ -32,9 +33,10 @@ _MOST = 4096
 
 
 class Lookout:
-    """A watcher in the agent that runs the driver's program until it reports a spot notice.
+    """A watcher in the agent (the node's main process) that runs the driver's program until it reports a spot notice.
 
-    The program is started again if it fails.
+    A spot notice announces that the provider will take the machine back. The program is started again, after a pause,
+    if it ends without one. Creating this object starts nothing (see `tick`).
 
     Args:
         source: the source of the Python program, as in `Access.watch`; "" for none.
@@ -57,7 +59,10 @@ class Lookout:
         self._next = 0.0
 
     def tick(self, now: float) -> None:
-        """Start the program if it is not running and a start is due.
+        """Start the program if it is not running and a start is due. The first call starts it.
+
+        Pauses between two starts are at least 1 s, and double up to 60 s. Does nothing if there is no program, or after
+        a notice has been reported.
 
         Args:
             now: the time of the agent's clock, in seconds.
@@ -68,9 +73,10 @@ class Lookout:
             self._start()
 
     def _start(self) -> None:
-        """Start the driver's program that waits for a spot notice, and watch its stdout in the agent's loop.
+        """Start the driver's program that waits for a spot notice, and watch its stdout in the agent's event loop.
 
-        If it cannot be started, an error is printed.
+        A spot notice announces that the provider takes the machine back. If the program cannot be started, an error is
+        printed to stderr. A later `tick` tries again.
         """
         import subprocess  # imported here because few agents need it
 
@@ -85,7 +91,11 @@ class Lookout:
 
     @property
     def _fd(self) -> int:
-        """The file descriptor of the stdout of the driver's program, which must be running."""
+        """The file descriptor of the stdout of the driver's program.
+
+        Raises:
+            AssertionError: the program is not running.
+        """
         assert self._child is not None
         assert self._child.stdout is not None
         return self._child.stdout.fileno()
@@ -93,8 +103,9 @@ class Lookout:
     def _read(self) -> None:
         """Read the program's output, and end the program after its first line.
 
-        If the line is a time, it is reported and the program is not started again. Otherwise an error is printed, and
-        `tick` starts the program again later.
+        It is also ended at the end of its output, and after `_MOST` (4096) bytes. If the line is a time, it is reported
+        and the program is not started again. Otherwise an error is printed to stderr, and `tick` starts the program
+        again later.
         """
         data = os.read(self._fd, _MOST)
         self._said += data
@@ -113,7 +124,7 @@ class Lookout:
             self._on_notice(at)
 
     def _end(self) -> None:
-        """Kill the driver's program, wait for it, and stop watching its output."""
+        """Kill the driver's program, wait for its end, and stop watching its output. The program must be running."""
         self._watch(self._fd, 0, self._read)
         assert self._child is not None
         self._child.kill()
@@ -122,7 +133,10 @@ class Lookout:
 
 
 def _seconds(said: bytes) -> float | None:
-    """Return the time in the first line of the program's output; None if it is not a finite number."""
+    """Return the time in the first line of the program's output, in seconds since 1970.
+
+    Returns None if the line is not a finite number.
+    """
     try:
         at = float(said.partition(b"\n")[0])
     except ValueError:
@@ -131,11 +145,14 @@ def _seconds(said: bytes) -> float | None:
 
 
 class Herald:
-    """A notifier in a worker: it calls `on_interruption` of the running call once, in another thread.
+    """A notifier in a worker process: it calls `on_interruption` of the running call once, in another thread.
+
+    It does so when the provider announces that it takes the machine back.
 
     Args:
-        fd: a file descriptor that reaches its end when the page has the time of the interruption.
-        page: the memory shared with the agent.
+        fd: a file descriptor for reading. Its end is reached when `page` has the time of the interruption, or when the
+            agent has died.
+        page: the memory shared with the agent (the node's main process).
     """
 
     def __init__(self, fd: int, page: SharedPage) -> None:
@@ -144,7 +161,7 @@ class Herald:
         self._begin()
 
     def _begin(self) -> None:
-        """Reset all state: no call is running, and the thread is not started."""
+        """Reset all state: no call is running, and the thread is not started. An earlier thread is not stopped."""
         self._changed = threading.Condition()
         self._untold: Attended | None = None
         self._telling = False
@@ -154,9 +171,13 @@ class Herald:
     """Reset the notifier in a forked child process, where it calls no `on_interruption`."""
 
     def attend(self, attended: Attended) -> Callable[..., Any]:
-        """Note that a call begins, and return its function.
+        """Note that a call begins, and return its function, which is not called here. Does not wait.
 
-        If a notice has arrived already, the call's `on_interruption` is called at once.
+        If the provider has announced already that it takes the machine back, another thread calls the call's
+        `on_interruption` at once.
+
+        Args:
+            attended: the call's function and its `on_interruption`.
         """
         with self._changed:
             self._untold = attended
@@ -167,7 +188,10 @@ class Herald:
         return attended.function
 
     def leave(self) -> None:
-        """Note that the running call has ended. Wait for its `on_interruption` if that is running now."""
+        """Note that the running call has ended, so that its `on_interruption` is not called any more.
+
+        Waits for the end of its `on_interruption` if that is running now. Does nothing for a call without one.
+        """
         if self._untold is not None or self._telling:
             with self._changed:
                 self._untold = None
@@ -175,9 +199,10 @@ class Herald:
                     self._changed.wait()
 
     def _run(self) -> None:
-        """Wait for the notice, then call `on_interruption` of the running call, and of each call that begins later.
+        """Wait for the interruption, then call `on_interruption` of the running call and of each later call.
 
-        Runs in a thread of its own.
+        Runs in a thread of its own. Returns only if the agent (the node's main process) has died without an
+        interruption.
         """
         os.read(self._fd, 1)
         while at := self._page.interruption:  # 0 if the file descriptor ended because the agent has died
@@ -198,7 +223,11 @@ class Herald:
 def _tell(attended: Attended, interruption: Interruption) -> None:
     """Call `on_interruption` of a call, and run it to its end if it is a coroutine.
 
-    An error in it is printed to stderr and does not affect the call.
+    An exception in it is printed to stderr, not raised, and does not affect the call.
+
+    Args:
+        attended: the call's function and its `on_interruption`.
+        interruption: the argument for `on_interruption`.
     """
     try:
         done = attended.on_interruption(interruption)

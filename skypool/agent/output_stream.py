@@ -1,4 +1,7 @@
-"""`sys.stdout` and `sys.stderr` of a worker. They send printed text to the agent, at once or gathered for a moment."""
+"""`sys.stdout` and `sys.stderr` of a worker process. They send printed text to the agent, the node's main process.
+
+Lines are sent at once, or gathered for a moment if there are many.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ A line that is sent by itself has left the process before the next one is printe
 
 
 class OutputStream(io.TextIOBase):
-    """The `sys.stdout` or `sys.stderr` of a worker.
+    """The `sys.stdout` or `sys.stderr` of a worker process. Threads may share it.
 
     Args:
         fd: 1 or 2. It is returned by `fileno()`, and bytes written to `buffer` go there.
@@ -59,11 +62,11 @@ class OutputStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Add text to the output, and return its length in characters.
 
-        Complete lines are sent at once or within about 20 ms. Other text is sent at `flush`, or when 32 KiB have
-        gathered. May be called from any thread.
+        Complete lines are sent at once, or within about 20 ms if there are more than 1000 a second. Other text is sent
+        at `flush`, with the next complete line, or when 32 Ki characters have gathered. May be called from any thread.
 
         Raises:
-            TypeError: it is not a str.
+            TypeError: `text` is not a str.
         """
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
@@ -80,14 +83,20 @@ class OutputStream(io.TextIOBase):
         return len(text)
 
     def _flush_soon(self) -> None:
-        """Have a thread send the waiting text within about 20 ms. The thread is started when this is first called."""
+        """Have a thread send the waiting text within about 20 ms. Does not wait.
+
+        The thread is started when this is first called in a process, and runs until the process ends.
+        """
         if self._flooded is None:
             self._flooded = threading.Event()
             threading.Thread(target=self._flush_often, args=(self._flooded,), daemon=True).start()
         self._flooded.set()
 
     def _flush_often(self, flooded: threading.Event) -> None:
-        """Send waiting text whenever `flooded` is set, at most every 20 ms. Runs in a thread of its own."""
+        """Send waiting text whenever `flooded` is set, at most every 20 ms.
+
+        Runs in a thread of its own, until `forget` is called or another event replaces `flooded`.
+        """
         while self._flooded is flooded:
             flooded.wait()
             time.sleep(0.02)
@@ -95,7 +104,11 @@ class OutputStream(io.TextIOBase):
             self.flush()
 
     def _may_go(self) -> bool:
-        """Return True if a line may be sent at once, and count it. Return False beyond `_RATE` lines a second."""
+        """Return True if a line may be sent at once, and count it as sent.
+
+        Returns False if more than `_RATE` (1000) lines a second were sent this way. Up to a fifth of `_RATE` lines may
+        be sent in a burst.
+        """
         now = time.monotonic()
         self._allowance = min(_RATE / 5, self._allowance + (now - self._last) * _RATE)
         self._last = now
@@ -105,7 +118,10 @@ class OutputStream(io.TextIOBase):
         return True
 
     def flush(self) -> None:
-        """Send the printed text that waits to the agent, in pieces of at most 32 KiB that end between characters."""
+        """Send the printed text that waits to the agent, in pieces of at most 32 KiB that end between characters.
+
+        Text is encoded as UTF-8. Does nothing if no text waits.
+        """
         if not self._waiting:
             return
         with self._lock:
@@ -123,7 +139,7 @@ class OutputStream(io.TextIOBase):
                 start = end
 
     def forget(self) -> None:
-        """Reset the stream in a forked child process. The parent sends the text that waits."""
+        """Reset the stream in a forked child process. Waiting text is dropped, because the parent process sends it."""
         self._lock = threading.RLock()
         self._waiting = []
         self._size = 0

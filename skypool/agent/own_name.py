@@ -31,16 +31,18 @@ _SIOCGIFADDR = 0x8915
 def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str]:
     """Make sure that libraries find the address at which other nodes reach this one.
 
-    On a rented machine the hosts file is changed. On the user's own machine, or if the file cannot be written,
-    environment variables name the network interface. Variables that the user has set are kept.
+    Does nothing if this machine's name resolves to that address, and no other, already. On a rented machine the hosts
+    file is changed. On the user's own machine, or if the file cannot be written, environment variables must name the
+    network interface. Variables that the user has set, in `env` or in this process, are left out.
 
     Args:
         address: the address at which other nodes reach this one; "" if unknown.
         rented: True if only this pool uses the machine.
-        env: the environment of calls.
+        env: the environment of calls. It is not changed.
 
     Returns:
-        variables to add to that environment.
+        variables to add to that environment, by name. The dict is empty if none are needed, if `address` is "", or if
+            no interface has it.
     """
     if not address or found(socket.gethostname()) == {address}:
         return {}
@@ -53,7 +55,7 @@ def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str
 
 
 def found(name: str) -> set[str]:
-    """Return the addresses that a host name resolves to, as texts; an empty set if there are none."""
+    """Return the addresses that a host name resolves to, as texts. Returns an empty set if it does not resolve."""
     try:
         return {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -61,9 +63,9 @@ def found(name: str) -> set[str]:
 
 
 def _mend(address: str) -> bool:
-    """Map this machine's name to `address` in the hosts file. Return True if the name resolves to it then.
+    """Map this machine's name to `address` in the hosts file. Return True if the name then resolves to that address.
 
-    If the file cannot be written, an error is printed and False is returned.
+    If the file cannot be read or written, an error is printed to stderr and False is returned.
     """
     name = socket.gethostname()
     try:
@@ -77,14 +79,15 @@ def _mend(address: str) -> bool:
 
 
 def mended(text: str, address: str, name: str) -> str:
-    """Return the text of a hosts file in which a name has this address, and no loopback address.
+    """Return the text of a hosts file in which a name has this address, and no loopback address. No file is changed.
 
-    Lines that contradict it stay in the text as comments.
+    Lines that give the name a loopback address become comments. Their other names keep the loopback address, except
+    those that begin with the name and a dot: these get `address`, too.
 
     Args:
         text: the hosts file as it is.
         address: the address for the name.
-        name: the host name. Its first label gets the address, too.
+        name: the host name. Its first label (the part before the first dot) gets the address, too.
     """
     names = {name, name.partition(".")[0]}
     lines: list[str] = []
@@ -102,14 +105,22 @@ def mended(text: str, address: str, name: str) -> str:
 
 
 def _is_loopback(words: Collection[str]) -> bool:
-    """Return True if the first word of a line in the hosts file is a loopback address."""
+    """Return True if the first word of a line in the hosts file is a loopback address.
+
+    Returns False if there are no words, or if the first one is no address.
+
+    Args:
+        words: the words of the line.
+    """
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(next(iter(words), "")).is_loopback
     return False
 
 
 def _write(text: str) -> None:
-    """Overwrite the hosts file in place, with sudo if necessary. In a container it is a mount and cannot be replaced.
+    """Overwrite the hosts file in place, with sudo if this process is not root. Waits at most 20 s for sudo.
+
+    In a container the file is a mount and cannot be replaced.
 
     Raises:
         OSError, subprocess.SubprocessError: the file cannot be written.
@@ -124,7 +135,7 @@ def _write(text: str) -> None:
 
 
 def interface(address: str) -> str:
-    """Return the name of the network interface that has this IPv4 or IPv6 address; "" if none has."""
+    """Return the name of the network interface that has this IPv4 or IPv6 address. Returns "" if none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):

@@ -1,4 +1,7 @@
-"""Converts file descriptors to and from the control data of packets, which the agent and its workers exchange."""
+"""Converts file descriptors to and from the control data of packets.
+
+The agent (the node's main process) and its workers exchange such packets over Unix sockets.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
 def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the file descriptors that came with a packet.
+    """Return the file descriptors that came with a packet, in order; an empty list if there are none.
+
+    Other control data is ignored.
 
     Args:
         ancillary: the control data, as `recvmsg` returns it.

@@ -14,13 +14,16 @@ from skypool.wire.handshake import AgentConfig, NodeHealth, SlotPlan
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """The configuration and the slots of one node, from which its agent starts.
+    """The configuration and the slots of one node, from which its agent (the node's main process) starts.
+
+    A slot is a place where one call runs at a time.
 
     Attributes:
         config: the configuration that the client sent.
-        health: the state of the machine as the keeper found it, without free disk and clock.
+        health: the state of the machine as the keeper (the agent's parent process) found it, without free disk and
+            clock.
         slots: the slots that share out the devices; on a node without devices, all slots.
-        cpu_slots: the number of additional slots without devices.
+        cpu_slots: the number of additional slots without devices; 0 on a node without devices.
         env: environment of the agent and its workers.
     """
 
@@ -36,13 +39,13 @@ def plan_slots(
 ) -> tuple[SlotPlan, ...]:
     """Return the slots of this node for all calls that do not ask for a slot without devices.
 
-    A host of a TPU slice whose devices are not split gets no variables that pin devices. Pinned chips would form a
-    slice of their own.
+    A TPU slice is one accelerator that spans several machines (hosts). A host of such a slice whose devices are not
+    split gets one slot, without variables that pin devices. Pinned chips would form a slice of their own.
 
     Args:
-        given: how the devices are split, as for `share`, or a plan that is used as it is.
+        given: how the devices are split, as for `share`, or a tuple of slots that is returned as it is.
         devices: the devices of this node.
-        hosts: how many hosts the node's slice has.
+        hosts: how many hosts the node's slice has; 1 for a machine by itself.
     """
     if isinstance(given, tuple):
         return given
@@ -55,11 +58,11 @@ def share(devices: Sequence[Device], slots: int | Literal["per-device"] | None) 
     """Split devices among slots, and return the slots.
 
     Each slot gets the same number of neighbouring devices. If that is not possible, the first slots get one more. With
-    more slots than devices, slot `i` uses device `i` modulo their number, together with other slots.
+    more slots than devices, slot `i` uses device `i` modulo the number of devices, together with other slots.
 
     Args:
-        devices: the devices of this node.
-        slots: the number of slots; "per-device" for one slot for each device; None for one slot with all devices.
+        devices: the devices of this node. They are not changed.
+        slots: the number of slots; "per-device" for one slot for each device; None or 0 for one slot with all devices.
             Without devices, "per-device" and None both mean one slot for each CPU.
     """
     if not devices:

@@ -11,18 +11,26 @@ from skypool.clock import RunningClock
 
 
 def call_it(what: str) -> None:
-    """Set the name of this process that `top` and `ps` show, to "skypool-" and `what`."""
+    """Set the name of this process that `top` and `ps` show, to "skypool-" and `what`. A failure is ignored.
+
+    Linux keeps only the first 15 characters.
+    """
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write(f"skypool-{what}")
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this node's processes may use."""
+    """Return how many CPUs this process and its children may use: the size of its CPU affinity mask.
+
+    A limit of CPU time by a control group does not count.
+    """
     return len(os.sched_getaffinity(0))
 
 
 def started(pid: int) -> int:
     """Return the start time of a process in clock ticks since boot. Together with the pid it identifies a process.
+
+    A process that has ended and was not waited for still has one.
 
     Raises:
         OSError: there is no such process.
@@ -32,7 +40,11 @@ def started(pid: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the pids of all live processes below `root`, in any generation."""
+    """Return the pids of all live processes below `root`, in any generation, in no particular order.
+
+    `root` itself is not among them. Processes that have ended but were not waited for (zombies) are left out. Returns
+    an empty list if there are none.
+    """
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -53,13 +65,15 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_descendants(patience: float = 10.0) -> bool:
-    """Kill all processes below this one, including orphans that it has adopted, until none is left.
+    """Kill all processes below this one by SIGKILL, including orphans that it has adopted, until none is left.
+
+    Waits until they have ended. All children of this process are reaped, so that `os.waitpid` finds them no more.
 
     Args:
         patience: seconds after which to give up.
 
     Returns:
-        True if none is left.
+        True if none is left, False if some were left when the time was over.
     """
     clock = RunningClock()
     until = clock() + patience

@@ -1,4 +1,4 @@
-"""A page of memory that the agent, its workers and the keeper (the agent's parent process) share.
+"""A page of memory that the agent (the node's main process), its workers and the keeper (the agent's parent) share.
 
 It shows which worker runs which call, and when everything on the node must end.
 
@@ -26,10 +26,15 @@ _WIDTH = 8
 
 
 class SharedPage:
-    """A page of numbers in shared memory.
+    """A page of numbers in memory that forked processes share. All numbers are 0 at first.
 
-    For each slot it has the call that its worker took last, the time of that (seconds of `time.monotonic()`), and the
-    call to give up.
+    A slot is a place where one call runs at a time. For each slot there are three numbers:
+
+    - the id of the call that the slot's worker took last,
+    - the time from which the duration of that call counts,
+    - the id of the call that the worker process must stop.
+
+    Times are in seconds of `time.monotonic()`.
 
     Args:
         slots: the number of slots on the node.
@@ -44,7 +49,7 @@ class SharedPage:
     def deadline(self) -> float:
         """The time at which everything on this node ends, in seconds of `time.monotonic()`.
 
-        The agent moves it, and the keeper enforces it.
+        The agent moves it, and the keeper (the agent's parent process) enforces it.
         """
         return self._real[_DEADLINE]
 
@@ -54,9 +59,9 @@ class SharedPage:
 
     @property
     def drops(self) -> int:
-        """The number of `pool.put()` values dropped so far.
+        """The number of `pool.put()` values that were dropped so far on this node.
 
-        When it has grown, a worker reads the packets that name them.
+        When it has grown, a worker process reads the packets that name these values.
         """
         return self._whole[_DROPS]
 
@@ -66,7 +71,7 @@ class SharedPage:
 
     @property
     def interruption(self) -> float:
-        """The time at which the provider takes the machine back, in seconds since 1970; 0.0 without a notice."""
+        """The time at which the provider takes the machine back, in seconds since 1970; 0.0 if none is announced."""
         return self._real[_INTERRUPTION]
 
     @interruption.setter
@@ -74,10 +79,12 @@ class SharedPage:
         self._real[_INTERRUPTION] = at
 
     def begin(self, slot: int, call: int, now: float) -> None:
-        """Write into the page that the worker of `slot` has taken a call.
+        """Write into the page that the worker process of `slot` has taken a call.
+
+        A request by `give_up` to stop a call is withdrawn.
 
         Args:
-            slot: the number of the slot.
+            slot: the number of the slot (place where one call runs at a time).
             call: the call's id; 0 for none.
             now: the time from which the call's duration counts, unless `run` changes it, in seconds of
                 `time.monotonic()`.
@@ -90,8 +97,10 @@ class SharedPage:
     def run(self, slot: int, now: float) -> None:
         """Note that the arguments of the call of `slot` are loaded and that its function begins.
 
+        Only the time is changed, not the call's id.
+
         Args:
-            slot: the number of the slot.
+            slot: the number of the slot (place where one call runs at a time).
             now: the time from which the call's duration counts, in seconds of `time.monotonic()`.
         """
         self._real[_WIDTH * (slot + 1) + _TIME] = now
@@ -99,8 +108,8 @@ class SharedPage:
     def running(self, slot: int) -> tuple[int, float]:
         """Return the id of the call that the worker of `slot` took last, and the time from which its duration counts.
 
-        The id is 0 if the worker has taken none. The time is in seconds of `time.monotonic()`. The call may have ended
-        already.
+        The id is 0 if the worker process has taken none. The time is in seconds of `time.monotonic()`. It may lie in
+        the future while the worker loads the call's arguments. The call may have ended already.
         """
         at = _WIDTH * (slot + 1)
         before = self._whole[at + _CALL], self._real[at + _TIME]
@@ -109,11 +118,21 @@ class SharedPage:
         return after
 
     def give_up(self, slot: int, call: int) -> None:
-        """Write the id of the call that the worker of `slot` must stop at its next SIGTERM."""
+        """Write the id of the call that the worker process of `slot` must stop at its next SIGTERM.
+
+        No signal is sent here. An earlier id is overwritten.
+
+        Args:
+            slot: the number of the slot (place where one call runs at a time).
+            call: the call's id.
+        """
         self._whole[_WIDTH * (slot + 1) + _GIVEN_UP] = call
 
     def given_up(self, slot: int) -> bool:
-        """Return True if `give_up` has named the call that now runs in `slot`, so that its worker must stop it."""
+        """Return True if the worker process of `slot` must stop its call, because `give_up` has named that call.
+
+        Returns False if `give_up` has named no call or another one, or if the worker has taken none.
+        """
         at = _WIDTH * (slot + 1)
         call = self._whole[at + _CALL]
         return bool(call) and call == self._whole[at + _GIVEN_UP]

@@ -1,7 +1,8 @@
 """Forks and watches the worker processes of a node: one for each slot (a place where one call runs at a time).
 
-A node with devices has two kinds of slots, each with a queue of its own. Some slots share out the devices. In addition
-there is one slot without devices for each CPU. Workers of these CPU slots are started when calls first need them.
+A node with devices has two kinds of slots, each with a queue of its own. Slots of the kind MAIN share out the devices.
+In addition, there is one CPU slot, without devices, for each CPU. Workers of CPU slots are started when calls first
+need them. A node without devices has MAIN slots only.
 """
 
 from __future__ import annotations
@@ -46,21 +47,23 @@ class Slot:
     """A slot (a place where one call runs at a time), and the worker process that fills it now.
 
     Attributes:
-        number: its number on the node, from 0.
+        number: the slot's number on the node, from 0.
         env: environment variables of its worker.
         kind: MAIN or CPU.
         pid: the worker's process id.
         pidfd: a file descriptor of that process.
         channel: the packet socket to the worker.
         outputs: for the worker's file descriptors 1 and 2, the read ends of the pipes they write to.
-        waiting: packets for the worker that its socket had no room for.
-        pipes: the pipes through which the agent follows batches of calls.
-        ended: outcomes from these pipes that were not sent on yet.
+        waiting: packets for the worker that its socket had no room for, in order. Each is (buffers, file descriptors,
+            True if these are closed after sending).
+        pipes: the pipes through which the agent (the node's main process) follows batches of calls.
+        ended: outcomes from these pipes that were not sent to the client yet.
         tail: the last bytes printed by the call `tail_of`.
         tail_of: the id of the call that printed last.
-        seen: the call that it ran at the agent's last check, and since when.
-        kill_at: the time at which the worker is killed, if it was asked to stop a call.
-        silent_since: the time since which the worker's process is stopped.
+        seen: the id of the call that the worker ran at the agent's last check, and the time of the first check that saw
+            it.
+        kill_at: the time at which the worker is killed, if it was asked to stop a call; None otherwise.
+        silent_since: the time since which the worker's process is stopped, as by SIGSTOP; None if it is not.
         paused: the id of a call, and the seconds for which the whole node was stopped while it ran.
     """
 
@@ -82,20 +85,30 @@ class Slot:
     paused: tuple[int, float] = (0, 0.0)
 
     def add_pause(self, call: int, seconds: float) -> None:
-        """Note that the whole node was stopped for so many seconds while `call` ran here."""
+        """Note that the whole node was stopped for a while as a call ran on this slot (place for one call).
+
+        Pauses of the same call add up. Those of an earlier call are forgotten.
+
+        Args:
+            call: the call's id.
+            seconds: the length of the pause in seconds.
+        """
         self.paused = call, self.paused_during(call) + seconds
 
     def paused_during(self, call: int) -> float:
-        """Return for how many seconds the whole node was stopped while `call` ran here."""
+        """Return for how many seconds in all the whole node was stopped while `call` ran on this slot.
+
+        Returns 0.0 if no pause was noted, or if pauses of a later call were noted since.
+        """
         return self.paused[1] if self.paused[0] == call else 0.0
 
 
 class WorkerQueue:
-    """The queue in which calls wait for the next free worker of one kind of slot.
+    """The queue in which calls wait for the next free worker of one kind of slot. It is a pair of packet sockets.
 
     Attributes:
-        end: the socket into which the agent puts calls.
-        taken: the socket from which workers take calls.
+        end: the socket into which the agent (the node's main process) puts calls. It does not block.
+        taken: the socket from which worker processes take calls.
     """
 
     def __init__(self) -> None:
@@ -108,7 +121,11 @@ class WorkerQueue:
         self._waiting.register(self.taken, select.POLLIN)
 
     def offer(self, buffers: list[Buffer], fds: list[int]) -> None:
-        """Put a call into the queue. The next free worker takes it.
+        """Put a call, or a batch of calls, into the queue as one packet. The next free worker takes it. Does not wait.
+
+        Args:
+            buffers: the packet.
+            fds: file descriptors to send with it. They stay open here.
 
         Raises:
             BlockingIOError: the queue is full.
@@ -116,7 +133,11 @@ class WorkerQueue:
         _send(self.end, buffers, fds)
 
     def take_back(self) -> list[tuple[Frame, list[int]]]:
-        """Remove and return the calls that no worker has taken, with their file descriptors."""
+        """Remove the calls that no worker process has taken, and return them in order. Does not wait.
+
+        Returns a list of (frame of the call or batch, its file descriptors). The caller must close these. The list is
+        empty if there are no such calls.
+        """
         back: list[tuple[Frame, list[int]]] = []
         while True:
             try:
@@ -127,21 +148,26 @@ class WorkerQueue:
 
     @property
     def has_calls(self) -> bool:
-        """Return True if the queue contains a call that no worker has taken."""
+        """True if the queue contains a call that no worker process has taken."""
         return bool(self._waiting.poll(0))
 
 
 class Slots:
-    """The slots of a node that have a worker, and the queues from which workers take calls.
+    """The slots of a node that have a worker process, and the queues from which workers take calls.
+
+    A slot is a place where one call runs at a time. Creating this object starts no worker (see `start`), and increases
+    this process's limit of open files.
 
     Args:
         plan: the node's plan.
-        page: the memory shared with the keeper and the workers.
+        page: the memory shared with the keeper (the agent's parent process) and the workers.
         clock: the agent's clock.
         watch: `watch(fd, events, callback)` of the agent's loop. Events 0 stop the watching.
 
     Attributes:
-        counts: the number of slots of each kind on the node.
+        page: the shared memory, as given.
+        counts: the number of slots of each kind on the node: [MAIN] or [MAIN, CPU].
+        queues: a `WorkerQueue` for each kind of slot, in the same order.
         all: the slots that have a worker or get one at the start.
     """
 
@@ -166,17 +192,23 @@ class Slots:
 
     @property
     def spare(self) -> int:
-        """The number of CPU slots that have no worker yet."""
+        """The number of CPU slots (slots without a device) that have no worker process yet."""
         return sum(self.counts) - len(self.all)
 
     def add_cpu_slot(self) -> Slot:
-        """Add one more CPU slot and return it. Its worker must be started by `start`."""
+        """Add one more CPU slot (a slot without a device) to `all`, and return it.
+
+        It has no worker process yet: `start` must be called for it. The caller must check that `spare` is above 0.
+        """
         slot = Slot(len(self.all), devices.hidden(), CPU)
         self.all.append(slot)
         return slot
 
     def kind_of(self, header: Mapping[str, Any]) -> int:
-        """Return the kind of slot that a call needs, MAIN or CPU, from the header of its frame."""
+        """Return the kind of slot that a call needs, from the header of its frame (message).
+
+        Returns CPU if the header has `"devices": 0` and the node has CPU slots, else MAIN.
+        """
         return CPU if header.get("devices") == 0 and len(self.counts) > 1 else MAIN
 
     def start(
@@ -186,13 +218,19 @@ class Slots:
         on_output: Callable[[Slot, int], None],
         on_death: Callable[[Slot], None],
     ) -> None:
-        """Fork the worker of a slot, and watch it in the agent's loop.
+        """Fork the worker process of a slot (place for one call), and watch it in the agent's event loop.
+
+        Returns in the agent (the node's main process) at once; the worker never returns from this. The state of an
+        earlier worker of the slot is reset: packets that wait for it are dropped.
 
         Args:
-            slot: the slot.
-            on_packet: called when a packet from the worker can be read.
-            on_output: called when its output can be read, with the number 1 or 2.
-            on_death: called when the worker's process has ended.
+            slot: the slot. Its attributes are set to the new worker's.
+            on_packet: called when a packet from the worker can be read, with the slot.
+            on_output: called when its output can be read, with the slot and 1 for stdout or 2 for stderr.
+            on_death: called when the worker's process has ended, with the slot.
+
+        Raises:
+            OSError: the process could not be forked, or there are too many open files.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         slot.pipes = Pipes()
@@ -221,7 +259,16 @@ class Slots:
             self._watch(read_end, select.EPOLLIN, partial(on_output, slot, fd))
 
     def _become_worker(self, slot: Slot, channel: socket.socket, outputs: dict[int, int]) -> NoReturn:
-        """Run a worker in this forked process until it ends, then end the process."""
+        """Run a worker process, which takes and runs calls, in this forked process until it ends. Then end the process.
+
+        Does not return. All file descriptors that the worker does not need are closed. If the worker raises an
+        exception, its traceback is written to stderr and the process ends with status 70.
+
+        Args:
+            slot: the slot that the worker fills.
+            channel: the worker's end of its packet socket.
+            outputs: the write ends of the pipes that become file descriptors 1 and 2.
+        """
         try:
             os.setsid()
             for fd, write_end in outputs.items():
@@ -262,9 +309,9 @@ class Slots:
         os._exit(70)
 
     def _introduce(self, slot: Slot) -> None:
-        """Set the information about this node and slot that functions get from `skypool.runtime`.
+        """Set the information about this node and slot that users' functions get from `skypool.runtime`.
 
-        Called in a new worker.
+        Called in a new worker. CPU slots are numbered from 0 by themselves there.
         """
         config = self._plan.config
         place = config.slice
@@ -284,14 +331,19 @@ class Slots:
         runtime.enter(info)
 
     def ignore(self, fd: int) -> None:
-        """Stop watching a file descriptor in the agent's loop, because nothing more will arrive on it."""
+        """Stop watching a file descriptor in the agent's event loop, because nothing more will arrive on it.
+
+        The file descriptor stays open. Does nothing if it is not watched.
+        """
         self._watch(fd, 0, _nothing)
 
     def interrupt(self, at: float) -> None:
-        """Tell all workers, also those started later, that the provider takes the machine back.
+        """Tell all worker processes, also those started later, that the provider takes the machine back.
+
+        May be called only once, because it closes the pipe whose end the workers wait for.
 
         Args:
-            at: the time of that, in seconds since 1970.
+            at: the time at which the machine goes, in seconds since 1970.
         """
         self.page.interruption = at
         os.close(self._notice_end)
@@ -299,21 +351,24 @@ class Slots:
     # --- packets ---------------------------------------------------------------------------------------------
 
     def tell(self, slot: Slot, buffers: list[Buffer], fds: list[int], give: bool = False) -> None:
-        """Send a packet to the worker of a slot. If its socket has no room, the packet waits for `retell`.
+        """Send a packet to the worker process of a slot (place for one call), after those that wait already.
+
+        Does not wait. If the worker's socket has no room, the packet is kept until a later `retell` sends it. If the
+        worker has died, it is dropped.
 
         Args:
-            slot: the slot.
+            slot: the slot (a place where one call runs at a time).
             buffers: the packet.
             fds: file descriptors to send with it.
-            give: close these file descriptors here once they are sent.
+            give: True to close these file descriptors here once they are sent or dropped.
         """
         slot.waiting.append((buffers, fds, give))
         self.retell(slot)
 
     def retell(self, slot: Slot) -> None:
-        """Send the packets that wait for a worker, as far as its socket has room.
+        """Send the packets that wait for a worker process, in order, as far as its socket has room. Does not wait.
 
-        If the worker has died, they are dropped.
+        The others stay until the next call of this method. If the worker has died, all are dropped.
         """
         while slot.waiting:
             buffers, fds, give = slot.waiting[0]
@@ -329,14 +384,17 @@ class Slots:
                 _close(fds)
 
     def _forget_waiting(self, slot: Slot) -> None:
-        """Drop the packets that wait for a worker, and close the file descriptors that were given with them."""
+        """Drop the packets that wait for a worker, and close the file descriptors that `tell` got with `give=True`."""
         for _, fds, give in slot.waiting:
             if give:
                 _close(fds)
         slot.waiting.clear()
 
     def receive(self, slot: Slot) -> tuple[bytes, list[int]] | None:
-        """Return the next packet of a worker and its file descriptors, or None if there is none. Does not wait."""
+        """Return the next packet of a worker process and the file descriptors that came with it. Does not wait.
+
+        Returns None if no packet has arrived, or if the worker has ended and no packet is left.
+        """
         try:
             packet, ancillary, _, _ = slot.channel.recvmsg(PACKET, SPACE, CLOEXEC)
         except (BlockingIOError, ConnectionResetError):
@@ -346,9 +404,10 @@ class Slots:
     # --- who runs what ---------------------------------------------------------------------------------------
 
     def running(self, call: int) -> Slot | None:
-        """Return the slot whose worker took the call with this id last; None if there is no such slot.
+        """Return the slot (place for one call) whose worker process took the call with this id last.
 
-        The call may have ended already.
+        The call may have ended already. Returns None if no worker has taken it, or if its worker has taken another call
+        since.
         """
         for slot in self.all:
             if self.page.running(slot.number)[0] == call:
@@ -356,22 +415,35 @@ class Slots:
         return None
 
     def taken(self) -> dict[int, Slot]:
-        """Return the slots whose workers took a call, by the id of the call that each took last.
+        """Return the slots whose worker processes have taken a call, by the id of the call that each took last.
 
-        It may have ended already.
+        A slot is a place where one call runs at a time. The call may have ended already. Workers that have taken no
+        call are left out.
         """
         return {call: slot for slot in self.all if (call := self.page.running(slot.number)[0])}
 
     def stop_call(self, slot: Slot, call: int, grace: float) -> None:
-        """Ask the worker of a slot to stop a call. If it has not ended `grace` seconds later, it is killed."""
+        """Ask the worker process of a slot (place for one call) to stop a call, by SIGTERM. Does not wait.
+
+        The agent's event loop kills the worker later if the call has not ended in time.
+
+        Args:
+            slot: the slot (a place where one call runs at a time).
+            call: the call's id. The worker ignores the request if it runs another call.
+            grace: seconds until the worker is killed.
+        """
         self.page.give_up(slot.number, call)
         slot.kill_at = self._clock() + grace
         self.signal(slot, signal.SIGTERM)
 
     def signal(self, slot: Slot, number: int) -> None:
-        """Send a signal to a worker's process. SIGKILL goes to all processes of its process group.
+        """Send a signal to a worker's process. SIGKILL goes to all processes of its process group, too.
 
         Does not raise if the worker has ended.
+
+        Args:
+            slot: the worker's slot (the place where it runs calls).
+            number: the signal.
         """
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(slot.pidfd, number)
@@ -379,9 +451,10 @@ class Slots:
                 os.killpg(slot.pid, number)
 
     def bury(self, slot: Slot) -> int:
-        """Kill the processes that a dead worker left, and close its sockets and other file descriptors.
+        """Kill the processes that a dead worker process left in its process group, and close its file descriptors here.
 
-        Returns the worker's wait status, as from `os.waitpid`.
+        Returns the worker's wait status, as from `os.waitpid`. A worker that is still alive is killed, and the call
+        waits for its end. The slot can then get a new worker by `start`.
         """
         self.signal(slot, signal.SIGKILL)
         _, status = os.waitpid(slot.pid, 0)
@@ -395,7 +468,7 @@ class Slots:
         return status
 
     def stopped(self, slot: Slot) -> bool:
-        """Return True if the worker's process is stopped, for example by SIGSTOP. Return False if it has ended."""
+        """Return True if the worker's process is stopped, for example by SIGSTOP; False if it runs or has ended."""
         try:
             with open(f"/proc/{slot.pid}/stat", "rb") as file:
                 return file.read().rpartition(b")")[2].split()[0] == b"T"
@@ -404,11 +477,11 @@ class Slots:
 
 
 def allow_more_files() -> tuple[int, int]:
-    """Raise this process's limit of open files to the maximum: an agent needs six for each worker.
+    """Increase this process's soft limit of open files to the hard limit: an agent needs six files for each worker.
 
     Returns:
-        the limits before (soft, hard). Workers get these again, because some programs fail with file descriptors above
-            1,023.
+        the limits before, as (soft, hard). Worker processes get these again, because some programs fail with file
+            descriptors above 1,023.
     """
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
@@ -425,10 +498,16 @@ def _nothing() -> None:
 
 
 def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:
-    """Send one packet with its file descriptors.
+    """Send one packet, with file descriptors if there are any.
+
+    Args:
+        to: the socket.
+        buffers: the parts of the packet.
+        fds: the file descriptors. They stay open here.
 
     Raises:
         BlockingIOError: the socket has no room.
+        BrokenPipeError, ConnectionResetError: the other end is closed.
     """
     if not fds and len(buffers) == 1:
         to.send(buffers[0])

@@ -1,9 +1,11 @@
-"""Starts the agent on a node, and the keeper, which kills everything when the agent ends.
+"""Starts the agent on a node (a rented machine), and the keeper, which kills everything when the agent ends.
 
-The holder is the process that each connection of the client starts on the node, by SSH for example. It starts the agent
-if there is none, passes its own stdin and stdout to it, and waits. So no process stands between client and agent. The
-keeper is the parent of the agent and thus of all its workers. When the agent or the lease ends, the keeper kills all
-remaining processes and removes the node's folder.
+The agent is the node's main process: it takes the client's calls and gives them to workers. The holder is the process
+that each connection of the client starts on the node, by SSH for example. It starts the agent if there is none, passes
+its own stdin and stdout to it, and waits. So no process stands between client and agent.
+
+The keeper is the parent of the agent and thus of all its workers. When the agent or its lease (the time that the node
+may live) ends, the keeper kills all remaining processes and removes the node's folder.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 SOCKET = "agent.sock"
 """The name of the agent's Unix socket in its folder."""
 _MOST_WORDS = 3000
-"""The number of bytes of an agent's last error that its client gets."""
+"""The greatest number of bytes of an agent's last error that its client gets."""
 _PR_SET_CHILD_SUBREAPER = 36
 """The option of prctl(2) that makes a process the parent of orphaned descendants."""
 _LOOK = 0.5
@@ -49,13 +51,18 @@ After a pause of the whole node it first reads the frames that its client sent m
 def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
     """Hand stdin and stdout to the agent of `config["folder"]`, wait until it closes them, and end this process.
 
-    The exit status is 0, or 3 if there is no agent. It is 70 if this process started the agent and the agent failed.
-    The agent's error is then on stderr.
+    "ready" is printed before that, or "gone" if there is no agent. The exit status is 0, or 3 if there is no agent. It
+    is 70 if this process started the agent (the node's main process) and the agent failed. The agent's error is then on
+    stderr.
 
     Args:
         config: an `AgentConfig` as JSON from the client. It is checked only if an agent is started.
         start: start an agent if there is none. A client that reconnects passes False: the calls of an ended agent are
             lost, and a new agent would hide that.
+
+    Raises:
+        OSError: the folder does not exist or cannot be used.
+        ProtocolError: an agent must be started, and the configuration is not valid.
     """
     os.chdir(config["folder"])
     with open("lock", "w") as lock:
@@ -84,7 +91,7 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
 
 
 def _find() -> socket.socket | None:
-    """Return a connection to the agent whose socket is in the current folder; None if no agent runs there."""
+    """Return a connection to the agent whose socket is in the current folder. Returns None if no agent runs there."""
     agent = socket.socket(socket.AF_UNIX)
     try:
         agent.connect(SOCKET)
@@ -97,9 +104,15 @@ def _find() -> socket.socket | None:
 def _start(config: AgentConfig, words: int) -> socket.socket:
     """Start the keeper, the process that starts and watches the agent, and return a connection to the agent.
 
+    Does not wait until the agent (the node's main process) runs: it accepts the connection when it is ready. An old
+    socket file in the current folder is replaced.
+
     Args:
         config: the node's configuration.
         words: the file descriptor to which the agent's last error is written.
+
+    Raises:
+        RuntimeError: the agent's socket was deleted right after it was created.
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET)
@@ -122,7 +135,11 @@ def _start(config: AgentConfig, words: int) -> socket.socket:
 
 
 def _say_why(words: int) -> None:
-    """Write the current exception to the log, and to the file descriptor `words`, from which the holder reads it."""
+    """Write the current exception to stderr, which is the agent's log, and to the file descriptor `words`.
+
+    The holder (the process that the client's connection started) reads the error from `words`. It is cut to its last
+    1500 characters (`_MOST_WORDS // 2`) there.
+    """
     import traceback
 
     text = traceback.format_exc()
@@ -134,8 +151,8 @@ def _say_why(words: int) -> None:
 def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
     """Run the keeper until the agent ends, then kill all that is left, remove the folder, and end this process.
 
-    The keeper writes its own pid first, before the lock on the folder is released. So a later process can find the
-    node's processes by it.
+    Does not return; the exit status is 0. The keeper writes its own pid to a file first, before the lock on the folder
+    is released. So a later process can find the node's processes by it.
 
     Args:
         config: the node's configuration.
@@ -174,7 +191,11 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
 
 
 def _plan(config: AgentConfig) -> NodePlan:
-    """Detect the devices and the state of this machine, and return the plan that splits the devices among slots."""
+    """Detect the devices and the state of this machine, and return the plan that splits the devices among slots.
+
+    A slot is a place where one call runs at a time. A machine with devices also gets one slot without devices for each
+    CPU. May change the hosts file of a rented machine (see `own_name.prepare`).
+    """
     from skypool import devices
     from skypool.agent import health, own_name
     from skypool.agent.plan import NodePlan, plan_slots
@@ -191,7 +212,17 @@ def _plan(config: AgentConfig) -> NodePlan:
 
 
 def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, words: int) -> NoReturn:
-    """Run the agent in this forked process until it ends, then end the process."""
+    """Run the agent in this forked process until it ends, then end the process. Does not return.
+
+    The exit status is 0, or 1 if the agent (the node's main process) raised an exception. That is written to the log
+    and to `words`.
+
+    Args:
+        plan: the node's configuration and slots.
+        listener: the Unix socket at which clients connect.
+        page: the memory shared with the keeper (the parent process) and the workers.
+        words: the file descriptor from which the holder reads the agent's last error.
+    """
     try:
         os.environ.update(plan.env)
         if sys.prefix != sys.base_prefix:  # so that calls can run commands of the image's environment by name
@@ -207,7 +238,10 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
 
 
 def _adopt_orphans() -> None:
-    """Make this process (the keeper) the parent of all descendants whose own parent dies, so that it can kill them."""
+    """Make this process (the keeper) the parent of all descendants whose own parent dies, so that it can kill them.
+
+    If the system refuses, a warning is printed and nothing is raised.
+    """
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -215,12 +249,18 @@ def _adopt_orphans() -> None:
 
 
 def _watch(agent: int, page: SharedPage) -> str:
-    """Wait until the agent ends, and return a text that says how it ended.
+    """Wait until the agent ends, and return a text that says how: "wait status" and the number from `os.waitpid`.
 
-    The agent is killed if it does not end in time after a signal to end, or after the node's deadline.
+    When SIGTERM, SIGINT or SIGHUP arrives, the agent (the node's main process) gets SIGTERM, and is killed if it has
+    not ended `_TO_OBEY` (1) seconds later. It is also killed if the node's deadline has passed for `_TO_RENEW` (5)
+    seconds.
 
     The keeper itself may be stopped and continued at any time. `signal.sigtimedwait` must not be used here: CPython
     3.11 returns an uninitialised signal number when a stop interrupts it and its timeout has passed.
+
+    Args:
+        agent: the agent's process id. It must be a child of this process.
+        page: the shared memory with the node's deadline.
     """
     wanted = {signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)

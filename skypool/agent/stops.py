@@ -1,4 +1,7 @@
-"""Stops calls that are cancelled, run too long or whose worker hangs, and queues lost calls again."""
+"""Stops calls that are cancelled, run too long or whose worker process hangs, and queues lost calls again.
+
+This runs in the agent, the main process of a node.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from skypool.clock import RunningClock
 from skypool.wire.handshake import AgentConfig
 
 _LOST_AFTER = 5.0
-"""Seconds after which a call is queued again if its worker died and nothing shows that it has begun."""
+"""Seconds after which a call is queued again if its worker died and nothing shows that the call has begun."""
 
 
 class Stops:
     """The part of the agent that stops calls, and queues calls again that were lost with a worker.
 
-    A call that has not begun is answered at once. A running call is asked to stop, and its worker is killed after a
-    grace period. The death of the worker then answers the call.
+    A call that has not begun is answered with an error at once. A running call is asked to stop, and its worker process
+    is killed after a grace period. The death of the worker then answers the call.
 
     Args:
         config: the node's configuration.
-        slots: the slots and their workers.
+        slots: the slots (places where one call runs at a time) and their workers.
         queue: the calls that have not ended.
         clock: the agent's clock.
-        answers: ends calls in place of their workers.
+        answers: ends calls with an error in place of their workers.
 
     Attributes:
         cancelling: True if a call was cancelled since the last `look`.
@@ -45,11 +48,13 @@ class Stops:
         self.cancelling = False
 
     def cancel(self, id_: int, grace: float) -> None:
-        """Mark a call as cancelled, so that the next `look` stops it. Does nothing if the call has ended.
+        """Mark a call as cancelled, so that the next `look` stops it. Does not wait.
+
+        Does nothing if the call has ended or must stop already; its grace period then stays as it is.
 
         Args:
             id_: the call's id.
-            grace: seconds that a running call has to end before its worker is killed.
+            grace: seconds that a running call has to end before its worker process is killed.
         """
         call = self._queue.get(id_)
         if call is not None and not call.doomed:
@@ -59,16 +64,22 @@ class Stops:
             self.cancelling = True
 
     def note_missing(self, id_: int) -> None:
-        """Note that a call may be lost, because its worker died before the call began. `look` queues it again later."""
+        """Note that a call may be lost, because its worker process died before the call began.
+
+        If no worker has taken the call `_LOST_AFTER` (5) seconds later, `look` queues it again.
+
+        Args:
+            id_: the id of a call that has not ended.
+        """
         call = self._queue.get(id_)
         assert call is not None
         call.missing = self._clock()
         self._queue.suspects[id_] = call
 
     def look(self) -> None:
-        """Stop the calls that must stop, and queue lost calls again.
+        """Stop the calls that must stop, and queue lost calls again. Does not wait.
 
-        Handles all calls that were cancelled since the last look.
+        Calls that have not begun end with an error. Running ones are asked to stop. `cancelling` is then False.
         """
         self.cancelling = False
         now = self._clock()
@@ -84,9 +95,11 @@ class Stops:
     def look_at_slot(self, slot: Slot, now: float) -> None:
         """Check one slot: kill its worker if the grace period is over, and stop its call if that has run too long.
 
+        A worker process that has been stopped for too long, for example by SIGSTOP, is killed, too.
+
         Args:
-            slot: the slot.
-            now: the time of the agent's clock.
+            slot: the slot (a place where one call runs at a time).
+            now: the time of the agent's clock, in seconds.
         """
         if slot.kill_at is not None and now > slot.kill_at:
             self._slots.signal(slot, signal.SIGKILL)
@@ -94,7 +107,15 @@ class Stops:
         self._check_stopped(slot, now)
 
     def _look_at(self, call: NodeCall, now: float) -> None:
-        """Stop a call if it must stop and is running. Queue it again if it seems lost with its worker."""
+        """Ask a call to stop if it must stop and is running, unless that was done before.
+
+        A call that was noted as missing more than `_LOST_AFTER` (5) seconds ago, and that no worker process has taken,
+        is queued again.
+
+        Args:
+            call: the call.
+            now: the time of the agent's clock, in seconds.
+        """
         slot = self._slots.running(call.id)
         if slot is not None:
             call.missing = None
@@ -105,7 +126,15 @@ class Stops:
             self._queue.pump()
 
     def _check_time(self, slot: Slot, now: float) -> None:
-        """Stop the call of a slot if it has run longer than its timeout. Pauses of the whole node do not count."""
+        """Stop the call of a slot if it has run longer than its timeout. Pauses of the whole node do not count.
+
+        Does nothing if the call has ended, has no timeout, or must stop already. The call has the configuration's grace
+        period to end.
+
+        Args:
+            slot: the slot (a place where one call runs at a time).
+            now: the time of the agent's clock, in seconds.
+        """
         id_, began = self._slots.page.running(slot.number)
         limit = None if id_ not in self._queue.calls else self._queue.calls[id_].timeout
         if limit is None or time.monotonic() - began - slot.paused_during(id_) <= limit:
@@ -118,9 +147,13 @@ class Stops:
             self._look_at(call, now)
 
     def _check_stopped(self, slot: Slot, now: float) -> None:
-        """Kill a worker whose process has been stopped, for example by SIGSTOP, for `liveness` seconds.
+        """Kill a worker whose process has been stopped, for example by SIGSTOP, for more than `liveness` seconds.
 
-        A new worker then takes its place, and the call that it ran fails.
+        A new worker process then takes its place, and the call that it ran fails with ConnectionLost.
+
+        Args:
+            slot: the worker's slot (the place where it runs calls).
+            now: the time of the agent's clock, in seconds.
         """
         if not self._slots.stopped(slot):
             slot.silent_since = None

@@ -1,4 +1,7 @@
-"""Stores functions, `pool.put()` objects and user modules on a node, and sends them to workers on request."""
+"""Stores functions, `pool.put()` objects and user modules on a node, and sends them to worker processes on request.
+
+This runs in the agent, the main process of a node.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,17 @@ class Arrivals:
         self._blobs: dict[int | str, tuple[Blob | SpoolFull, int]] = {}
 
     def add(self, f: Frame) -> None:
-        """Write one piece of a large value to its storage. If there is no room for it, `take` returns the error.
+        """Write one piece of a large value to its storage. The first piece creates the storage.
+
+        If there is no room for the value, nothing is raised: its pieces are dropped, and `take` returns the error.
+
+        Args:
+            f: the BLOB frame (message). Its header has the value's key, the piece's position and the value's size in
+                bytes.
 
         Raises:
-            ProtocolError: the piece does not follow the pieces before it.
+            ProtocolError: the piece does not follow the pieces before it, or exceeds the value's size. Also for a value
+                that is empty or was started twice.
         """
         key = f.header["key"]
         at = f.header["at"]
@@ -58,19 +68,23 @@ class Arrivals:
         self._blobs[key] = (blob, arrived + len(f.body))
 
     def _room(self, size: int) -> Blob | SpoolFull:
-        """Return storage for a value of `size` bytes, or the error if there is no room."""
+        """Return storage for a value of `size` bytes. If there is no room, return (not raise) the SpoolFull error."""
         try:
             return Blob(value_storage.create_storage(size, self._folder, self._memory, self._kept.take), size)
         except SpoolFull as e:
             return e
 
     def take(self, key: int | str) -> Blob | SpoolFull:
-        """Return a value that has arrived completely, or the error if there was no room for it.
+        """Remove and return a value that has arrived completely. The caller must close its file descriptor.
 
-        It is returned only once.
+        If there was no room for the value, the SpoolFull error is returned, not raised. A second call with the same key
+        raises ProtocolError.
+
+        Args:
+            key: the key in the frames (messages) of the value's pieces.
 
         Raises:
-            ProtocolError: the value has not arrived completely.
+            ProtocolError: the value has not arrived completely, or was taken before.
         """
         blob, arrived = self._blobs.pop(key, (None, 0))
         if blob is None or (isinstance(blob, Blob) and arrived != blob.size):
@@ -78,7 +92,13 @@ class Arrivals:
         return blob
 
     def discard(self, f: Frame) -> None:
-        """Close the storage of the large value that a frame refers to. Do nothing if the frame has no such value."""
+        """Close the storage of the large value that a frame (message) refers to, and forget the value.
+
+        Does nothing if the frame refers to no such value.
+
+        Raises:
+            ProtocolError: the value has not arrived completely, or was taken before.
+        """
         if "blob" in f.header:
             # the key of a call's arguments is the call's id
             blob = self.take(f.header["key" if "key" in f.header else "id"])
@@ -86,9 +106,9 @@ class Arrivals:
                 os.close(blob.fd)
 
     def clear(self) -> None:
-        """Drop all values that no frame has referred to yet, complete or not.
+        """Drop all values that no frame (message) has referred to yet, complete or not, and close their storage.
 
-        The next client sends them again from the start.
+        Used when the connection has ended: after the next one begins, the client sends them again from the start.
         """
         for blob, _ in self._blobs.values():
             if isinstance(blob, Blob):
@@ -101,10 +121,14 @@ class Store:
 
     Args:
         folder: the folder in which modules become files.
-        slots: the node's slots, through which workers get the answers.
+        slots: the node's slots (one for each worker process), through which workers get the answers.
         arrivals: the large values that are being received.
-        ask: sends a frame to the client.
+        ask: sends a frame (message) to the client.
         kept: memory of earlier large values, which workers can use again.
+
+    Attributes:
+        functions: for each key, the header of the function's frame and its contents.
+        objects: the same for `pool.put()` objects.
     """
 
     def __init__(
@@ -126,11 +150,17 @@ class Store:
         self._wanted: dict[tuple[str, str], list[Slot]] = {}
 
     def keep(self, what: str, f: Frame) -> None:
-        """Store a function or an object that the client has sent. For a large one, note that its pieces will follow.
+        """Store a function or an object that the client has sent, and send it to the worker processes that wait for it.
+
+        A frame with "coming" in its header only announces a large one, whose pieces follow. One that is stored already
+        is dropped. If there was no room for a large one, workers get that error in its place.
 
         Args:
             what: "function" or "object".
-            f: the client's frame.
+            f: the client's frame (message).
+
+        Raises:
+            ProtocolError: a large one has not arrived completely.
         """
         shelf = self._shelf(what)
         key = f.header["key"]
@@ -154,11 +184,11 @@ class Store:
             self._give(slot, what, key)
 
     def _shelf(self, what: str) -> Shelf:
-        """Return the stored functions if `what` is "function", else the stored objects."""
+        """Return the dict of stored functions if `what` is "function", else that of stored objects."""
         return self.functions if what == "function" else self.objects
 
     def name(self, key: str) -> str:
-        """Return the name of the function with this key, which has arrived or is on its way.
+        """Return the name of the function with this key, which has arrived or whose arrival was announced.
 
         Raises:
             ProtocolError: the client never sent it.
@@ -171,7 +201,7 @@ class Store:
     def drop(self, key: str) -> None:
         """Forget the `pool.put()` object with this key, on the node and in all workers.
 
-        Does not raise if there is none.
+        Does not raise if there is none. Worker processes forget it when they next receive packets.
         """
         _, value = self.objects.pop(key, ({}, b""))
         if isinstance(value, Blob):
@@ -181,12 +211,15 @@ class Store:
         self._slots.page.drops += 1
 
     def fetch(self, slot: Slot, what: str, key: str) -> None:
-        """Answer a worker's request, at once or when the client has sent what it needs.
+        """Answer a worker's request, at once or when the client has sent what it needs. Does not wait.
+
+        For a function or object that is neither stored nor announced, the worker process is told at once that the node
+        does not have it. For memory, the answer has a file descriptor, or none if no memory is kept.
 
         Args:
-            slot: the worker's slot.
-            what: "function", "object", "module" or "memory".
-            key: its key, its name, or for memory the number of bytes.
+            slot: the worker's slot (the place where it runs calls).
+            what: "function", "object", "module" or "memory" (of an earlier large value, to be used again).
+            key: its key; the name of a module; for memory the number of bytes, as text.
         """
         if what == "memory":
             fds = [] if (fd := self._kept.take(int(key))) is None else [fd]
@@ -203,7 +236,10 @@ class Store:
             self._wanted.setdefault((what, key), []).append(slot)
 
     def ask_again(self) -> None:
-        """Ask the client again for the modules that workers wait for. Used after a reconnection."""
+        """Ask the client again for the modules that worker processes wait for. Used after a reconnection.
+
+        Functions and objects are not asked for, because the client sends them without being asked.
+        """
         for what, key in self._wanted:
             if what == "module":
                 self._ask(Kind.MODULE, {"name": key})
@@ -211,7 +247,8 @@ class Store:
     def wait_no_more(self) -> None:
         """Tell workers that functions and objects which a former client was sending will not arrive.
 
-        Call it when that client has been replaced by another one.
+        Worker processes that wait for modules are not told: these are requested from the new client. Call it when the
+        former client has been replaced by another one.
         """
         never = self._coming
         self._coming = {}
@@ -224,13 +261,17 @@ class Store:
         self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key, "found": False}), [])
 
     def forget_worker(self, slot: Slot) -> None:
-        """Forget the requests of a worker that has died. The next worker of the slot sends its own requests."""
+        """Forget the requests of a worker process that has died. The next worker of the slot sends its own requests."""
         for waiting in self._wanted.values():
             while slot in waiting:
                 waiting.remove(slot)
 
     def _give(self, slot: Slot, what: str, key: str) -> None:
-        """Send a worker the function or object with this key, or the message that there was no room for it."""
+        """Send a worker process the function or object with this key, or the message that there was no room for it.
+
+        Raises:
+            KeyError: the node does not have it.
+        """
         header, value = self._shelf(what)[key]
         header = {**header, "what": what}
         packet: list[Buffer] = [encode(Kind.FETCH, header)]
@@ -239,7 +280,12 @@ class Store:
         self._slots.tell(slot, packet, [value.fd] if isinstance(value, Blob) else [])
 
     def on_module(self, f: Frame) -> None:
-        """Give a module from the client to the workers that wait for it, or tell them that there is none.
+        """Give a module from the client to the worker processes that wait for it, or tell them that there is none.
+
+        The source is written to a file in the node's folder, unless that exists. Workers get its path.
+
+        Args:
+            f: the client's frame (message). Its header has "found", and its body is the source.
 
         Raises:
             ProtocolError: the source does not match its hash.
@@ -267,5 +313,11 @@ class Store:
             self._give_module(slot, name, reply)
 
     def _give_module(self, slot: Slot, name: str, reply: dict[str, Any]) -> None:
-        """Send a worker the answer to its request for a module."""
+        """Send a worker process the answer to its request for a module.
+
+        Args:
+            slot: the worker's slot (the place where it runs calls).
+            name: the module's name.
+            reply: the header of the answer: "found", "package", "hash" and the path "file".
+        """
         self._slots.tell(slot, frame(Kind.FETCH, {**reply, "what": "module", "key": name}), [])

@@ -1,4 +1,4 @@
-"""Sends a generator's items from a worker: several in a packet if they come fast, else one at a time."""
+"""Sends a generator's items from a worker to the client: several in a packet if they come fast, else one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class Channel(Protocol):
-    """A protocol with the methods of `WorkerChannel` that a `Sender` of stream items needs."""
+    """A protocol with the three methods of `WorkerChannel` that a `Sender` of stream items needs."""
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None: ...
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]: ...
@@ -24,10 +24,10 @@ class Channel(Protocol):
 
 
 class Sender:
-    """A sender of the items of one generator call to the agent.
+    """A sender of the items of one generator call, from its worker process to the agent (the node's main process).
 
     Args:
-        channel: the packets to and from the agent.
+        channel: sends and receives packets to and from the agent.
         call: the call's id.
         name: the function's name, for messages.
         window: how many bytes may be sent before the client takes some. After that the generator waits.
@@ -47,12 +47,16 @@ class Sender:
         self._failure: BaseException | None = None
 
     def send_all(self, items: Any) -> Any:
-        """Send all items, and return the generator's return value. A thread of its own does the sending.
+        """Send all items, and return the generator's return value (None for other iterators).
+
+        A thread of its own sends the items in packets, so that the generator can go on. Returns when all items were
+        sent; the client may not have taken them yet. Call it once. A generator is closed at the end in any case.
 
         Args:
             items: an iterable or an asynchronous iterator.
 
         Raises:
+            TypeError: `items` is neither of these.
             Exception: the generator raised it, or an item could not be sent.
         """
         thread = threading.Thread(target=self._send_batches, name="skypool-stream", daemon=True)
@@ -77,13 +81,14 @@ class Sender:
                 raise self._failure
 
     def _put(self, item: Any) -> None:
-        """Add an item to the next packet. Wait while the packet is full or the client has too many items.
+        """Add an item to the next packet. Wait while the packet is full, or while the client has too much to take.
 
         A large item is sent in a packet of its own.
 
         Raises:
-            PickleError: the item cannot be sent.
-            UntrustedResult: the item cannot be sent as data, where that is required.
+            PickleError: the item cannot be serialized.
+            UntrustedResult: the pool accepts results only as plain data (not as pickles), and the item has another
+                type.
             Exception: the sending thread has failed before.
         """
         if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < _SHORT):
@@ -107,7 +112,12 @@ class Sender:
                 self._ready.wait()
 
     def _put_large(self, buffers: list[Any], size: int) -> None:
-        """Send an item in a packet of its own, after those before it."""
+        """Send an item in a packet of its own, after those before it. Wait until the client has room for it.
+
+        Args:
+            buffers: the serialized item.
+            size: its size in bytes.
+        """
         with self._ready:
             while self._batch and not self._failure:
                 self._ready.wait()
@@ -118,14 +128,17 @@ class Sender:
         self._channel.send(Kind.YIELD, {"id": self._call, "seq": self._count, "single": 1, "lens": lens}, buffers)
 
     def _note(self, size: int) -> None:
-        """Note that an item of `size` bytes was sent, which the client has not taken yet."""
+        """Note that a packet of `size` bytes is sent, whose items the client has not taken yet.
+
+        The items must have been counted before.
+        """
         self._sent.append((self._count, size))
         self._underway += size
 
     def _send_batches(self) -> None:
-        """Send the items that are ready, one packet after the other, until the stream is closed.
+        """Send the items that are ready, one packet after the other, until the stream is closed and all are sent.
 
-        Runs in the sender's thread.
+        Runs in the sender's thread. An exception is not raised here but kept, and the call's thread raises it.
         """
         try:
             while True:
@@ -152,6 +165,9 @@ class Sender:
         """Wait until the client has taken enough items that `size` more bytes fit into the window.
 
         For an item larger than the window, wait until the client has taken all items before it.
+
+        Raises:
+            Exception: the sending thread has failed before.
         """
         if self._failure is not None:
             raise self._failure
@@ -162,19 +178,26 @@ class Sender:
                     self._underway -= self._sent.pop(0)[1]
 
     def _is_credit(self, f: Frame) -> bool:
-        """Return True if a packet says which items of this call the client has taken."""
+        """Return True if a packet says up to which item of this call's stream the client has taken the items."""
         return f.kind == Kind.CREDIT and f.header["id"] == self._call
 
 
 def _as_iterator(items: Any) -> Iterator[Any]:
-    """Return an iterator over an iterable or an asynchronous iterator."""
+    """Return an iterator over an iterable or an asynchronous iterator.
+
+    Raises:
+        TypeError: `items` is neither of these.
+    """
     if isinstance(items, AsyncIterator):
         return _from_async(items)
     return iter(items)
 
 
 def _from_async(items: AsyncIterator[Any]) -> Iterator[Any]:
-    """Yield the items of an asynchronous iterator. Its event loop runs only while an item is awaited."""
+    """Yield the items of an asynchronous iterator.
+
+    Its event loop runs in this thread, and only while an item is awaited.
+    """
     import asyncio
 
     with asyncio.Runner() as runner:

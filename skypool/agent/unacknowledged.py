@@ -1,4 +1,8 @@
-"""Keeps outcomes, stream items and output until the client acknowledges them, and sends them after a reconnection."""
+"""Keeps outcomes, stream items and output until the client acknowledges them, and sends them after a reconnection.
+
+This runs in the agent, the main process of a node. An outcome is the result or error of a call. Stream items are what a
+generator call yields.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from skypool.wire.frames import Buffer, Kind, frame
 
 class Unacknowledged:
     """A store of the outcomes, stream items and output that the client has not acknowledged, oldest first.
+
+    Everything added is also sent at once if a client is connected.
 
     Args:
         kept: takes the memory of large values that were acknowledged.
@@ -33,12 +39,15 @@ class Unacknowledged:
         self.connection: Connection | None = None
 
     def on_written(self, told: dict[str, Any], fds: list[int], wanted: bool) -> None:
-        """Note how much of a large value a worker has written.
+        """Note how much of a large value a worker process has written.
+
+        The first packet about the value begins its sending.
 
         Args:
-            told: the header of the worker's packet.
-            fds: the file descriptor of the value, in the first packet about it.
-            wanted: False if the agent has answered the call itself meanwhile. The value is then dropped.
+            told: the header of the worker's packet: the call's id, the item's number, the bytes written and the size.
+            fds: the file descriptor of the value, in the first packet about it; later an empty list.
+            wanted: False if the agent (the node's main process) has answered the call itself meanwhile. The value is
+                then dropped and closed.
         """
         if fds and wanted:
             self.begin(told["id"], told["seq"], Blob(fds[0], told["size"]))
@@ -47,31 +56,40 @@ class Unacknowledged:
         self.written(told["id"], told["at"])
 
     def begin(self, call: int, seq: int, blob: Blob) -> None:
-        """Start to send the large value of an outcome or of stream items, while a worker is still writing it.
+        """Start to send a large value to the client while a worker process is still writing it.
+
+        The value is an outcome (result or error) of a call, or items of its stream. Nothing of it is sent before
+        `written` says how much is there.
 
         Args:
             call: the call's id.
             seq: 0 for an outcome, else the number of the last item.
-            blob: the value.
+            blob: the value. This object closes it.
         """
         large = Large(call, call if seq == 0 else f"{call}:{seq}", blob, 0, None)
         self._begun[call] = (seq, large)
         self._send(large)
 
     def written(self, call: int, size: int) -> None:
-        """Note that a worker has written the first `size` bytes of a call's large value, so that they can be sent."""
+        """Note that a worker process has written the first `size` bytes of a call's large value. They can be sent now.
+
+        Does nothing if no value of the call was begun.
+        """
         if call in self._begun:
             self._begun[call][1].written = size
 
     def add(self, call: int, seq: int, buffers: list[Buffer], whole: bool = False) -> None:
-        """Keep and send an outcome or stream items of a call.
+        """Keep and send an outcome (result or error) or stream items of a call.
+
+        They are kept until the client acknowledges them.
 
         Args:
             call: the call's id.
             seq: 0 for an outcome, else the number of the last item.
-            buffers: the frame.
-            whole: True if the frame refers to the large value that was begun. If False, that value is dropped, because
-                its worker will not finish it.
+            buffers: the frame (message).
+            whole: True if the frame refers to the large value that was begun; it is sent after that value. If no value
+                was begun for it, the frame is dropped. If False, a value that was begun is dropped, because its worker
+                process will not finish it.
         """
         begun, large = self._begun.pop(call, (None, None))
         if large is not None and whole and begun == seq:
@@ -94,11 +112,13 @@ class Unacknowledged:
         os.close(large.blob.fd)
 
     def add_together(self, calls: list[int], buffers: list[Buffer]) -> None:
-        """Keep and send the outcomes of several calls.
+        """Keep and send the outcomes (results or errors) of several calls.
+
+        Each is kept until the client acknowledges it.
 
         Args:
             calls: the ids of the calls.
-            buffers: the one frame that has all these outcomes.
+            buffers: the one frame (message) that has all these outcomes.
         """
         self._together.update(dict.fromkeys(calls, buffers))
         if self.connection is not None:
@@ -116,7 +136,8 @@ class Unacknowledged:
         """Keep output of a call until it is acknowledged, and send it.
 
         Args:
-            header: the header of its OUTPUT frame. A number is added, by which the client acknowledges it.
+            header: the header of its OUTPUT frame (message), which is not changed. The frame also gets a number, by
+                which the client acknowledges it.
             data: the output.
         """
         self._next += 1
@@ -132,11 +153,11 @@ class Unacknowledged:
         return self._output_size
 
     def acknowledge(self, calls: list[int], output: int) -> None:
-        """Forget what the client has received.
+        """Forget outcomes (results or errors) and output that the client has received. Unknown ids are ignored.
 
         Args:
-            calls: the calls whose outcomes it has.
-            output: the number of the last piece of output that it has.
+            calls: the ids of the calls whose outcomes it has.
+            output: the number of the last piece of output that it has; 0 for none.
         """
         for call in calls:
             if self._together.pop(call, None) is None:
@@ -145,7 +166,7 @@ class Unacknowledged:
             self._output_size -= self._output.popleft()[1]
 
     def consumed(self, call: int, seq: int) -> None:
-        """Forget the items of a call's stream up to number `seq`, because the client has taken them."""
+        """Forget the items of a call's stream up to and including number `seq`, because the client has taken them."""
         for key in [key for key in self._frames if key[0] == call and 0 < key[1] <= seq]:
             self._forget(key)
 
@@ -157,7 +178,10 @@ class Unacknowledged:
             self._kept.give(large.blob)
 
     def resend(self, connection: Connection) -> None:
-        """Send everything that was not acknowledged over a new connection."""
+        """Use a new connection from now on, and send everything that was not acknowledged over it.
+
+        Printed output is sent first. A large value that a worker process still writes is sent again from its beginning.
+        """
         self.connection = connection
         for _, _, buffers in self._output:
             connection.send(buffers)
@@ -167,16 +191,25 @@ class Unacknowledged:
             connection.send(buffers)
 
     def knows(self, call: int) -> bool:
-        """Return True if the outcome of a call is kept here."""
+        """Return True if the outcome (result or error) of a call was added here and the client has not acknowledged it.
+
+        Stream items of a call, and a large value that is still being written, do not count.
+        """
         return (call, 0) in self._frames or call in self._together
 
     def knows_any(self, calls: list[int]) -> bool:
-        """Return True if the outcome of at least one of these calls is kept here."""
+        """Return True if the outcome (result or error) of at least one of these calls is kept here (see `knows`).
+
+        Returns False for an empty list.
+        """
         if not self._together.keys().isdisjoint(calls):
             return True
         return bool(self._frames) and any((call, 0) in self._frames for call in calls)
 
     @property
     def calls(self) -> list[int]:
-        """The ids of the calls whose outcomes are kept here."""
+        """The ids of the calls whose outcomes (results or errors) are kept here, as a new list.
+
+        The list is empty if the client has acknowledged all outcomes.
+        """
         return [*(call for call, seq in self._frames if seq == 0), *self._together]

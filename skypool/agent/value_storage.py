@@ -18,13 +18,18 @@ _SMALL = 16 << 20
 WORTH_KEEPING = 4 << 20
 """The size in bytes from which the memory of a value is kept for the next value."""
 _KEPT = 256 << 20
-"""The size in bytes up to which it is kept."""
+"""The size in bytes up to which the memory of a value is kept for the next value."""
 _IDLE = 5.0
 """Seconds after which memory that is kept is given back to the system."""
 
 
 class Blob(NamedTuple):
-    """A large value: a file descriptor of the file or memory that contains it, and its length in bytes."""
+    """A large value in memory or in a file.
+
+    Attributes:
+        fd: the file descriptor of the memory or file that contains it.
+        size: its length in bytes.
+    """
 
     fd: int
     size: int
@@ -33,8 +38,8 @@ class Blob(NamedTuple):
 class SpareMemory:
     """The memory of a large value that is no longer needed, kept for the next large value.
 
-    Filling it costs less than half of filling fresh memory. One such memory of `WORTH_KEEPING` to `_KEPT` bytes is
-    kept, for about `_IDLE` seconds.
+    Filling used memory costs less than half of filling fresh memory. At most one piece of memory is kept, of
+    `WORTH_KEEPING` (4 Mi) to `_KEPT` (256 Mi) bytes, for about `_IDLE` (5) seconds.
     """
 
     def __init__(self) -> None:
@@ -42,9 +47,10 @@ class SpareMemory:
         self._since = 0.0
 
     def give(self, blob: Blob) -> None:
-        """Take over the memory of a value that is no longer needed, instead of what is kept already.
+        """Take over the memory of a value that is no longer needed. Memory that was kept before is closed.
 
-        It is closed at once if it is a file on a disk, or too small or too large to be kept.
+        If the value is a file on a disk, or too small or too large to be kept, it is closed instead. Memory that was
+        kept before then stays. The caller must not use the value's file descriptor any more.
         """
         size = os.fstat(blob.fd).st_size
         if not (WORTH_KEEPING <= size <= _KEPT and _in_memory(blob.fd)):
@@ -55,9 +61,10 @@ class SpareMemory:
         self._since = time.monotonic()
 
     def take(self, size: int) -> int | None:
-        """Return a file descriptor with memory for a value of `size` bytes, to be written from its beginning.
+        """Return a file descriptor with memory for a value of `size` bytes, and keep it no longer.
 
-        Returns None if no memory is kept, or if it is more than twice as large.
+        The memory has its old contents and length, and may be smaller or larger than `size`. Its file position is not
+        reset. Returns None if no memory is kept, or if it is more than twice as large as `size`.
         """
         if self._fd is None or os.fstat(self._fd).st_size > 2 * size:
             return None
@@ -66,7 +73,9 @@ class SpareMemory:
         return fd
 
     def let_go(self, now: float = math.inf) -> None:
-        """Give the memory back to the system if it has not been used for `_IDLE` seconds.
+        """Give the kept memory back to the system if it was kept for more than `_IDLE` (5) seconds.
+
+        Does nothing if none is kept.
 
         Args:
             now: the time by `time.monotonic()`. By default the memory is given back in any case.
@@ -77,7 +86,7 @@ class SpareMemory:
 
 
 def _in_memory(fd: int) -> bool:
-    """Return True if a file descriptor is memory (a memfd), and not a file on a disk."""
+    """Return True if a file descriptor is memory (a memfd). Return False if it is a file on a disk, or is not open."""
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
@@ -90,14 +99,16 @@ def create_storage(
 ) -> int:
     """Return a file descriptor with room for `size` bytes. Its contents are gone when it is closed.
 
+    It is memory if the value is small enough for that, else a file without a name. The file position is 0.
+
     Args:
         size: the number of bytes.
         folder: the folder of the file that is made if memory is short.
         memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
-        kept: returns memory of about this size that was used before, or None.
+        kept: returns memory of about this size that was used before, or None. Such memory still has its old contents.
 
     Raises:
-        SpoolFull: neither memory nor the folder's disk has room.
+        SpoolFull: the value does not go into memory, and the folder's disk has no room.
     """
     if size <= (_memory_room(size) if memory is None else memory):
         used = kept(size)
@@ -120,7 +131,8 @@ def create_storage(
 def _memory_room(size: int) -> int:
     """Return the greatest size in bytes of a value that may be kept in memory.
 
-    It is half of the free memory. For a value of at most `_SMALL` bytes, `_SMALL` is returned without checking.
+    It is half of the memory that is available now. If `size` is at most `_SMALL` (16 MiB), or the system does not
+    report its memory, it is `_SMALL`.
     """
     if size <= _SMALL:
         return _SMALL
@@ -132,7 +144,13 @@ def _memory_room(size: int) -> int:
 
 
 def _unnamed_file(folder: str) -> int:
-    """Return a file descriptor of a new file without a name in this folder."""
+    """Return a file descriptor of a new file without a name in this folder, open for reading and writing.
+
+    On a file system that cannot create unnamed files, a temporary file is created and deleted at once.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as e:
@@ -144,12 +162,12 @@ def _unnamed_file(folder: str) -> int:
 
 
 def full(size: int, folder: str, cause: OSError) -> SpoolFull:
-    """Return the error for a value that found no room.
+    """Return (not raise) the SpoolFull error for a value that found no room.
 
     Args:
         size: the value's size in bytes.
         folder: the folder without room.
-        cause: the error of the operating system.
+        cause: the error of the operating system. Its number becomes that of the SpoolFull.
     """
     return SpoolFull(
         cause.errno,
@@ -160,7 +178,13 @@ def full(size: int, folder: str, cause: OSError) -> SpoolFull:
 
 
 def write_all(fd: int, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
-    """Write all of `buffers` to a file descriptor, with as many system calls as it takes."""
+    """Write all of `buffers` to a file descriptor at its position, with as many system calls as it takes.
+
+    Empty buffers are left out.
+
+    Raises:
+        OSError: a write failed. Part of the data may have been written.
+    """
     views = [memoryview(b).cast("B") for b in buffers if len(b)]
     while views:
         written = os.writev(fd, views[:512])

@@ -1,4 +1,7 @@
-"""The worker process: takes calls from the node's queue, runs them one at a time, and sends back results and errors."""
+"""The worker process: takes calls from the node's queue, runs them one at a time, and sends back results and errors.
+
+The agent, the node's main process, forks one worker for each slot (a place where one call runs at a time).
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,9 @@ _CALLS = Kind.CALLS
 _OUTCOME = int(Kind.OUTCOME)
 _SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
 _UNTOLD = 16 << 10
-"""The size in bytes of outcomes in the pipe after which the agent is told, so that the pipe does not fill up."""
+"""The number of bytes of outcomes in the pipe after which the agent is told, so that the pipe does not fill up."""
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
-"""The greatest size in bytes of a batched call's value in that pipe."""
+"""The greatest size in bytes of the serialized value or error of a batched call that is sent through the pipe."""
 _LOADING = 60.0
 """Seconds that importing and unpickling a call's needs may take. Longer loading counts towards the call's timeout."""
 _OWN_FRAMES = 2
@@ -44,21 +47,22 @@ _OWN_FRAMES = 2
 
 
 class Cancelled(BaseException):
-    """An exception that is raised inside a call that must stop, so that its `finally` and `with` blocks run.
+    """An exception that is raised inside a running call when the agent (the node's main process) wants it to stop.
 
-    It is a BaseException, so that `except Exception` in the call does not catch it.
+    The call's `finally` and `with` blocks run then. It is a BaseException, so that `except Exception` in the call does
+    not catch it.
     """
 
 
 class Worker:
-    """The main loop of one worker process.
+    """The main loop of one worker process, which runs calls for the agent (the node's main process).
 
     Args:
         slot: the number of the slot (place for one call) that this worker fills.
         agent: the packet socket to and from the agent, for this worker only.
         queue: the packet socket in which calls wait, shared by all workers of the same kind of slot.
         pipes: the pipes through which the agent follows batches of calls.
-        herald: calls `on_interruption` of the running call when a spot notice arrives.
+        herald: calls `on_interruption` of the running call when the provider announces that it takes the machine back.
         page: the memory shared with the agent.
         folder: the folder for large values; see `WorkerChannel`.
         spool_memory: the size in bytes of the largest value kept in memory; see `WorkerChannel`.
@@ -97,7 +101,12 @@ class Worker:
         self._err = OutputStream(2, self._print)
 
     def run(self) -> NoReturn:
-        """Run calls until the agent has ended, or until a new worker process must replace this one. Then exit."""
+        """Run calls until this process must end, then end it. Does not return.
+
+        The process ends with status 0 when the agent (the node's main process) has ended, or after a cancelled call. It
+        also ends when a new worker process must replace this one. The latter is so after a call that needed a fresh
+        process or has removed modules. A child process that a call forked also ends here.
+        """
         self._settle_in()
         while True:
             packet, fds = self._next_call()
@@ -117,7 +126,12 @@ class Worker:
                 os._exit(0)  # this process is worn out, or it is a child that the user's function forked
 
     def _settle_in(self) -> None:
-        """Prepare this process for calls: set an empty `__main__`, output streams, import hook and signal handlers."""
+        """Prepare this process for calls.
+
+        Sets an empty `__main__` module, `sys.argv`, `sys.stdout` and `sys.stderr`, the import hook for the user's
+        modules, and the handlers for SIGTERM and for forks. Also connects `skypool.runtime` and `codec` with this
+        worker.
+        """
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
@@ -143,9 +157,9 @@ class Worker:
         self._herald.forget()
 
     def _on_sigterm(self, _number: int, _stack: object) -> None:
-        """Raise Cancelled if the agent wants the running call to stop.
+        """Raise Cancelled if the agent wants the running call to stop. Otherwise ignore SIGTERM.
 
-        End the process if it is a child that a call forked.
+        In a child process that a call forked, end the process with status 143 instead.
         """
         if os.getpid() != self._process:
             os._exit(128 + signal.SIGTERM)
@@ -155,17 +169,24 @@ class Worker:
     # --- packets ---------------------------------------------------------------------------------------------
 
     def _next_call(self) -> tuple[Frame | None, list[int]]:
-        """Return the next packet of calls and the file descriptors with it; (None, []) when the agent is gone."""
+        """Wait for the next packet of calls, and return it with the file descriptors that came with it.
+
+        The packet is one call, or a batch of calls. Returns (None, []) when the agent (the node's main process) is
+        gone. The packet is a view of a buffer that the next call of this method overwrites.
+        """
         n, ancillary, _, _ = self._queue.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         fds = descriptors(ancillary)
         return (parse_frame(memoryview(self._buffer)[:n]) if n else None), fds
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
-        """Return the buffers of a packet, in memory that stays valid and is writable.
+        """Return the buffers (serialized arguments or contents) of a packet from the agent (the node's main process).
+
+        A large value stays in a private, writable mapping of its memory. Several small buffers are copied. A single
+        small buffer is a view, which is overwritten when the next packet is received. It must be unpickled before that.
 
         Args:
             packet: the packet.
-            fds: the file descriptors that came with it. A large value is in the first one, which is closed.
+            fds: the file descriptors that came with it. A large value is in the first one, which is closed here.
         """
         lengths = packet.header["lens"]
         if "blob" in packet.header:
@@ -182,22 +203,30 @@ class Worker:
     def _let_go(self) -> bool:
         """Return True if the memory of the call's large arguments can be used again for another value.
 
-        Return False if there were none, if an object still refers to the memory, or if a process was forked meanwhile.
+        Returns False if there were no large arguments, if an object still refers to the memory, or if the process was
+        forked after the memory was mapped.
         """
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
     def _fetch_module(self, name: str) -> FoundModule | None:
-        """Request the source of one of the user's own modules, and return it; None if the client has no such module."""
+        """Request one of the user's own modules from the client, through the agent, and wait for the answer.
+
+        Returns a description with the path of the module's source on this node. Returns None if the client has no such
+        module.
+        """
         reply, _ = self._channel.fetch("module", name)
         if not reply.header.get("found"):
             return None
         return FoundModule(reply.header["file"], reply.header["package"], reply.header["hash"])
 
     def _object(self, key: str) -> Any:
-        """Return the value of `pool.put()` with this key, and fetch it from the agent at the first use.
+        """Return the value of `pool.put()` with this key.
+
+        At the first use, the value is fetched from the agent (the node's main process) and unpickled. Later uses return
+        the same object, until the value is freed.
 
         Raises:
-            KeyError: the node does not have it.
+            KeyError: the node does not have it, because it was freed or belongs to another pool.
             SpoolFull: the node had no room for it.
         """
         if key not in self._objects:
@@ -212,12 +241,13 @@ class Worker:
         return self._objects[key]
 
     def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended] | None:
-        """Return (name, function) for this key, and fetch the function from the agent at the first use.
+        """Return (name, function) for this key. At the first use, the function is fetched from the agent and unpickled.
 
-        Returns None if a module imported here has changed on the client. Only a new process can import it again.
+        Returns None if a module that was imported here has changed on the client. Only a new process can import it
+        again.
 
         Raises:
-            SkypoolError: the client was gone before the whole function had arrived.
+            SkypoolError: the client disconnected before the whole function had arrived.
             SpoolFull: the node had no room for it.
         """
         if key not in self._functions:
@@ -237,9 +267,11 @@ class Worker:
     # --- one call --------------------------------------------------------------------------------------------
 
     def _serve_all(self, packet: Frame) -> None:
-        """Run the calls of one frame in order, except those that the agent takes back.
+        """Run the calls of one frame (message) in order, except those that the agent takes back before they begin.
 
-        It stops early if this process must be replaced. The agent then queues the others again.
+        The calls of one frame are called a batch. Stops early if the agent (the node's main process) has taken back the
+        rest, or if this process must be replaced. In the second case, the agent queues the other calls again. At the
+        end, the agent is told if outcomes in the pipe were not announced yet.
         """
         self._pipes.hold(packet.header["ids"])
         self._untold = at = 0
@@ -255,13 +287,21 @@ class Worker:
             self._socket.sendmsg(_SOME_ENDED)
 
     def _serve(self, id_: int, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
-        """Run one call and send its outcome. Return False in a child process that the call forked, else True.
+        """Run one call and send its outcome (result or error).
+
+        Returns False in a child process that the call forked, else True. Any exception of the call is sent as its
+        outcome, and is not raised here. A call that needs a fresh process is given back to the queue without running if
+        this process has run another call. True is returned then, too.
 
         Args:
             id_: the call's id.
-            packet: the frame that the call came in.
+            packet: the frame (message) that the call came in.
             fds: the file descriptors that came with it.
             part: the call's arguments if it came in a batch; None if it came alone.
+
+        Raises:
+            Cancelled: the agent (the node's main process) wants the call to stop. No outcome is sent.
+            BrokenPipeError, ConnectionResetError: the agent is gone.
         """
         if "fresh" in packet.header:
             self._worn = True
@@ -306,11 +346,20 @@ class Worker:
         return True
 
     def _lacks_modules(self) -> bool:
-        """Return True if a call has removed or replaced a module in `sys.modules` that this worker had at its start."""
+        """Return True if a module that was in `sys.modules` at this worker's start was removed from it or replaced.
+
+        The worker process must then be replaced by a new process.
+        """
         return any(sys.modules.get(name) is not module for name, module in self._needed.items())
 
     def _note_end(self, end: bytes) -> None:
-        """Write the outcome of a batched call to the pipe. Tell the agent if more than `_UNTOLD` bytes are in it."""
+        """Write the outcome (result or error) of a call to the pipe that the agent (the node's main process) reads.
+
+        The agent is told once more than `_UNTOLD` (16 Ki) bytes were written since it was last told.
+
+        Args:
+            end: the outcome as `frames.end_of` makes it.
+        """
         self._pipes.end(end)
         self._untold += len(end)
         if self._untold > _UNTOLD:
@@ -318,14 +367,18 @@ class Worker:
             self._socket.sendmsg(_SOME_ENDED)
 
     def _run(self, id_: int, header: dict[str, Any], payload: list[Buffer]) -> list[Buffer]:
-        """Run the function of a call and return the buffers of its result.
+        """Run the function of a call and return the buffers of its serialized result.
 
-        The call is given back to the queue, and this process ends, if only a new process can run it.
+        A coroutine is run to its end. The items of a generator are sent while it runs, and its return value is the
+        result. If only a new process can run the call, it is given back to the queue, and this process ends.
 
         Args:
             id_: the call's id.
-            header: the header of its frame.
+            header: the header of its frame (message).
             payload: the buffers of its arguments.
+
+        Raises:
+            Exception: the function raised it, or the arguments or the result could not be unpickled or serialized.
         """
         known = self._functions.get(header["fn"]) or self._function(header["fn"])
         if known is None:
@@ -349,9 +402,10 @@ class Worker:
         return codec.dump_result(value, f"the result of {name}")
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
-        """Run a function and return its value with everything it printed.
+        """Run a function and return its value with everything that it and its child processes printed.
 
-        If it raises, the text becomes a note on the exception.
+        A coroutine is run to its end. If the function raises, the exception is raised again. What was printed becomes a
+        note on the exception, unless nothing was.
         """
         self._flush()
         end = capture(self._out, self._err)
@@ -366,13 +420,15 @@ class Worker:
         return codec.Captured(value, end())
 
     def _answer(self, id_: int, ok: bool, buffers: list[Buffer], seconds: float) -> None:
-        """Send the outcome of a call in a packet of its own.
+        """Send the outcome (result or error) of a call to the agent, in a packet of its own.
+
+        If there is no room for a large outcome, a SpoolFull error is sent in its place, and nothing is raised.
 
         Args:
             id_: the call's id.
-            ok: True if it returned, False if it raised.
-            buffers: its value or exception.
-            seconds: how long it took.
+            ok: True if the call returned, False if it raised.
+            buffers: its serialized value or exception.
+            seconds: how long it took, including the loading of its arguments.
         """
         if len(buffers) == 1 and (size := len(buffers[0])) <= INLINE and self._arguments is None:
             # The usual header contains numbers only. Writing it by hand takes 0.3 µs, a serializer 2.5 µs (Python
@@ -393,9 +449,10 @@ class Worker:
             )
 
     def _pull(self, number: int) -> Any:
-        """Return the next item of the running call's iterator argument with this number.
+        """Ask the client for the next item of one of the running call's iterator arguments, wait for it, and return it.
 
-        Waits until the client has sent it.
+        Args:
+            number: the number of the iterator argument.
 
         Raises:
             StopIteration: there are no more items.
@@ -414,7 +471,12 @@ class Worker:
     # --- output ----------------------------------------------------------------------------------------------
 
     def _print(self, fd: int, data: bytes) -> None:
-        """Send output of the running call to the agent. End this process if the agent is gone."""
+        """Send output of the running call to the agent. End this process with status 0 if the agent is gone.
+
+        Args:
+            fd: 1 for stdout, 2 for stderr.
+            data: the output.
+        """
         try:
             self._socket.sendmsg(frame(Kind.OUTPUT, {"id": self._channel.call, "fd": fd}, [data]))
         except OSError:

@@ -1,4 +1,7 @@
-"""Sends and receives a worker's packets to and from the agent. Large values are passed as files beside them."""
+"""Sends and receives a worker's packets to and from the agent, the main process of a node.
+
+Large values are passed as files, or as memory, beside the packets.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,17 @@ _LOOK = 50
 
 
 class WorkerChannel:
-    """The worker's end of its connection to the agent.
+    """A worker's end of its connection to the agent (the node's main process). Several threads may share it.
 
     Args:
-        slot: the number of the worker's slot.
+        slot: the number of the worker's slot (place where one call runs at a time).
         agent: the packet socket.
         folder: the folder for values that are too large for memory.
         spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
         on_drop: called with the key of a `pool.put()` value that must be forgotten.
 
     Attributes:
+        socket: the packet socket.
         call: the id of the running call, 0 for none. Packets for other calls are dropped, except answers to `fetch`.
         arrived: packets that no thread has taken yet, with their file descriptors.
     """
@@ -50,10 +54,19 @@ class WorkerChannel:
         self._waiting.register(agent, select.POLLIN)
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None:
-        """Send a packet to the agent. Buffers that are too large for a packet are written to a file first.
+        """Send a packet to the agent (the node's main process). Waits while the socket is full.
+
+        If the buffers exceed `INLINE` (64 Ki) bytes together, they are written to memory or to a file first, and the
+        packet refers to that.
+
+        Args:
+            kind: the kind of the packet.
+            header: its header. It is not changed. For a large value it must have the call's "id".
+            buffers: its body, which may be empty.
 
         Raises:
-            SpoolFull: there is no room for that file.
+            SpoolFull: there is no room for a large value.
+            BrokenPipeError, ConnectionResetError: the agent is gone.
         """
         padded, total = pad(buffers)
         if total <= INLINE:
@@ -63,9 +76,9 @@ class WorkerChannel:
         self.socket.sendmsg([encode(kind, {**header, "blob": total})])
 
     def _write(self, call: int, seq: int, buffers: list[Buffer], total: int) -> None:
-        """Write a large value to a file, and tell the agent regularly how much is there.
+        """Write a large value to memory or to a file, and tell the agent how much is there after each 4 MiB (`_STEP`).
 
-        The agent sends that part already.
+        The agent (the node's main process) sends that part to the client already. Returns when all is written.
 
         Args:
             call: the id of the call that the value belongs to.
@@ -74,7 +87,8 @@ class WorkerChannel:
             total: its size in bytes, with padding.
 
         Raises:
-            SpoolFull: there is no room for the value.
+            SpoolFull: there is no room for the value. The agent may have part of it already.
+            BrokenPipeError, ConnectionResetError: the agent is gone.
         """
         fd = value_storage.create_storage(total, self._folder, self._spool_memory, self._used_memory)
         first = rights([fd])
@@ -93,9 +107,10 @@ class WorkerChannel:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
-        """Ask the agent for memory that was used before, and return its file descriptor.
+        """Ask the agent for memory of an earlier value, wait for the answer, and return its file descriptor.
 
-        Returns None if there is none, or if `size` is too small for that to be worthwhile.
+        Returns None if the agent (the node's main process) has none that fits, or if `size` (in bytes) is too small for
+        that to be worthwhile.
         """
         if size < value_storage.WORTH_KEEPING:
             return None
@@ -105,7 +120,12 @@ class WorkerChannel:
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]:
         """Wait for the next packet from the agent for which `wanted` returns True. Return it and its file descriptors.
 
-        Several threads may wait at the same time. The process ends if the agent is gone.
+        There is no time limit. Several threads may wait at the same time. The process ends with status 0 if the agent
+        (the node's main process) is gone.
+
+        Args:
+            wanted: called with a packet, maybe more than once for the same one. Packets for which it returns False are
+                kept for other threads.
         """
         while True:
             with self._reading:
@@ -117,7 +137,11 @@ class WorkerChannel:
                     self._take_in()
 
     def drain(self) -> None:
-        """Receive the packets that have arrived, without waiting for more."""
+        """Receive the packets that have arrived, without waiting for more. They are kept for `receive`.
+
+        Keys of `pool.put()` values that must be forgotten are passed to `on_drop`. The process ends if the agent (the
+        node's main process) is gone.
+        """
         with self._reading:
             while self._waiting.poll(0):
                 self._take_in()
@@ -129,9 +153,10 @@ class WorkerChannel:
                 os.close(fd)
 
     def _take_in(self) -> None:
-        """Receive one packet, and keep it in `arrived` unless it is for another call.
+        """Receive one packet, and keep it in `arrived` unless it is for another call. Wait if there is none.
 
-        End the process if the agent is gone.
+        A packet that names a `pool.put()` value to forget is passed to `on_drop`. The process ends with status 0 if the
+        agent (the node's main process) is gone. The caller must hold the lock `_reading`.
         """
         n, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         if not n:
@@ -144,11 +169,14 @@ class WorkerChannel:
             self.arrived.append((packet._replace(body=memoryview(bytearray(packet.body))), descriptors(ancillary)))
 
     def fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
-        """Ask the agent for something, and return the packet with the answer and its file descriptors.
+        """Ask the agent for something, wait for the answer, and return its packet and file descriptors.
+
+        If the agent (the node's main process) does not have it, the packet's header has `"found": False`; for memory,
+        there is no file descriptor. The process ends if the agent is gone.
 
         Args:
-            what: "function", "object", "module" or "memory".
-            key: its key, its name, or for memory the number of bytes.
+            what: "function", "object", "module" or "memory" (of an earlier large value, to be used again).
+            key: its key; the name of a module; for memory the number of bytes, as text.
         """
         self.send(Kind.FETCH, {"what": what, "key": key, "slot": self._slot}, [])
         return self.receive(lambda f: f.kind == Kind.FETCH and f.header["what"] == what and f.header["key"] == key)

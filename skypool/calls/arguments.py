@@ -21,15 +21,22 @@ T = TypeVar("T")
 
 
 class Holder(Protocol):
-    """A protocol for objects that can free values on their nodes, such as a `ComputePool`."""
+    """A protocol for objects that can free values on their nodes (machines), such as a `ComputePool`."""
 
     def drop(self, ref: Ref[T]) -> None:
-        """Free a value of `put` on all nodes."""
+        """Free a value that `pool.put` sent to all nodes (machines of the pool). Calls must not use it afterwards.
+
+        Args:
+            ref: the reference to the value, as `pool.put` returned it.
+        """
         ...
 
 
 class Ref(codec.Reference[T]):
-    """A reference to a value that `pool.put` sent to all nodes. A function that gets it as an argument gets the value.
+    """A reference to a value that `pool.put` sent to all nodes (machines of the pool).
+
+    A function that gets it as an argument of a call gets the value itself. The reference is small, so passing it costs
+    little.
 
     Args:
         key: a hash of the pickled value.
@@ -43,7 +50,7 @@ class Ref(codec.Reference[T]):
         self._pool = weakref.ref(pool)
 
     def drop(self) -> None:
-        """Free the value on all nodes. Do nothing if the pool has ended.
+        """Free the value on all nodes (machines of the pool). Do nothing if the pool object no longer exists.
 
         Calls must not use the reference afterwards.
         """
@@ -52,7 +59,7 @@ class Ref(codec.Reference[T]):
 
 
 class Remote(Protocol):
-    """A function that can run on a pool, as far as pickling of its arguments needs to know it.
+    """A function that can run on a pool: the three attributes of it that pickling of its arguments needs.
 
     Attributes:
         name: the function's name, for messages.
@@ -66,7 +73,11 @@ class Remote(Protocol):
 
 
 def signature(function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature of a function. A builtin without a known signature is taken to accept any arguments."""
+    """Return the signature of a function. A builtin without a known signature is taken to accept any arguments.
+
+    Raises:
+        TypeError: the object is not callable.
+    """
     try:
         return inspect.signature(function)
     except ValueError:
@@ -78,8 +89,8 @@ def arity(function: Callable[..., object]) -> tuple[int, float]:
     """Return how many positional arguments a function accepts in a call without keyword arguments.
 
     Returns:
-        (fewest, most). The most is infinite for `*args`. A function that needs a keyword argument gives (1, 0.0), which
-        no call satisfies.
+        (fewest, most). Parameters with a default count only for the most, which is infinite for `*args`. A function
+        that needs a keyword argument gives (1, 0.0), which no call satisfies.
     """
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     fewest = 0
@@ -96,7 +107,11 @@ def arity(function: Callable[..., object]) -> tuple[int, float]:
 
 
 def takes_one(function: Callable[..., object]) -> bool:
-    """Return True if a function can be called with one positional argument."""
+    """Return True if a function can be called with one positional argument. The function is not called.
+
+    Other parameters must have defaults. A builtin without a known signature gives True; an object that is not callable
+    gives False.
+    """
     try:
         signature(function).bind(None)
     except TypeError:
@@ -111,11 +126,12 @@ def payload_of(
 
     Args:
         function: the function; its `given` arguments are put before `args`.
-        args, kwargs: the arguments of the call.
+        args, kwargs: the arguments of the call. They are not changed.
 
     Returns:
         (buffers, iterators): the pickled arguments, and the iterators among the arguments. Each iterator is replaced by
-        an `Upstream` with its index, and its items are sent when the function asks for them.
+        an `Upstream` with its index, and its items are sent when the function asks for them. Iterators inside a list or
+        other container are not replaced, and fail to be pickled or are copied.
 
     Raises:
         PickleError: an argument cannot be pickled. The message names it.
@@ -134,9 +150,14 @@ def payload_of(
 
 
 def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PickleError:
-    """Return a PickleError that names the argument which cannot be pickled.
+    """Return (do not raise) a PickleError that names the first argument which cannot be pickled.
 
-    If each argument can be pickled alone, the error says that they cannot be sent together.
+    Positional arguments are tried before keyword arguments. If each can be pickled alone, the error says that they
+    cannot be pickled together.
+
+    Args:
+        function: the function of the call, for the names of its parameters.
+        args, kwargs: the arguments of the call.
     """
     named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for name, value in named:
@@ -150,7 +171,10 @@ def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
 
 
 def _parameter(function: Remote, name: int | str) -> str:
-    """Return the name of a parameter, given its name or its position from 0."""
+    """Return the name of a parameter, given its name or its position from 0.
+
+    A name is returned as it is. A position beyond the parameters, as with `*args`, gives "argument N".
+    """
     if isinstance(name, str):
         return name
     names = list(signature(function.function).parameters)
@@ -158,12 +182,20 @@ def _parameter(function: Remote, name: int | str) -> str:
 
 
 def _is_stream(value: object) -> bool:
-    """Return True if an argument is an iterator whose items are sent one by one. Files are not."""
+    """Return True if an argument is an iterator whose items are sent one by one. Nothing is read from it.
+
+    Files are iterators too, but give False, and so does an `Upstream`, which replaces such an iterator on a node. Lists
+    and other iterables without `__next__` give False.
+    """
     return hasattr(type(value), "__next__") and not isinstance(value, (io.IOBase, Upstream))
 
 
 def _swap(value: object, feeds: list[Iterator[Any]]) -> object:
-    """Return an argument itself; for an iterator, add it to `feeds` and return the `Upstream` that replaces it."""
+    """Return an argument itself if it is not an iterator. Otherwise add it to `feeds` and return its replacement.
+
+    The replacement is an `Upstream`, which reads the items on the node. Its index is the position of the iterator in
+    `feeds`, from 0.
+    """
     if not _is_stream(value):
         return value
     feeds.append(cast("Iterator[Any]", value))

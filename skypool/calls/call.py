@@ -1,4 +1,7 @@
-"""`@compute`, `Call`, `gather`, and the operators that combine calls (`&`) and send them to a pool (`>>`, `@`, `>`)."""
+"""`@compute`, `Call`, `gather`, and the operators that combine calls (`&`) and send them to a pool (`>>`, `@`, `>`).
+
+A pool is a group of rented machines (nodes). A call is a function with its arguments, which a node runs.
+"""
 
 from __future__ import annotations
 
@@ -51,22 +54,42 @@ Ts = TypeVarTuple("Ts")
 
 
 class Runner(Protocol):
-    """A protocol for objects that run calls, such as a `ComputePool`. The call operators use only these methods."""
+    """A protocol for objects that run calls, such as a `ComputePool`. The call operators use only these methods.
+
+    A call is a function with its arguments. A node is one machine of the pool; nodes are numbered from 0.
+    """
 
     def run(self, call: Call[T]) -> T:
-        """Run a call on one node and return its value. `call >> pool` does this."""
+        """Run a call on one node, wait for it, and return its value. `call >> pool` does this.
+
+        An exception that the called function raises is raised here. For a generator function, return a `Stream` of its
+        items at once.
+        """
         ...
 
     def run_all(self, call: Call[T]) -> list[T]:
-        """Run a call on every node and return the list of values, ordered by node number. `call @ pool` does this."""
+        """Run a call on every node, wait for all, and return the values by node number. `call @ pool` does this.
+
+        The values are a list. For a generator function, return a list of `Stream` objects at once. An exception of one
+        node is raised when all nodes have ended. Exceptions of several nodes are raised as an ExceptionGroup.
+        """
         ...
 
     def send(self, call: Call[T]) -> CallFuture[T]:
-        """Send a call without waiting for it, and return its future. `call > pool` does this."""
+        """Send a call without waiting for it, and return its future. `call > pool` does this.
+
+        The future raises what the called function raises. Errors of sending, such as an argument that cannot be
+        pickled, are raised here.
+        """
         ...
 
     def run_group(self, group: Group[R]) -> R:
-        """Run all calls of a group at once and return their values. `group >> pool` does this."""
+        """Run all calls of a group at once and return their values. `group >> pool` does this.
+
+        Returns:
+            a tuple of values in the order of the calls, after waiting for all. For `gather(…, stream=True)`, an
+            iterator of the values, at once.
+        """
         ...
 
 
@@ -126,39 +149,47 @@ class ComputeFunction(Generic[P, T]):
         self.name = getattr(function, "__qualname__", repr(function)).replace("<locals>.", "")
 
     def _not_called(self, operator: str) -> NoReturn:
-        """Raise a UsageError: an operator that takes a call was given the function without arguments."""
+        """Raise a UsageError, always: the function was used where a call, such as `f(3)`, is needed.
+
+        Args:
+            operator: the operator that was used, such as ">>", for the message.
+        """
         raise UsageError(
             f"{self.name} is a function, and {operator} takes a call: call it, {self.name}(…) {operator} …"
         )
 
     def __rshift__(self, pool: object) -> NoReturn:
-        """Raise a UsageError: `f >> pool` lacks the arguments of `f(…) >> pool`."""
+        """Raise a UsageError, always: `f >> pool` lacks the arguments of `f(…) >> pool`."""
         self._not_called(">>")
 
     def __matmul__(self, pool: object) -> NoReturn:
-        """Raise a UsageError: `f @ pool` lacks the arguments of `f(…) @ pool`."""
+        """Raise a UsageError, always: `f @ pool` lacks the arguments of `f(…) @ pool`."""
         self._not_called("@")
 
     def __gt__(self, pool: object) -> NoReturn:
-        """Raise a UsageError: `f > pool` lacks the arguments of `f(…) > pool`."""
+        """Raise a UsageError, always: `f > pool` lacks the arguments of `f(…) > pool`."""
         self._not_called(">")
 
     def __and__(self, other: object) -> NoReturn:
-        """Raise a UsageError: `f & …` lacks the arguments of `f(…) & …`."""
+        """Raise a UsageError, always: `f & …` lacks the arguments of `f(…) & …`."""
         self._not_called("&")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
         """Return a `Call` with these arguments, which can be sent to a pool. The function does not run yet.
 
         Raises:
-            TypeError: the arguments do not fit the function's signature.
+            TypeError: the number or the names of the arguments do not fit the function's signature. Types and values
+                are not checked.
         """
         if kwargs or not self._fewest <= len(args) <= self._most:
             signature(self.function).bind(*self.given, *args, **kwargs)  # raises TypeError here, on the caller's line
         return Call(self, args, kwargs, self.options)
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run the function in this process, without a pool, and return its value. Its options have no effect."""
+        """Run the function in this process, without a pool, and return its value.
+
+        Options such as `timeout` and `retries` have no effect. Exceptions of the function are raised unchanged.
+        """
         return self.function(*self.given, *args, **kwargs)
 
     @overload
@@ -168,7 +199,14 @@ class ComputeFunction(Generic[P, T]):
         self: ComputeFunction[Concatenate[Any, Q], T], instance: object, owner: type | None = None
     ) -> ComputeFunction[Q, T]: ...
     def __get__(self, instance: object, owner: type | None = None) -> ComputeFunction[..., T]:
-        """Return the method bound to `instance`, as attribute access does; this function itself on the class."""
+        """Return the method bound to `instance`, as Python does for `box.grow`.
+
+        Its calls send a copy of `instance` as `self`.
+
+        Returns:
+            a new `ComputeFunction` with the same function and options. For `instance` None (`Box.grow`, on the class),
+            this object itself.
+        """
         if instance is None:
             return self
         bound: ComputeFunction[..., T] = ComputeFunction(self.function, self.options, (instance,))
@@ -179,7 +217,8 @@ class ComputeFunction(Generic[P, T]):
         """Return a copy of this function with some options changed. The original keeps its options.
 
         Args:
-            changes: options to change, by name. See `ComputeFunction` for all of them.
+            changes: options to change, by name. Options that are not named keep their values. See `ComputeFunction` for
+                all of them.
 
         Raises:
             UsageError: an option does not exist, or a value is not valid.
@@ -187,9 +226,11 @@ class ComputeFunction(Generic[P, T]):
         return ComputeFunction(self.function, _changed(self.options, changes), self.given)
 
     def code(self) -> Code:
-        """Return the pickled function as nodes get it.
+        """Return the pickled function, ready to be sent to nodes.
 
-        The result is cached. The function is pickled again only if something that it captures may have changed.
+        The result is cached. The function is pickled again only if something that it captures (globals, closure
+        variables, defaults) may have changed. For a bound method, return the code of the plain function; the bound
+        object is not part of it.
 
         Raises:
             PickleError: the function captures a value that cannot be pickled. The message names that value.
@@ -228,12 +269,19 @@ class ComputeFunction(Generic[P, T]):
 
 
 def _rebuild_function(function: Callable[..., Any], *given: Any) -> ComputeFunction[..., Any]:
-    """Return a `ComputeFunction` with default options. Unpickling calls this on a node."""
+    """Return a `ComputeFunction` with default options. Unpickling calls this on a node.
+
+    The options of the original are not part of the pickle.
+
+    Args:
+        function: the plain function.
+        given: the bound object for a method; otherwise empty.
+    """
     return ComputeFunction(function, Options(), given)
 
 
 class _Undecorated:
-    """A decorated function that a node can import. It is pickled so that unpickling gives the plain function."""
+    """A stand-in for a decorated function that a node can import. Unpickling it gives the plain function."""
 
     def __init__(self, function: ComputeFunction[..., Any]) -> None:
         self.function = function
@@ -248,19 +296,27 @@ def _undecorate(function: ComputeFunction[..., Any]) -> Callable[..., Any]:
 
 
 def _is_importable(function: ComputeFunction[..., Any]) -> bool:
-    """Return True if importing the function's module on a node gives this decorated function."""
+    """Return True if a node that imports the function's module finds this same decorated object under its name.
+
+    Returns:
+        False for a function of a script or notebook, one made inside another function, and a copy made by
+        `with_options`.
+    """
     return _travels_by_name(function.function, function)
 
 
 def _travels_by_name(named: Any, thing: object = None) -> bool:
     """Return True if a node gets the right object when it imports the module and qualified name of `named`.
 
+    Only the modules of this process are examined; nothing is imported.
+
     Args:
         named: the object whose module and qualified name are looked up.
         thing: the object that must be found under that name; None for `named` itself.
 
     Returns:
-        False for objects of a script or notebook, and for objects made inside a function.
+        False for objects of a script or notebook, for objects made inside a function, and if another object or none is
+        found under the name.
     """
     module = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", "<locals>")
@@ -273,7 +329,11 @@ def _travels_by_name(named: Any, thing: object = None) -> bool:
 
 
 def _names_globals(function: Any) -> bool:
-    """Return True if the function or a function nested in it names globals or attributes, existing or not."""
+    """Return True if the function or a function nested in it names any global or attribute, existing or not.
+
+    Args:
+        function: a plain Python function. Functions that it calls are not examined.
+    """
     codes = [function.__code__]
     while codes:
         code = codes.pop()
@@ -290,11 +350,17 @@ _CONSTANT = (int, float, complex, str, bytes, bool, type(None), types.BuiltinFun
 def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...] | None:
     """Return everything that a function captures, if none of it can change unnoticed.
 
-    Two equal results mean that the function need not be pickled again. Captured functions are followed, at most four
-    levels deep.
+    Two equal results mean that the function need not be pickled again. The first item is the function's code object.
+    The names and values of globals, closure variables and defaults follow. Captured functions are followed, at most
+    four levels deep.
+
+    Args:
+        function: the function; a `ComputeFunction` is replaced by its plain function.
+        depth: the number of functions that were followed to get here.
 
     Returns:
-        None if a captured value may change without notice, such as a list.
+        None if a captured value may change without notice, such as a list or a bound method. Also None if `function` is
+        not a plain Python function, or if `depth` is over 4.
     """
     if isinstance(function, ComputeFunction):
         function = function.function
@@ -323,11 +389,11 @@ def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...
 
 
 def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
-    """Yield each value that a function captures: closure variables, globals and argument defaults.
+    """Yield each value that a function captures: closure variables, globals and argument defaults, in this order.
 
     Yields:
-        (name, value). The name of a positional default is its position. The value of a closure variable that is not
-        set yet is its empty cell.
+        (name, value). The name of a positional default is its position among these defaults, from 0. The value of a
+        closure variable that is not set yet is its empty cell.
     """
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -340,12 +406,15 @@ def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
 
 
 def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
-    """Return True if two results of `_captured` are equal, item by item."""
+    """Return True if two results of `_captured` have the same length and are equal item by item; see `_equal`."""
     return len(before) == len(now) and all(a is b or _equal(a, b) for a, b in zip(before, now, strict=True))
 
 
 def _equal(a: object, b: object) -> bool:
-    """Return True if two values have the same type and are equal. Tell 0.0 from -0.0, and 1 from True."""
+    """Return True if two values have the same type and are equal. 0.0 differs from -0.0, 1 from True, and 1 from 1.0.
+
+    Two floats that are not a number (NaN) count as equal.
+    """
     if type(a) is float or type(a) is complex:
         return repr(a) == repr(b)  # because 0.0 == -0.0
     return type(a) is type(b) and a == b
@@ -372,8 +441,9 @@ def compute(
 ) -> ComputeFunction[P, T] | Callable[[Callable[P, T]], ComputeFunction[P, T]]:
     """Decorate a function so that its calls can run on a pool.
 
-    `train(10)` then returns a `Call` instead of running the function. `train(10) >> pool` runs the call on a node of
-    the pool and returns its value. Use it as `@compute`, or with options as `@compute(timeout="5m", retries=2)`.
+    `train(10)` then returns a `Call` instead of running the function. `train(10) >> pool` runs the call on a node (one
+    machine) of the pool and returns its value. Use it as `@compute`, or with options as `@compute(timeout="5m",
+    retries=2)`.
 
     Args:
         function: the function to decorate. Leave it out to give options: `@compute(retries=2)`.
@@ -387,15 +457,18 @@ def compute(
         on_interruption: a function that the node calls, with an `Interruption`, when the provider announces that it
             takes the machine back. Default None.
         fresh: True runs each call in a new process. Default False.
-        devices: 0 for a call that needs no accelerator. Default None: a call gets the devices of its slot.
+        devices: 0 for a call that needs no accelerator. Default None: a call gets the accelerators of the slot (the
+            share of a node) that runs it.
 
     `ComputeFunction` describes each option in full.
 
     Returns:
-        a `ComputeFunction`; with options, a decorator that returns one.
+        a `ComputeFunction`; without `function`, a decorator that returns one. A function that is decorated already is
+        copied and keeps its own options.
 
     Raises:
-        UsageError: the decorated object is not a function, or an option is not valid.
+        UsageError: the decorated object is not a function, or an option is not valid. Options are checked at once,
+            before the decorator is used.
     """
     if function is None:
         checked = _changed(Options(), options)
@@ -404,7 +477,9 @@ def compute(
 
 
 def _changed(options: Options, changes: Mapping[str, object]) -> Options:
-    """Return a copy of options with some changed. An `on_interruption` decorated with `@compute` is undecorated.
+    """Return a copy of options with some changed. Neither argument is changed.
+
+    If the new `on_interruption` is decorated with `@compute`, its plain function is used.
 
     Raises:
         UsageError: an option does not exist, or a value is not valid.
@@ -416,7 +491,9 @@ def _changed(options: Options, changes: Mapping[str, object]) -> Options:
 
 
 def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, T]:
-    """Return a function as a `ComputeFunction`. One that is decorated already is copied and keeps its own options.
+    """Return a function as a `ComputeFunction` with these options.
+
+    A function that is decorated already is copied. The copy keeps its own options, and `options` is ignored.
 
     Raises:
         UsageError: the object is a class, a static or class method, or not callable.
@@ -433,9 +510,9 @@ def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, 
 class Call(Generic[T_co]):
     """A function with its arguments, ready to be sent to a pool. Calling a `@compute` function returns one.
 
-    It runs only when it is sent, and a call that is never sent gives a RuntimeWarning:
+    It runs only when it is sent. A call that is never sent gives a RuntimeWarning when it is garbage collected.
 
-    - `call >> pool` runs it on one node, waits, and returns its value. For a generator it returns a `Stream`.
+    - `call >> pool` runs it on one node (machine), waits, and returns its value. For a generator it returns a `Stream`.
     - `call @ pool` runs it on every node, waits, and returns the list of values, ordered by node number.
     - `call > pool` sends it and returns a `CallFuture` at once.
     - `a & b` is a `Group` of calls, which `group >> pool` runs at the same time.
@@ -476,11 +553,11 @@ class Call(Generic[T_co]):
     def with_options(self, **changes: Unpack[NodesChanges]) -> Call[T_co] | Call[list[T_co]]:
         """Return a copy of this call with some options changed, such as `train(3).with_options(timeout="5m")`.
 
-        Use the copy in place of this call.
+        Use the copy in place of this call. This call keeps its options and gives no warning if it is never sent.
 
         Args:
-            node: the nodes that run the call: a number, a list of numbers, "all", or None for any node with room.
-                With a list or "all", the result is a list of values, ordered by node number.
+            node: the nodes that run the call: a number, a list of numbers, "all", or None for any node with room. With
+                a list or "all", the result is a list of values, ordered by node number.
             changes: other options of `@compute`, by name: timeout, retries, retry_on, output, grace, window,
                 on_interruption, fresh and devices. `ComputeFunction` describes each.
 
@@ -492,11 +569,11 @@ class Call(Generic[T_co]):
         return Call(function, self.args, self.kwargs, _changed(self.options, changes))
 
     def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[object]]]:
-        """Pickle the arguments of this call.
+        """Pickle the arguments of this call, and mark the call as sent.
 
         Returns:
-            (buffers, iterators): the pickled arguments, and the iterators among the arguments. Iterators are not
-            pickled; their items are sent one by one when the function asks for them.
+            (buffers, iterators): the pickled arguments, and the iterators among the arguments (empty if there are
+            none). Iterators are not pickled; their items are sent one by one when the function asks for them.
 
         Raises:
             PickleError: an argument cannot be pickled. The message names it.
@@ -505,23 +582,37 @@ class Call(Generic[T_co]):
         return payload_of(self.function, self.args, self.kwargs)
 
     def __rshift__(self, pool: Runner) -> T_co:
-        """Run the call on one node of the pool, wait, and return its value. For a generator, return a `Stream`.
+        """Run the call on one node of the pool, wait, and return its value. For a generator, return a `Stream` at once.
 
-        See `ComputePool.run` for calls to several nodes and for the errors.
+        If the call's option `node` is "all" or a list, run it on each of these nodes and return a list of values. An
+        exception that the function raises is raised here. If the wait is interrupted, as by Ctrl-C, the call is
+        stopped. See `ComputePool.run` for the other errors.
+
+        Raises:
+            UsageError: the right operand is not a pool.
         """
         return _runner(pool, ">>", self).run(self)
 
     def __matmul__(self, pool: Runner) -> list[T_co]:
         """Run the call on every node of the pool, wait, and return the list of values, ordered by node number.
 
-        See `ComputePool.run_all` for the errors.
+        If the call's option `node` is a number or a list, only these nodes run it. For a generator function, return a
+        list of `Stream` objects at once. An exception of one node is raised when all nodes have ended; several are
+        raised as an ExceptionGroup. See `ComputePool.run_all` for the other errors.
+
+        Raises:
+            UsageError: the right operand is not a pool.
         """
         return _runner(pool, "@", self).run_all(self)
 
     def __gt__(self, pool: Runner) -> CallFuture[T_co]:
         """Send the call to one node of the pool, and return its future at once.
 
-        See `ComputePool.send` for calls to several nodes and for the errors.
+        If the call's option `node` is "all" or a list, send it to each of these nodes; the future's value is a list.
+        See `ComputePool.send` for the other errors.
+
+        Raises:
+            UsageError: the right operand is not a pool, or the function is a generator function.
         """
         return _runner(pool, ">", self).send(self)
 
@@ -530,19 +621,28 @@ class Call(Generic[T_co]):
     @overload
     def __and__(self, other: Group[tuple[*Ts]]) -> Group[tuple[T_co, *Ts]]: ...
     def __and__(self, other: Call[object] | Group[Any]) -> Group[Any]:
-        """Combine this call with another call or a group into a `Group`, whose calls run at the same time."""
+        """Combine this call with another call or a group into a new `Group`, whose calls run at the same time.
+
+        This call comes first in it. Values are returned in order when all calls have ended, even if `other` is a group
+        made with `stream=True`.
+
+        Raises:
+            UsageError: `other` is neither a call nor a group.
+        """
         return gather(self) & other
 
     def __rand__(self, other: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `&` is not a call."""
+        """Raise a UsageError, always: the left operand of `&` is not a call."""
         self.sent = True
         raise no_call(other, "&")
 
     def __await__(self) -> Generator[Any, None, T_co]:
         """Send the call to the innermost pool that was entered, and wait for its value: `await train(10)`.
 
+        An exception that the function raises is raised here. The event loop is not blocked while the call runs.
+
         Raises:
-            UsageError: no pool was entered with `with` or `async with`.
+            UsageError: no pool was entered with `with` or `async with`, or the function is a generator function.
         """
         if not current:
             raise UsageError(
@@ -551,7 +651,10 @@ class Call(Generic[T_co]):
         return current[-1].send(self).__await__()
 
     def __bool__(self) -> bool:
-        """Raise a UsageError, because a call has no truth value. `a > b > c` asks for one by accident."""
+        """Raise a UsageError, always, because a call has no truth value.
+
+        Python asks for one in `if call:`, and in `a > b > c`, which means `a > b and b > c`.
+        """
         raise UsageError(
             f"{self!r} has no truth value: it has not run. Send it with `>>`; and mind that `a > b > c` means "
             f"`a > b and b > c`"
@@ -562,7 +665,7 @@ class Call(Generic[T_co]):
         return f"<call {self.function.name}({', '.join(args)})>"
 
     def __del__(self) -> None:
-        """Give a RuntimeWarning if the call was never sent to a pool."""
+        """Give a RuntimeWarning if the call was never sent to a pool. Give none while the interpreter shuts down."""
         if not getattr(self, "sent", True) and not sys.is_finalizing():
             warnings.warn(
                 f"{self!r} was never sent to a pool; send it with `>> pool`", RuntimeWarning, stacklevel=2, source=self
@@ -570,7 +673,7 @@ class Call(Generic[T_co]):
 
 
 def call_asked(call: Call[T]) -> Call[T]:
-    """Return the argument, after checking that it is a `Call`.
+    """Return the argument itself, after checking that it is a `Call`.
 
     Raises:
         UsageError: it is not a `Call`, for example because a function was passed without its arguments.
@@ -582,7 +685,10 @@ def call_asked(call: Call[T]) -> Call[T]:
 
 
 def no_call(value: object, operator: str) -> UsageError:
-    """Return the error to raise when a value that is not a call is used with a call operator.
+    """Return a UsageError for the caller to raise: a value that is not a call was used with a call operator.
+
+    The message advises what to write instead. If the value is a list or tuple of calls, these calls are marked as sent,
+    so that they give no warning.
 
     Args:
         value: the value that is not a call.
@@ -593,7 +699,11 @@ def no_call(value: object, operator: str) -> UsageError:
 
 
 def _hint(value: object) -> str:
-    """Return advice for a value that was used in place of a call, "" if there is none."""
+    """Return advice on what to write instead of a value that is not a call, or "" if there is none.
+
+    There is advice for a list or tuple of calls, a `@compute` function, and any other callable. The calls of a list are
+    marked as sent, so that they give no warning.
+    """
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, Call) for each in value):
         for each in value:
             each.sent = True
@@ -606,10 +716,15 @@ def _hint(value: object) -> str:
 
 
 def _runner(pool: Any, operator: str, call: Call[Any] | None = None) -> Runner:
-    """Return the right operand of a call operator, after checking that it is a pool. Mark the call as sent.
+    """Return the right operand of a call operator, after checking that it is a pool. Mark the call as sent in any case.
+
+    Args:
+        pool: the right operand.
+        operator: the operator, for the message.
+        call: the call to mark as sent; None for a group.
 
     Raises:
-        UsageError: it is not a pool.
+        UsageError: it is a class, or has no method `run_group`.
     """
     if call is not None:
         call.sent = True  # even if this is no pool: the error below is enough, without a warning
@@ -625,12 +740,13 @@ current: list[Runner] = []
 class Group(Generic[R_co]):
     """Several calls that run at the same time. `gather` and `&` make it, and `group >> pool` runs it.
 
-    The type parameter is the type of `group >> pool`: a tuple of values, or an iterator of them.
+    The type parameter is the type of the value of `group >> pool`: a tuple of values, or an iterator of them.
 
     Attributes:
-        calls: the calls, in the order of their values.
+        calls: the calls, in the order in which they were given.
         stream: True if `group >> pool` returns an iterator of values, False if it returns a tuple.
-        ordered: for a stream, True to yield values in the order of the calls, False in the order they end.
+        ordered: for a stream, True to yield values in the order of the calls, False in the order they end. Without
+            `stream` it has no effect.
     """
 
     def __init__(self, calls: tuple[Call[object], ...], stream: bool, ordered: bool) -> None:
@@ -645,12 +761,26 @@ class Group(Generic[R_co]):
     @overload
     def __and__(self: Group[Iterator[T]], other: Call[T] | Group[tuple[T, ...]]) -> Group[Iterator[T]]: ...
     def __and__(self, other: Call[Any] | Group[Any]) -> Group[Any]:
-        """Return a group of the calls of this group followed by `other`, a call or a group."""
+        """Return a new group of the calls of this group followed by `other`, a call or a group.
+
+        It keeps `stream` and `ordered` of this group; those of `other` are ignored. Neither group is changed.
+
+        Raises:
+            UsageError: `other` is neither a call nor a group.
+        """
         more = other if isinstance(other, Group) else gather(other)
         return Group((*self.calls, *more.calls), self.stream, self.ordered)
 
     def __rshift__(self, pool: Runner) -> R_co:
-        """Run all calls of the group at the same time, and return their values; see `ComputePool.run_group`."""
+        """Run all calls of the group at the same time, and return their values; see `ComputePool.run_group`.
+
+        Returns:
+            a tuple of values in the order of the calls, after waiting for all. For a group made with `stream=True`, an
+            iterator of the values, at once.
+
+        Raises:
+            UsageError: the right operand is not a pool.
+        """
         return _runner(pool, ">>").run_group(self)
 
     def __repr__(self) -> str:
@@ -671,10 +801,11 @@ def gather(*calls: Call[object], stream: bool = False, ordered: bool = True) -> 
     """Combine calls into a group that runs them at the same time: `a, b = gather(f(1), g(2)) >> pool`.
 
     Nothing runs before the group is sent. `group >> pool` waits for all calls and returns a tuple of their values, in
-    the order given. If one call raises, its exception is raised; if several do, an ExceptionGroup of them.
+    the order given. If one call raises, its exception is raised when all have ended; if several do, an ExceptionGroup
+    of them.
 
     Args:
-        calls: the calls. Each may be of another function.
+        calls: the calls. Each may be of another function. Without any, the group gives an empty tuple.
         stream: True makes `group >> pool` return an iterator of values at once. Default False.
         ordered: with `stream`, True (the default) yields values in the order given, False in the order they end.
 

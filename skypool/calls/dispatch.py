@@ -1,8 +1,10 @@
 """`Dispatch`: chooses a node for each call, sends it there, and sends it again when the node is lost.
 
-The threads of callers and the thread of the engine use it under one lock. No thread blocks while it holds that lock.
+A call is a function with its arguments; a node is a rented machine that runs calls. The threads of callers and the
+thread of the engine (which drives the pool) use the dispatch under one lock. No thread blocks while it holds that lock.
 The cost of a call does not depend on how many wait, because they wait in queues until a node has room. Calls that need
-no device have separate queues, because nodes with devices have separate slots for them.
+no device (accelerator) have separate queues, because nodes with devices have separate slots for them. A slot is the
+part of a node that runs one call at a time.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ from skypool.wire.frames import Buffer, Kind, frame
 class Dispatch:
     """The calls of one pool, and the nodes that run them.
 
-    Methods may be called from any thread.
+    Methods may be called from any thread. None of them waits for a call, except `drive`.
 
     Args:
         pool: the name of the pool, for messages.
-        on_failed: called as (pending, error) for each call that failed.
+        on_failed: called as (pending, error) for each call that failed. Calls that were cancelled or that `close` ended
+            do not count.
         on_retry: called as (pending, error) for each call that will run again after a run ended with `error`.
         on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
         on_drained: called with the number of a node that is leaving when it has no call left. It may be called more
@@ -78,9 +81,12 @@ class Dispatch:
     def submit(self, *pending_calls: PendingCall) -> None:
         """Send calls to the node with the most room, or queue them until one has room. Return at once.
 
+        Each call gets a new id. A call may be bound to nodes that are all leaving (their provider takes the machines
+        back). It gets an error as its result; nothing is raised here.
+
         Raises:
             PoolClosed: the pool has ended.
-            UsageError: a call names a node that the pool does not have.
+            UsageError: a call names a node that the pool does not have. The calls before it stay submitted.
         """
         with self._lock:
             for pending in pending_calls:
@@ -106,6 +112,13 @@ class Dispatch:
     def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
         """Send a call to one of these nodes, or queue it for them. End it with an error if all of them are leaving.
 
+        A leaving node is one whose machine the provider takes back. Nodes that the pool does not have are ignored if it
+        has another one. The least loaded node is tried first.
+
+        Args:
+            pending: the call.
+            nodes: the numbers of the nodes, in ascending order.
+
         Raises:
             UsageError: the pool has none of these nodes.
         """
@@ -121,7 +134,10 @@ class Dispatch:
             self._fill_lane(node_queue, node_queue.lane(pending))
 
     def _lose_shared(self, node: int, error: BaseException) -> None:
-        """End the waiting calls whose possible nodes are all gone or leaving.
+        """End the waiting calls that only certain nodes may run, if these nodes are all gone or leaving.
+
+        A leaving node is one whose machine the provider takes back. Each such call gets an error as its result. Calls
+        that any node may run are not touched.
 
         Args:
             node: the node that has just gone or begun to leave.
@@ -131,7 +147,15 @@ class Dispatch:
             self._lost(pending, _lost_with_node(pending, node, error), begun=False)
 
     def _send_on(self, last: PendingCall) -> None:
-        """Send the calls that wait in the same queue as `last`, which has just been added, if a node has room."""
+        """Send the calls that any node may run, if a node has room. Otherwise leave them in their queue.
+
+        A call that waits alone goes to the first idle node. If there is none, or if several calls wait, they are sent
+        only when enough of them wait to be worth a try.
+
+        Args:
+            last: the call that was added last. Only the queue for calls of its kind (with or without devices) is sent
+                from.
+        """
         on_cpu = last.options.on_cpu
         queue = self._waiting.anywhere[on_cpu]
         if len(queue) == 1:
@@ -143,16 +167,22 @@ class Dispatch:
             self._hand_out(queue)
 
     def frame_full(self, pending: PendingCall) -> int:
-        """Return how many calls like this one may share a frame: the smallest number of all nodes; 1 without a node."""
+        """Return how many calls like this one may share a frame (one message to a node).
+
+        This is the smallest number of all nodes, and 1 if the pool has no node or the call may not share a frame.
+        """
         with self._lock:
             return min(
                 (node_queue.lane(pending).frame_full(pending) for node_queue in self.node_queues.values()), default=1
             )
 
     def _hand_out(self, queue: deque[PendingCall]) -> None:
-        """Send waiting calls to the nodes with the most room until none has room.
+        """Send waiting calls to the nodes with the most room until none has room or no call waits.
 
-        Then note how many calls must wait before another try makes sense.
+        Then store how many calls must wait before another try makes sense.
+
+        Args:
+            queue: the waiting calls. Those that are sent are removed from its front.
         """
         while queue:
             first = queue[0]
@@ -164,14 +194,22 @@ class Dispatch:
                 return
 
     def _connect(self, pending: PendingCall) -> None:
-        """Connect the caller's future or stream to this object, so that it can stop the call and acknowledge items."""
+        """Connect the caller's future or stream to this object, so that the caller can control the call.
+
+        Cancelling a future, or closing a stream, then stops the call. Taking items from a stream then tells the node
+        that it may send more. Do nothing for a `ResultCell`, a plain place for the result that has no such controls.
+        """
         if isinstance(pending.outlet, Items):
             pending.outlet.connect(lambda seq: self._credit(pending, seq), lambda: self.stop(pending))
         elif isinstance(pending.outlet, CallFuture):
             pending.outlet.on_cancel(lambda: self.stop(pending))
 
     def _roomiest(self, pending: PendingCall) -> NodeQueue | None:
-        """Return the least loaded node that has room for a call like this one; None if no node has room."""
+        """Return the least loaded node that has room for a call like this one; None if no node has room.
+
+        The load is the number of calls under way for each slot. Nodes that are leaving or not connected are not
+        considered.
+        """
         best = None
         load = 1e9
         for node_queue in self.node_queues.values():
@@ -182,7 +220,11 @@ class Dispatch:
         return best
 
     def _fill(self, node_queue: NodeQueue) -> None:
-        """Send a node as many waiting calls as it has room for. A leaving node gets none."""
+        """Send a node as many waiting calls as it has room for.
+
+        A leaving node (its provider takes the machine back) gets none. The waiting calls are sent to other nodes
+        instead, and `on_drained` is called if no call is left on the leaving node.
+        """
         if node_queue.leaving:
             self._enough[:] = 0, 0
             self._leave(node_queue)
@@ -193,11 +235,12 @@ class Dispatch:
     def _fill_lane(self, node_queue: NodeQueue, lane: Lane) -> bool:
         """Send a node as many waiting calls as one of its lanes has room for, in one write.
 
-        While the node has enough to do, calls that may share a frame wait until they fill one, or until a call ends. If
-        no call waits and the lane is idle, ask a busier node to give some back.
+        A lane is the slots of one kind on a node. Calls that were cancelled are dropped from the queue. While the node
+        has enough to do, calls that may share a frame (message) wait until they fill one, or until a call ends. If no
+        call waits and the lane is idle, ask a busier node to give some back.
 
         Returns:
-            True if any call was sent.
+            True if any call was sent. False for a node that is leaving or not connected.
         """
         for on_cpu in lane.takes:
             self._enough[on_cpu] = 0
@@ -225,7 +268,13 @@ class Dispatch:
         return bool(batch)
 
     def _leave(self, node_queue: NodeQueue) -> None:
-        """Send waiting calls to the other nodes. If the leaving node has no call left, call `on_drained`."""
+        """Handle a leaving node, one whose machine the provider takes back: send waiting calls to the other nodes.
+
+        If the leaving node has no call left, call `on_drained` with its number.
+
+        Args:
+            node_queue: the node that is leaving.
+        """
         for other in self.node_queues.values():
             if self.pressed and other.is_up:
                 self._fill(other)
@@ -235,9 +284,13 @@ class Dispatch:
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
         """Ask the busiest other node to give back calls that it has not begun and that an idle lane may run.
 
+        About half of the calls that wait on that node beyond its slots are asked for. The calls come back later, in
+        another message. Nodes that are leaving or have not answered a former request are passed over. If no other node
+        has such calls, nothing is asked.
+
         Args:
             idle: the node that has nothing to do.
-            free: the lane of that node that is idle.
+            free: the lane (slots of one kind) of that node that is idle.
         """
         busiest = None
         spare = 0
@@ -265,7 +318,8 @@ class Dispatch:
     def stop(self, pending: PendingCall) -> None:
         """Stop a call, if it is waiting or running. Do nothing if it has ended or was stopped before.
 
-        A waiting call ends at once. For a running call, the node is told to stop it.
+        A waiting call ends at once with a SkypoolError. For a running call, the node is told to stop it; this does not
+        wait.
         """
         with self._lock:
             if pending.stopped or pending.ended:
@@ -278,14 +332,23 @@ class Dispatch:
                 self._end_stopped(pending)  # it stays in its queue, where it is passed over
 
     def _credit(self, pending: PendingCall, seq: int) -> None:
-        """Tell the node of a generator that its items up to number `seq` were taken."""
+        """Tell the node of a generator that its items up to number `seq` were taken.
+
+        Do nothing if no node runs the generator now.
+        """
         with self._lock:
             node_queue = self.node_queues.get(pending.at)
             if node_queue is not None and node_queue.has(pending):
                 node_queue.link.send(frame(Kind.CREDIT, {"id": pending.id, "seq": seq}))
 
     def item(self, pending: PendingCall, header: Mapping[str, object], buffers: list[Buffer]) -> None:
-        """Send an item of an iterator argument to the node that runs its call. Drop the item if no node runs it now."""
+        """Send an item of an iterator argument to the node that runs its call. Drop the item if no node runs it now.
+
+        Args:
+            pending: the call.
+            header: the header of the message: the index of the argument (`arg`) and the number of the item (`n`).
+            buffers: the pickled item.
+        """
         with self._lock:
             node_queue = self.node_queues.get(pending.at)
             if node_queue is not None and node_queue.has(pending):
@@ -294,13 +357,15 @@ class Dispatch:
     def connection(self, pending: PendingCall) -> int:
         """Return the number of the connection to the node that has a call; 0 if no node has it.
 
-        The number rises by one with each reconnection.
+        The number rises by one with each reconnection. This takes no lock.
         """
         node_queue = self.node_queues.get(pending.at)
         return 0 if node_queue is None else node_queue.link.connection
 
     def _too_late(self, what: str) -> PoolClosed:
-        """Return the PoolClosed error for an action after the end of the pool. It names the reason of that end.
+        """Return (do not raise) the PoolClosed error for an action after the end of the pool.
+
+        The message and the cause of the error name why the pool ended.
 
         Args:
             what: the first words of the message, such as "put() on".
@@ -313,11 +378,11 @@ class Dispatch:
     # --- objects ---------------------------------------------------------------------------------------------
 
     def put(self, key: str, buffers: list[Buffer]) -> None:
-        """Send a value to every node, now or when the node joins.
+        """Send a value to every node, now or when the node joins or reconnects. Return at once.
 
         Args:
-            key: the key of the value, a hash.
-            buffers: the pickled value.
+            key: the key of the value, a hash. A node that has a value of this key does not get it again.
+            buffers: the pickled value. It is kept here until `drop`.
 
         Raises:
             PoolClosed: the pool has ended.
@@ -330,7 +395,10 @@ class Dispatch:
                 node_queue.give_object(key, self._objects[key])
 
     def drop(self, key: str) -> None:
-        """Tell every node to free the value of this key."""
+        """Tell every node to free the value of this key. Do nothing for an unknown key.
+
+        Nodes that join later do not get the value.
+        """
         with self._lock:
             self._objects.pop(key, None)
             for node_queue in self.node_queues.values():
@@ -339,11 +407,12 @@ class Dispatch:
     # --- nodes -----------------------------------------------------------------------------------------------
 
     def add(self, node: int, welcome: Welcome, link: Link) -> None:
-        """Add a node that is ready, send it the values of `put`, and then calls.
+        """Add a node that is ready, send it the values of `put`, and then waiting calls.
 
         Args:
             node: the number of the node.
-            welcome: the first message of its agent, with the number of its slots.
+            welcome: the first message of its agent (the program on the node that runs calls), with the number of its
+                slots.
             link: the connection to it.
         """
         with self._lock:
@@ -356,13 +425,16 @@ class Dispatch:
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
         """Add a node that a former client left, with the calls that still run there.
 
+        A former client is a program that used the same pool before this one.
+
         Args:
             node: the number of the node.
-            welcome: the first message of its agent, with the ids and names of the calls.
+            welcome: the first message of its agent (the program on the node), with the ids and names of the calls.
             link: the connection to it.
 
         Returns:
-            the futures of the calls. Generators are not among them, because nobody can read their items any more.
+            the futures of the calls; [] if none runs. Generators are not among them, because nobody can read their
+            items any more.
         """
         with self._lock:
             self.add(node, welcome, link)
@@ -383,22 +455,33 @@ class Dispatch:
             return futures
 
     def awaited(self, node: int) -> Collection[int]:
-        """Return the ids of the calls that were sent to a node and have not ended. This takes no lock."""
+        """Return the ids of the calls that were sent to a node and have not ended. This takes no lock.
+
+        For a node that the pool does not have, it is an empty tuple. Otherwise it is a live view, which changes as
+        calls end.
+        """
         node_queue = self.node_queues.get(node)
         return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.lanes))
 
     def pause(self, node: int) -> None:
-        """Send no calls to a node until `resume`, because its link broke."""
+        """Send no calls to a node until `resume`, because its connection broke. Do nothing for an unknown node.
+
+        Calls that were sent there stay assigned to it.
+        """
         with self._lock:
             if node in self.node_queues:
                 self.node_queues[node].resumed = False
 
     def resume(self, node: int, welcome: Welcome) -> None:
-        """Send a node what it may have missed while its link was down, and then new calls.
+        """Send a node what it may have missed while its connection was down, and then new calls.
+
+        Calls that the node does not know are sent again, or moved if the node is leaving. Do nothing for an unknown
+        node.
 
         Args:
             node: the number of the node.
-            welcome: the first message of its agent on the new connection. It names the calls that the agent knows.
+            welcome: the first message of its agent (the program on the node) on the new connection. It names the calls,
+                functions and values that the agent has.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -423,11 +506,13 @@ class Dispatch:
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
         """Return the calls of a lane that must be sent again because the node does not know them.
 
-        Calls that the node knows are brought up to date. Calls that were stopped meanwhile end here.
+        These are removed from the calls under way. For a call that the node knows, messages that may have been lost are
+        sent again. Unknown calls that were cancelled meanwhile end here. If the node is leaving, unknown calls are
+        moved to other nodes or fail, and are not returned.
 
         Args:
             node_queue: the queue of the node.
-            lane: the lane.
+            lane: the lane (the slots of one kind on the node).
             known: the ids of the calls that the node knows.
         """
         again: list[PendingCall] = []
@@ -447,7 +532,8 @@ class Dispatch:
     def drain(self, node: int) -> None:
         """Send no more calls to a node, because its provider takes the machine back.
 
-        Calls that the node has not begun are moved to other nodes. Calls that only this node may run fail.
+        Calls that the node has not begun are moved to other nodes. Waiting calls that only this node may run fail with
+        a NodeInterrupted. Calls that run there go on. Do nothing for an unknown node or one that is leaving already.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -465,8 +551,12 @@ class Dispatch:
         """Return the address of each node, by its number, in ascending order. An unknown address is "".
 
         Args:
-            named: the numbers of the nodes to return. A leaving node is returned too if it is named; a call that is
-                sent there fails with the reason. None: all nodes that are not leaving.
+            named: the numbers of the nodes to return. None: all nodes that are not leaving (whose machine the provider
+                does not take back). A leaving node is returned too if it is named; a call that is sent there fails with
+                the reason.
+
+        Returns:
+            {number: address}. It is empty if `named` is None and the pool has no node, or all are leaving.
 
         Raises:
             PoolClosed: the pool has ended.
@@ -485,16 +575,22 @@ class Dispatch:
         return {node for node, node_queue in self.node_queues.items() if not node_queue.leaving}
 
     def _end_stopped(self, pending: PendingCall) -> None:
-        """End a call that was stopped and that no node runs any more."""
+        """End a call that was cancelled and that no node runs any more.
+
+        Its result becomes a SkypoolError that says that it was cancelled.
+        """
         pending.finish(SkypoolError(f"{pending.name} was cancelled"))
 
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
-        """Remove a node that is gone, and the other hosts of its slice. Move their calls, or let them fail.
+        """Remove a node that is gone, and the other hosts of its TPU slice. Move their calls, or let them fail.
+
+        A call that may have begun needs a retry to be moved, unless the provider took the machine back. Do nothing if
+        the pool has none of these nodes.
 
         Args:
             node: the number of the node.
             error: why it is gone.
-            others: the numbers of the other hosts of the same TPU slice.
+            others: the numbers of the other hosts of the same TPU slice (several machines that live and end together).
         """
         with self._lock:
             gone = [self.node_queues.pop(each) for each in (node, *others) if each in self.node_queues]
@@ -512,10 +608,14 @@ class Dispatch:
     def _lost(self, pending: PendingCall, error: BaseException, begun: bool) -> None:
         """Queue a call again that its node did not end, if it may run again. Otherwise end it with an error.
 
+        It may run again if a suitable node is left and the pool has not ended. A call that may have begun must also
+        have a retry left, and must not have yielded items or read from an iterator argument. It gets a new id, and
+        `on_retry` is called. A call that was cancelled just ends.
+
         Args:
             pending: the call.
             error: why the node did not end it.
-            begun: True if the call may have begun. It then needs a retry, unless its machine was taken back.
+            begun: True if the call may have begun. It then uses up a retry, unless its machine was taken back.
         """
         interrupted = error if isinstance(error, NodeInterrupted) else None
         why_not = pending.bound(self._staying(), begun)
@@ -537,12 +637,15 @@ class Dispatch:
             self._on_failed(pending, error)
 
     def _requeue(self, pending: PendingCall) -> None:
-        """Put a call back at the front of its queue."""
+        """Put a call that was taken from its node back at the front of the queue where it waited. Send nothing."""
         pending.at = -1
         self._waiting.put_back(pending)
 
     def close(self, error: BaseException) -> None:
-        """Accept no more calls, and let all calls that have not ended raise `error`. Do nothing if closed before."""
+        """Accept no more calls, and let all calls that have not ended raise `error`. Do nothing if closed before.
+
+        Cancelled calls end with a SkypoolError that says so. All nodes are forgotten; nothing is sent to them.
+        """
         with self._lock:
             if self._closed is not None:
                 return
@@ -560,18 +663,24 @@ class Dispatch:
 
     @property
     def done(self) -> int:
-        """The number of calls whose result has arrived from a node."""
+        """The number of calls whose result, a value or an exception, has arrived from a node. Reruns count again."""
         return self._progress.done
 
     @property
     def pressed(self) -> bool:
-        """True if calls wait that any node may run. They wait because no node has room."""
+        """True if calls wait that any node may run. They wait because no node has room.
+
+        Calls that wait for certain nodes do not count.
+        """
         with self._lock:
             return any(self._waiting.anywhere)
 
     @property
     def unfinished(self) -> int:
-        """The number of calls that wait or run."""
+        """The number of calls that wait or run, on all nodes.
+
+        Cancelled calls count until their node has ended them or they leave their queue.
+        """
         with self._lock:
             at_nodes = sum(len(each.underway) + len(each.pinned) for each in self.node_queues.values())
             return len(self._waiting) + at_nodes
@@ -581,12 +690,15 @@ class Dispatch:
     def arrived(self, node: int, arrivals: Sequence[Arrival]) -> None:
         """Handle messages about calls from one node, and wake the threads that wait for calls which ended.
 
+        Messages of an unknown node are ignored. Afterwards send the node more calls, and acknowledge its results so
+        that it can free them.
+
         Args:
             node: the number of the node.
             arrivals: the messages, in the order they came.
 
         Raises:
-            ProtocolError: a message does not fit the calls of that node.
+            ProtocolError: a message does not fit the calls of that node, or the node does not read its answers.
         """
         ended: Ended = []
         node_queue = self.node_queues.get(node)
@@ -623,15 +735,21 @@ class Dispatch:
     def drive(self, pending: PendingCall) -> None:
         """Read the connection to a call's node in this thread until the call ends. This saves waking another thread.
 
-        It may return earlier: if the call waits for a node, if another thread reads already, or if the connection
-        breaks.
+        It returns earlier if no node has the call yet, if another thread reads already, or if the connection breaks.
+        The result is not returned; it is stored where the caller waits for it.
         """
         node_queue = self.node_queues.get(pending.at)
         if node_queue is not None:
             node_queue.link.drive(pending)
 
     def _on_recalled(self, node_queue: NodeQueue, said: Recalled) -> None:
-        """Queue the calls again that a node gave back, and send them to other nodes."""
+        """Queue the calls again that a node gave back without having begun them, and send them to other nodes.
+
+        Ids of calls that are not under way on the node are ignored.
+
+        Raises:
+            ProtocolError: the node gave back more calls than it was asked for.
+        """
         node_queue.gave_back(len(said.calls), said.on_cpu)
         for id_ in said.calls:
             pending = node_queue.take(id_)
@@ -643,11 +761,16 @@ class Dispatch:
                 self._fill(other)
 
     def acknowledge(self, node: int, output: int = 0) -> None:
-        """Acknowledge results and output of a node now, instead of with its next call. Do nothing if there are none.
+        """Acknowledge results and output of a node now, instead of with its next call.
+
+        Do nothing if there is nothing new to acknowledge or the node is unknown.
 
         Args:
             node: the number of the node.
-            output: the number of the last output frame that was read.
+            output: the number of the last output frame (a message with text that calls printed) that was read.
+
+        Raises:
+            ProtocolError: too many such messages wait because the node does not read them.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -657,9 +780,10 @@ class Dispatch:
 
 
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
-    """Return the error to raise for a call that was lost with its node: `error` if the provider took the machine back.
+    """Return the error to raise for a call that was lost with its node.
 
-    Otherwise it is a ConnectionLost that names the call, with `error` as its cause.
+    If the provider took the machine back, this is `error` itself, a NodeInterrupted. Otherwise it is a new
+    ConnectionLost that names the call and the node, with `error` as its cause.
     """
     if isinstance(error, NodeInterrupted):
         return error

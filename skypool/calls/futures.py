@@ -1,4 +1,8 @@
-"""The results of calls: `CallFuture`, `Stream` (items of a generator), and functions that wait for several calls."""
+"""The results of calls: `CallFuture`, `Stream` (items of a generator), and functions that wait for several calls.
+
+A call is a function with its arguments that runs on a node (rented machine). Threads of the program wait here for its
+result, which the thread that reads the node's connection stores.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +29,14 @@ _MOST_UNTAKEN = 1 << 30
 
 
 class Returned(NamedTuple):
-    """The value of a call that ended well, as received. The thread that asks for the value decodes it.
+    """The value of a call that ended well, still encoded as it was received.
+
+    The thread that asks for the value decodes it.
 
     Attributes:
-        buffers: the encoded value: the pickle, and its out-of-band buffers.
-        reader: decodes a value from a node whose results must not be unpickled. None if it may be unpickled.
+        buffers: the encoded value: the pickle, followed by the memory of its large arrays.
+        reader: decodes a value from a node whose results must not be unpickled, because that could run code. None if it
+            may be unpickled.
     """
 
     buffers: Sequence[Buffer]
@@ -40,7 +47,7 @@ def _opened(raw: Returned, name: str) -> Any:
     """Return the decoded value of a call.
 
     Args:
-        raw: the value as received.
+        raw: the value as received. Its `reader` decodes it; without one it is unpickled.
         name: the function's name, for messages.
 
     Raises:
@@ -57,7 +64,10 @@ def _opened(raw: Returned, name: str) -> Any:
 
 
 class ResultCell(Generic[T]):
-    """The place for the result of one call. It costs less than a future, and only one thread may wait for it."""
+    """The place for the result of one call. It costs less than a future, and only one thread may wait for it.
+
+    It has no callbacks and cannot be cancelled.
+    """
 
     __slots__ = ("_end", "_waiter")
 
@@ -66,10 +76,10 @@ class ResultCell(Generic[T]):
         self._waiter: threading.Event | None = None
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Store how the call ended, and wake the thread that waits. Any thread may call it.
+        """Store how the call ended, and wake the thread that waits. Return at once. Any thread may call this.
 
         Args:
-            end: the value, or the exception to raise.
+            end: the value still encoded, or the exception that `result` is to raise.
         """
         self._end = end
         if self._waiter is not None:
@@ -77,6 +87,8 @@ class ResultCell(Generic[T]):
 
     def result(self, name: str, timeout: float | None = None) -> T:
         """Wait for the call, and return its value. Raise the exception that the call raised.
+
+        The value is decoded in this thread, each time that this is called.
 
         Args:
             name: the function's name, for messages.
@@ -118,11 +130,17 @@ class CallFuture(Future[T]):
         self._broken: PickleError | UntrustedResult | None = None
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
-        """Set the function that `cancel` calls, once, to stop the call. The pool uses this; callers do not."""
+        """Set the function that `cancel` calls, once, to stop the call. The pool uses this; callers do not.
+
+        A later call of `on_cancel` replaces the function. If the future is cancelled already, the function is not
+        called.
+        """
         self._stop = stop
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the call, and return its value. Raise the exception that the call raised.
+
+        The first caller's thread decodes the value; later callers get the same object.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
@@ -138,6 +156,9 @@ class CallFuture(Future[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call, and return the exception that `result` would raise, or None if it returns a value.
 
+        The value is decoded to find that out. If that fails, the PickleError or UntrustedResult is returned, not
+        raised.
+
         Args:
             timeout: seconds to wait; None waits without a limit.
 
@@ -152,12 +173,12 @@ class CallFuture(Future[T]):
         return error or self._broken
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Store how the call ended. The pool calls it once, also for a call that will never begin.
+        """Store how the call ended. The pool calls this once, also for a call that will never begin.
 
-        A future that was cancelled before stays cancelled; then this only wakes `wait_stopped`.
+        A future that was cancelled before stays cancelled, and `end` is dropped; then this only wakes `wait_stopped`.
 
         Args:
-            end: the value, or the exception to raise.
+            end: the value still encoded, or the exception that `result` is to raise.
         """
         self._stopped = True
         try:
@@ -171,6 +192,8 @@ class CallFuture(Future[T]):
 
     def _open(self, raw: Returned) -> T:
         """Decode the value on the first call, in the calling thread, and return it. Later calls return the same object.
+
+        If decoding fails on the first call, each later call raises the same error again.
 
         Raises:
             PickleError, UntrustedResult: the value cannot be, or must not be, unpickled here.
@@ -187,12 +210,13 @@ class CallFuture(Future[T]):
         return self._value
 
     def cancel(self) -> bool:
-        """Stop the call, also if it is running: it gets SIGTERM, and SIGKILL when its `grace` is over.
+        """Stop the call, also if it is running: its process gets SIGTERM, and SIGKILL when its `grace` is over.
 
-        The future is cancelled at once, while the function may still clean up on its node. `wait_stopped` waits for it.
+        `grace` is an option of the call; its default is 5 seconds. This does not wait. The future is cancelled at once,
+        while the function may still clean up on its node. `wait_stopped` waits for that.
 
         Returns:
-            True if the call is cancelled, also if it was before. False if it has ended.
+            True if the call is cancelled, also if it was before. False if it has ended; then nothing changes.
         """
         if not super().cancel():
             return False
@@ -208,20 +232,25 @@ class CallFuture(Future[T]):
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Wait until the function has stopped on its node, including its `finally` and `with` blocks.
 
-        After `cancel`, this tells when the files, ports and memory of the function are free again.
+        After `cancel`, this tells when the files, ports and memory of the function are free again. Without `cancel`, it
+        waits until the call ends. It never raises the exception of the call.
 
         Args:
             timeout: seconds to wait; None waits without a limit. A cancelled call ends within its `grace`.
 
         Returns:
-            True if the function has stopped or will never begin, also because its worker process or node is gone.
-            False if it may still run after `timeout` seconds.
+            True if the function has stopped or will never begin, also because its worker process or node is gone. False
+            if it may still run after `timeout` seconds.
         """
         with self._condition:
             return self._condition.wait_for(lambda: self._stopped, timeout)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Wait for the call in an asyncio program, and return its value: `value = await future`."""
+        """Wait for the call in an asyncio program, and return its value: `value = await future`.
+
+        The event loop is not blocked meanwhile. An exception of the call is raised. Cancelling the waiting task cancels
+        the call.
+        """
         import asyncio
 
         return asyncio.wrap_future(self).__await__()
@@ -230,7 +259,8 @@ class CallFuture(Future[T]):
 class ListFuture(CallFuture[list[T]]):
     """The future of a call that was sent to several nodes. Its result is the list of values, ordered by node number.
 
-    It is done when the call has ended on every node. Cancelling it stops the call on all of them.
+    It is done when the call has ended on every node, also if it failed on one of them early. Cancelling it stops the
+    call on all of them.
 
     Args:
         name: the name of the function.
@@ -247,7 +277,11 @@ class ListFuture(CallFuture[list[T]]):
             part.add_done_callback(self._on_part_done)
 
     def _on_part_done(self, _: Future[T]) -> None:
-        """Count one node's future as done. When it is the last one, finish this future."""
+        """Count one node's future as done. When it is the last one, finish this future.
+
+        Errors of the parts become the error of this future: the error itself if it is the only one, otherwise a group.
+        Cancelled parts are not counted as errors. The values are not decoded here.
+        """
         with self._counting:
             self._running -= 1
             if self._running:
@@ -260,7 +294,8 @@ class ListFuture(CallFuture[list[T]]):
     def result(self, timeout: float | None = None) -> list[T]:
         """Wait for all nodes, and return the list of values, ordered by node number.
 
-        If the call raised on one node, that exception is raised; if on several, an ExceptionGroup of them.
+        If the call raised on one node, that exception is raised; if on several, an ExceptionGroup of them. Neither is
+        raised before all nodes have ended.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
@@ -268,12 +303,15 @@ class ListFuture(CallFuture[list[T]]):
         Raises:
             TimeoutError: the call has not ended on all nodes within `timeout` seconds. It keeps running.
             CancelledError: the call was cancelled.
+            PickleError, UntrustedResult: the value of one node cannot be, or must not be, unpickled here.
         """
         Future.result(self, timeout)
         return results_of(self._parts)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for all nodes, and return the exception that `result` would raise, or None if it returns a list.
+
+        A value that cannot be unpickled counts as well: its error is returned, not raised.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
@@ -308,16 +346,17 @@ class ListFuture(CallFuture[list[T]]):
 
 
 class Items(Generic[T]):
-    """The queue of items that a generator on a node yields. A `Stream` gives them to the user.
+    """The queue of items that a generator on a node (rented machine) yields. A `Stream` gives them to the user.
 
-    The thread that reads the node's connection adds items with `feed`. The consumer takes them by iterating.
+    The thread that reads the node's connection adds items with `feed`. The consumer takes them by iterating, which
+    blocks until an item arrives or the generator ends.
 
     Args:
         name: the function's name, for messages.
 
     Attributes:
         seen: the number of the last item that arrived, counted from 1; 0 before the first.
-        taken: the number of the last item that the consumer is known to have taken; 0 before the first.
+        taken: the number of the last item that the node was told the consumer has taken; 0 before the first.
         value: the return value of the generator once it is exhausted, None before.
     """
 
@@ -339,21 +378,27 @@ class Items(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """True if there is nothing more to take: the generator ended and all items were taken, or it was closed."""
+        """True if iterating gives no more items, because the generator's end was reached or this object was closed.
+
+        The end is a normal return or an exception. While the end has arrived but items before it were not taken, this
+        is False.
+        """
         return self._over
 
     def connect(self, credit: Callable[[int], None], stop: Callable[[], None]) -> None:
-        """Set the functions that control the generator on its node.
+        """Set the functions that control the generator on its node. Without them, nothing is sent to the node.
 
         Args:
             credit: called with the number of the last item that was taken, so that the generator may go on.
-            stop: called to stop the generator.
+            stop: called without arguments to stop the generator.
         """
         self._credit = credit
         self._stop = stop
 
     def feed(self, seq: int, single: bool, buffers: list[Buffer], reader: Reader | None = None) -> None:
         """Add items that arrived. Items that arrived before, as after a reconnection, are ignored.
+
+        This never blocks. The items are decoded later, by the consumer.
 
         Args:
             seq: the number of the last item, counted from 1.
@@ -362,7 +407,8 @@ class Items(Generic[T]):
             reader: decodes items from a node whose results must not be unpickled. None if they may be.
 
         Raises:
-            ProtocolError: far more items wait here than the stream's window allows.
+            ProtocolError: more than 1 GiB of items wait here to be taken, far more than an honest node sends. Items
+                that arrive while none wait are accepted in any size.
         """
         if seq <= self.seen:
             return  # the node sent it again after a reconnection
@@ -375,10 +421,12 @@ class Items(Generic[T]):
         self._batches.put((seq, single, Returned(buffers, reader)))
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Store how the generator ended. The thread that reads the connection calls it.
+        """Store how the generator ended. The thread that reads the connection calls this.
+
+        Items that were added before can still be taken.
 
         Args:
-            end: the return value, or the exception to raise after the last item.
+            end: the return value still encoded, or the exception to raise after the last item.
         """
         self._batches.put(end)
         self._stopped.set()
@@ -409,13 +457,20 @@ class Items(Generic[T]):
             self._next_batch()
 
     def _acknowledge(self) -> None:
-        """Tell the node which items were taken, if it does not know yet."""
+        """Tell the node the number of the last item that was taken, so that the generator may go on.
+
+        Do nothing if the node was told already, or if `connect` was not called.
+        """
         if self._seq > self.taken and self._credit is not None:
             self.taken = self._seq
             self._credit(self._seq)
 
     def _next_batch(self) -> None:
-        """Wait for the next items or the end of the generator. Raise the exception that ended it, if one did."""
+        """Wait for the next items or the end of the generator, and make them ready to be taken. Return nothing.
+
+        If the generator returned, set `value` and `is_over`. If an exception ended it, set `is_over` and raise that
+        exception.
+        """
         got = self._batches.get()
         if isinstance(got, BaseException):
             self._over = True
@@ -431,11 +486,24 @@ class Items(Generic[T]):
         self._batch = iter([came.buffers] if single else self._read(came.buffers))
 
     def _read(self, buffers: Sequence[Buffer], what: str = "an item") -> Any:
-        """Return the decoded value of `buffers`. `what` describes it in messages."""
+        """Return the decoded value of `buffers`.
+
+        Args:
+            buffers: the encoded value.
+            what: describes the value in messages.
+
+        Raises:
+            UntrustedResult: the node is not trusted, and the value is more than plain data. For a trusted node, errors
+                of unpickling are raised unchanged.
+        """
         return codec.loads(buffers) if self._reader is None else self._reader.value(buffers, f"{what} of {self._name}")
 
     def close(self) -> None:
-        """Stop the generator, and end the iteration. Do nothing if it is over already."""
+        """Stop the generator, and end the iteration. Do nothing if `is_over` is True already.
+
+        Return at once. Items that were not taken are dropped. A thread that waits for the next item is woken and gets
+        StopIteration.
+        """
         if not self._over:
             self._over = True
             self._batch = iter(())
@@ -465,27 +533,31 @@ class Stream(Generic[T]):
 
     @property
     def value(self) -> Any:
-        """The return value of the generator once all items were taken; None before."""
+        """The return value of the generator once all items were taken. None before, and if it was closed or raised."""
         return self._items.value
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        """Wait for the next item and return it. Raise the exception of the generator after its last item."""
+        """Wait for the next item and return it.
+
+        After the last item, raise the exception that ended the generator. If it ended normally, raise StopIteration.
+        """
         return self._next()
 
     def close(self) -> None:
         """Stop the generator, and end the iteration. Do nothing if it has ended.
 
-        The generator may still clean up on its node afterwards. `wait_stopped` waits for that.
+        Items that were not taken are dropped. The generator may still clean up on its node afterwards. `wait_stopped`
+        waits for that.
         """
         self._items.close()
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Wait until the generator has stopped on its node, including its `finally` and `with` blocks.
 
-        Call `close` first, unless all items were taken.
+        Call `close` first, unless all items were taken: a generator whose `window` is full waits for the consumer.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
@@ -496,19 +568,23 @@ class Stream(Generic[T]):
         return self._items.wait_stopped(timeout)
 
     def __enter__(self) -> Stream[T]:
-        """Return this stream. Leaving the `with` block closes it."""
+        """Return this stream. Leaving the `with` block closes it, which stops the generator."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        """Stop the generator soon, in another thread, if it is not over."""
+        """Stop the generator soon, in another thread, if it is not over. Do not wait for it."""
         if not self._items.is_over:
             self._later(self._items.close)  # not here: garbage collection may happen in any thread, with any lock held
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        """Yield the items in an asyncio program: `async for item in stream`. Another thread waits for each item."""
+        """Yield the items in an asyncio program: `async for item in stream`.
+
+        Another thread waits for each item, so the event loop is not blocked. An exception of the generator is raised
+        after its last item.
+        """
         import asyncio
 
         end = object()
@@ -519,8 +595,11 @@ class Stream(Generic[T]):
 def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
     """Wait for all futures, and return the list of their values, in the same order.
 
-    Raise the exception of a call that failed, or an ExceptionGroup if several failed. If the wait itself is
-    interrupted, as by Ctrl-C, all calls are cancelled.
+    Raise the exception of a call that failed, or an ExceptionGroup if several failed, after all calls have ended. If
+    the wait itself is interrupted, as by Ctrl-C, all calls are cancelled. For an empty sequence, return [] at once.
+
+    Raises:
+        CancelledError: one of the futures was cancelled.
     """
     try:
         wait(futures)
@@ -534,11 +613,11 @@ def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
 
 
 def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
-    """Return the only error itself, or a group of several.
+    """Return (do not raise) the only error itself, or an exception group of several.
 
     Args:
         errors: the errors, at least one.
-        calls: the number of all calls, for the message.
+        calls: the number of all calls, for the message of the group.
     """
     if len(errors) == 1:
         return errors[0]
@@ -546,15 +625,18 @@ def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
 
 
 def cancel_all(futures: Iterable[CallFuture[T]]) -> None:
-    """Cancel all of these futures, and stop their calls."""
+    """Cancel all of these futures, and stop their calls. Do not wait until they have stopped.
+
+    Futures of calls that have ended are left as they are.
+    """
     for future in futures:
         future.cancel()
 
 
 def in_order(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
-    """Yield the value of each future, in the order given. Raise the first exception that comes up.
+    """Yield the value of each future, in the order given. Wait for each. Raise the exception of the first that failed.
 
-    When the iterator is closed or an exception is raised, the remaining calls are cancelled.
+    When the iterator is closed or raises, all calls that have not ended are cancelled.
     """
     left = deque(futures)
     del futures  # keep no reference to a value that the consumer has taken
@@ -570,7 +652,8 @@ def in_order(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
 def as_they_end(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
     """Yield the value of each future as soon as its call ends. Raise the first exception that comes up.
 
-    When the iterator is closed or an exception is raised, the remaining calls are cancelled.
+    Values of calls that ended at the same time are yielded in the order given. When the iterator is closed or raises,
+    all calls that have not ended are cancelled.
     """
     waiting = set(futures)
     try:

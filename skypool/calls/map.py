@@ -1,4 +1,7 @@
-"""`pool.map`: many calls of one function, whose results are returned in order."""
+"""`pool.map`: many calls of one function, whose results are returned in order.
+
+A call is a function with its arguments; the nodes (machines) of the pool run the calls at the same time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class Map(Generic[T]):
     """The calls of one `pool.map`: it sends them, and yields their results in order.
 
     Args:
-        dispatch: the dispatch of the pool.
+        dispatch: chooses a node of the pool for each call, and sends it there.
         function: the function that is called for each item.
         chunksize: the number of calls that are sent together; None chooses it by how long calls take.
         at_hand: True if the items need not be waited for. Several calls may then be gathered before they are sent.
@@ -40,11 +43,17 @@ class Map(Generic[T]):
         self._sent: deque[PendingCall] = deque()
 
     def send(self, items: Iterable[tuple[object, ...]]) -> None:
-        """Send a call for each item. `items` are the argument tuples of the calls.
+        """Send a call for each item, and return when all are sent.
+
+        This does not wait for results, but blocks while the iterable of items blocks. `results` yields the results.
+
+        Args:
+            items: the argument tuples of the calls.
 
         Raises:
             PickleError: the function or an argument cannot be pickled. The message names it.
             PoolClosed: the pool has ended.
+            UsageError: the function's option `node` names a node that the pool does not have.
         """
         with contextlib.ExitStack() as stack:
             reads = []
@@ -56,7 +65,15 @@ class Map(Generic[T]):
             self._send(items, reads)
 
     def _send(self, items: Iterable[tuple[object, ...]], reads: Sequence[Callable[[], bool]]) -> None:
-        """Send a call for each item, in groups. After each group, call each of `reads` to take in what has arrived."""
+        """Send a call for each item, in groups. After each group, call each of `reads` to take in what has arrived.
+
+        A group is sent when it has `chunksize` calls. Without a `chunksize`, it is sent when it fills a message or is 1
+        ms old.
+
+        Args:
+            items: the argument tuples of the calls.
+            reads: functions that handle what has arrived from one node, without waiting.
+        """
         function = self._function
         options = function.options
         node = None if options.node == "all" else options.node
@@ -80,9 +97,10 @@ class Map(Generic[T]):
         self._dispatch.submit(*chunk)
 
     def results(self, rest: Iterator[tuple[object, ...]], until: float | None) -> Iterator[T]:
-        """Yield the results in order. For each result that is taken, send a call for the next item of `rest`.
+        """Yield the results in order, waiting for each.
 
-        When the iterator is closed or raises, the remaining calls are stopped. A call that failed raises its exception.
+        For each result that is taken, send a call for the next item of `rest`. When the iterator is closed or raises,
+        the remaining calls are stopped. A call that failed raises its exception when its turn comes.
 
         Args:
             rest: the argument tuples of the calls that are not sent yet.

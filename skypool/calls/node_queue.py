@@ -1,4 +1,8 @@
-"""The client's queue of one node: the calls that were sent there, its free slots, and the frames (messages) to it."""
+"""The client's queue of one node: the calls that were sent there, its free slots, and the frames (messages) to it.
+
+A node is a rented machine. Each of its slots runs one call at a time. `Lane` holds the slots of one kind, and
+`NodeQueue` holds the lanes of a node and sends its messages.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,8 @@ _MOST_STRAYS = 10_000
 class Lane:
     """The slots of one kind on a node, and the calls for them.
 
-    A slot runs one call at a time. A node with devices has two lanes: slots with devices, and CPU slots.
+    A slot runs one call at a time. A node with devices (accelerators) has two lanes: slots with devices, and CPU slots.
+    It has a single lane if it has slots of one kind only.
 
     Attributes:
         slots: the number of slots.
@@ -60,10 +65,11 @@ class Lane:
     def room(self, together: int | None = None) -> int:
         """Return how many more calls to send to the node now. It may be negative.
 
-        Each slot gets one call, or one frame of calls. While calls are short, a few more are sent ahead.
+        Each slot gets one call, or one frame (message) of calls. While calls are short, more are sent ahead: about 20
+        ms of work for each slot, and at most 1024 calls. Calls that were sent and have not ended are subtracted.
 
         Args:
-            together: the number of calls in a frame, if the call sets one.
+            together: the number of calls in a frame, if the call sets one. None counts as 1.
         """
         seconds = self.seconds
         ahead = 0 if seconds is None else min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(seconds, 1e-5)))
@@ -71,23 +77,30 @@ class Lane:
 
     @property
     def load(self) -> float:
-        """The number of calls under way for each slot."""
+        """The number of calls under way divided by the number of slots; 0.0 for an idle lane.
+
+        A call is under way if it was sent to the node and has not ended.
+        """
         return len(self.underway) / self.slots
 
     def learn(self, key: str, seconds: float) -> None:
         """Update the averages with the time of a call. The function's average rises at once and falls slowly.
 
+        The average of the lane moves by a fifth of the difference either way. The first time is taken as it is.
+
         Args:
             key: the function's key.
-            seconds: the time that the call took; the average if several ended together.
+            seconds: the time that the call took, in seconds; the average if several ended together.
         """
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
         self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
 
     def frame_full(self, pending: PendingCall) -> int:
-        """Return how many calls like this one may share a frame; 1 if it may not share one.
+        """Return how many calls like this one may share a frame (one message to the node); 1 if it may not share one.
 
-        The number is that of calls which a slot runs in 2 ms, unless `chunksize` sets it.
+        With a `chunksize`, this is that number, within the limit of a frame. Without one, it is the number of calls
+        that a slot runs in about 2 ms, from 1 to 128. It is 1 until a first call of the function has ended. A call with
+        large arguments, streamed items or iterator arguments never shares a frame.
         """
         if not pending.is_small:
             return 1
@@ -97,9 +110,10 @@ class Lane:
         return max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
 
     def waits(self, waiting: int, first: PendingCall) -> bool:
-        """Return True if waiting calls should wait until they fill a frame, or until a call ends.
+        """Return True if waiting calls should wait until they fill a frame (message), or until a call ends.
 
-        They only do so while the node has enough to do: at least two calls under way for each slot.
+        They only do so while the node has enough to do: at least two calls under way for each slot. Calls with a
+        `chunksize` do not wait if the node has room for all that wait.
 
         Args:
             waiting: the number of calls that wait for this lane.
@@ -111,9 +125,11 @@ class Lane:
         return ready < self.frame_full(first) and (first.together is None or ready < waiting)
 
     def frames(self, pending_calls: Sequence[PendingCall]) -> Iterator[list[PendingCall]]:
-        """Yield the calls in their order, in groups of those that share a frame.
+        """Yield the calls in their order, in groups of those that share a frame (message).
 
-        Groups are kept small enough that no slot gets all calls while others have none.
+        Groups are kept small enough that no slot gets all calls while others have none, unless `chunksize` sets the
+        number of calls in a group. Calls of different functions or options are in different groups. Nothing is yielded
+        if there are no calls.
         """
         fair = -(-(len(self.underway) + len(pending_calls)) // (2 * self.slots))
         group: list[PendingCall] = []
@@ -135,11 +151,13 @@ class Lane:
 
 
 def lanes_of(slots: int, cpu_slots: int) -> tuple[Lane, ...]:
-    """Return the lanes of a node: one `Lane` for each kind of slot that it has.
+    """Return the lanes of a node: one `Lane` for each kind of slot that it has. The lane of the CPU slots is the last.
+
+    A slot runs one call at a time.
 
     Args:
         slots: the number of its slots with devices; for a node without devices, of all its slots.
-        cpu_slots: the number of CPU slots beside these; 0 for none.
+        cpu_slots: the number of CPU slots beside these; 0 for none. The result is then a single lane for all calls.
     """
     if not cpu_slots:
         return (Lane(slots),)
@@ -150,7 +168,7 @@ def lanes_of(slots: int, cpu_slots: int) -> tuple[Lane, ...]:
 class NodeQueue:
     """The queue of one node: the calls that were sent there, and the functions and values that the node has.
 
-    The dispatch holds its lock while it uses this object.
+    The dispatch, which chooses a node for each call, holds its lock while it uses this object.
 
     Attributes:
         node: the number of the node.
@@ -186,39 +204,56 @@ class NodeQueue:
 
     @property
     def is_up(self) -> bool:
-        """True if calls can be sent: the node is not leaving, it is connected, and it was told what it missed."""
+        """True if calls can be sent: the node is not leaving, it is connected, and it was told what it missed.
+
+        A leaving node is one whose machine the provider takes back. What it missed are the messages that were lost
+        while its connection was down.
+        """
         return self.resumed and not self.leaving and self.link.is_up
 
     def lane(self, pending: PendingCall) -> Lane:
-        """Return the lane (the slots of one kind on this node) that may run a call."""
+        """Return the lane (the slots of one kind on this node) that may run a call.
+
+        A call that needs no device gets the CPU slots if the node has such a lane. Every other call gets the first
+        lane.
+        """
         return self.lanes[-1 if pending.options.on_cpu else 0]
 
     @property
     def underway(self) -> list[PendingCall]:
-        """The calls that were sent to the node and have not ended."""
+        """The calls that were sent to the node and have not ended, as a new list. Those on CPU slots come last."""
         return [pending for lane in self.lanes for pending in lane.underway.values()]
 
     @property
     def pinned(self) -> list[PendingCall]:
-        """The waiting calls that must run on this node."""
+        """The waiting calls that must run on this node, as a new list. They were not sent yet."""
         return [pending for lane in self.lanes for pending in lane.pinned]
 
     @property
     def is_idle(self) -> bool:
-        """True if every call that was sent to the node has ended."""
+        """True if every call that was sent to the node has ended.
+
+        Calls that wait for the node and were not sent to it do not count.
+        """
         return not any(lane.underway for lane in self.lanes)
 
     def has(self, pending: PendingCall) -> bool:
-        """Return True if a call was sent to the node and has not ended."""
+        """Return True if a call was sent to the node and has not ended.
+
+        Return False for a call that waits for the node and was not sent.
+        """
         return pending.id in self.lane(pending).underway
 
     def find(self, id_: int) -> PendingCall | None:
-        """Return the call of this id, or None if no such call is under way on the node."""
+        """Return the call of this id, or None if no such call is under way (sent to the node and not ended)."""
         pending = self.lanes[0].underway.get(id_)
         return pending if pending is not None or len(self.lanes) == 1 else self.lanes[1].underway.get(id_)
 
     def take(self, id_: int) -> PendingCall | None:
-        """Remove the call of this id from those under way, and return it; None if there is none."""
+        """Remove the call of this id from those under way (sent to the node and not ended), and return it.
+
+        Return None if no such call is under way.
+        """
         pending = self.find(id_)
         if pending is not None:
             del self.lane(pending).underway[id_]
@@ -227,7 +262,11 @@ class NodeQueue:
     # --- messages to the node --------------------------------------------------------------------------------
 
     def send(self, pending_calls: Sequence[PendingCall]) -> None:
-        """Send calls to the node in one write, with the functions that it lacks. All must be for the same lane."""
+        """Send calls to the node in one write, with the functions that it lacks. All must be for the same lane.
+
+        The calls are noted as under way, and due acknowledgements of results go along. Large arguments follow in
+        pieces. Do nothing if there are no calls.
+        """
         if not pending_calls:
             return
         out: list[Buffer] = self.acks()
@@ -246,7 +285,11 @@ class NodeQueue:
             self.link.send(out)
 
     def _send_one(self, pending: PendingCall, out: list[Buffer]) -> None:
-        """Add the frame of a call to `out`. If its arguments are large, send `out` and then the call in pieces."""
+        """Add the frame (message) of a call to `out`.
+
+        If its arguments are large, send `out` at once and empty it. The arguments then follow in pieces, and the call
+        after them.
+        """
         padded, total = pad(pending.payload)
         head = _members_of(f'"id":{pending.id}', [len(b) for b in pending.payload], pending)
         if total <= INLINE:
@@ -261,7 +304,8 @@ class NodeQueue:
     def tell_again(self, pending: PendingCall) -> None:
         """Send messages about a call again that the node may have missed while the connection was down.
 
-        These are the call's function, its cancellation, or the number of items that were taken from its generator.
+        These are the call's function, its cancellation, or the number of items that were taken from its generator. The
+        call itself is not sent again.
         """
         out: list[Buffer] = []
         if pending.code.buffers:  # not a call of a former client
@@ -274,13 +318,23 @@ class NodeQueue:
             self.link.send(out)
 
     def _give_function(self, pending: PendingCall, out: list[Buffer]) -> None:
-        """Add the function of a call to `out`, unless the node has it already."""
+        """Add the message with a call's function to `out`, unless the node has the function already.
+
+        The function then counts as one that the node has. A large function is sent at once in pieces; see `_give`.
+        """
         if pending.code.key not in self.functions:
             self.functions.add(pending.code.key)
             self._give(Kind.FUNCTION, pending.code.key, pending.code.buffers, out, name=pending.name)
 
     def give_object(self, key: str, buffers: Sequence[Buffer]) -> None:
-        """Send a value of `pool.put` to the node, unless the node has it already or is not connected."""
+        """Send a value of `pool.put` to the node, unless the node has it already.
+
+        Do nothing if calls cannot be sent to the node now, because it is leaving or not connected.
+
+        Args:
+            key: the key of the value.
+            buffers: the pickled value.
+        """
         if key not in self.objects and self.is_up:
             self.objects.add(key)
             out: list[Buffer] = []
@@ -294,7 +348,7 @@ class NodeQueue:
             kind: FUNCTION or OBJECT.
             key: the key of the function or value.
             buffers: its pickle and out-of-band buffers.
-            out: the frames that are sent next. They are sent at once if this one is large.
+            out: the frames that are sent next. They are sent at once, and the list is emptied, if this one is large.
             more: further fields of the header.
         """
         header = {"key": key, "lens": [len(b) for b in buffers], **more}
@@ -308,17 +362,18 @@ class NodeQueue:
         self.link.send_large(key, buffers, [encode(kind, {**header, "blob": total})])
 
     def drop_object(self, key: str) -> None:
-        """Tell the node to free a value of `pool.put`, if the node has it."""
+        """Tell the node to free a value of `pool.put`. Do nothing if the node does not have it."""
         if key in self.objects:
             self.objects.discard(key)
             self.link.send(frame(Kind.DROP, {"key": key}))
 
     def send_item(self, call: int, header: Mapping[str, object], buffers: Sequence[Buffer]) -> None:
-        """Send an item of an iterator argument to the node.
+        """Send an item of an iterator argument to the node. A large item is sent in pieces.
 
         Args:
             call: the id of the call.
-            header: the header of the frame: the index of the argument (`arg`) and the number of the item (`n`).
+            header: the header of the frame (message): the index of the argument (`arg`) and the number of the item
+                (`n`). It is not changed.
             buffers: the pickled item.
         """
         padded, total = pad(buffers)
@@ -330,7 +385,10 @@ class NodeQueue:
             self.link.send_large(key, buffers, [encode(Kind.ITEM, {**header, "blob": total, "key": key})])
 
     def cancel(self, pending: PendingCall) -> None:
-        """Tell the node to stop a call. If its large arguments are still being sent, the message goes behind them."""
+        """Tell the node to stop a call. If its large arguments are still being sent, the message goes behind them.
+
+        This does not wait for the call, and the call stays under way until the node says that it has ended.
+        """
         said = frame(Kind.CANCEL, {"id": pending.id, "grace": pending.options.grace})
         if sum(map(len, pending.payload)) > INLINE:
             self.link.send_large(pending.id, (), said)  # goes behind the arguments
@@ -344,15 +402,15 @@ class NodeQueue:
                 self.recall(lane, len(lane.underway))
 
     def recall(self, lane: Lane, count: int) -> None:
-        """Ask the node to give back up to `count` calls of a lane that it has not begun."""
+        """Ask the node to give back up to `count` calls of a lane that it has not begun. Do not wait for its answer."""
         self.asked_back += count
         self.link.send(frame(Kind.RECALL, {"n": count, "cpu": lane.on_cpu}))
 
     def gave_back(self, count: int, on_cpu: bool) -> None:
-        """Note that the node gave calls back.
+        """Note that the node gave calls back. It may be asked again for calls of that lane from now on.
 
         Args:
-            count: the number of calls.
+            count: the number of calls; 0 if it had none to give.
             on_cpu: True if they were for CPU slots.
 
         Raises:
@@ -364,20 +422,23 @@ class NodeQueue:
             raise ProtocolError("the node returned more calls than it was asked for")
 
     def stray(self) -> None:
-        """Count a frame about a call that the node does not run. A few are normal when a call has just ended.
+        """Count a frame (message) about a call that the node does not run. A few are normal when a call has just ended.
 
         Raises:
-            ProtocolError: there were more than 10,000 over this connection.
+            ProtocolError: there were more than 10,000 since the node last connected.
         """
         self.strays += 1
         if self.strays > _MOST_STRAYS:
             raise ProtocolError(f"the node sent more than {_MOST_STRAYS} messages about calls that it does not run")
 
     def acks(self, least: int = 32) -> list[Buffer]:
-        """Return a frame that acknowledges the results and output that have arrived, or [] if that can wait.
+        """Return a frame (message) that acknowledges the results and output that have arrived, or [] if that can wait.
+
+        The results in the frame are then forgotten here.
 
         Args:
-            least: the number of results from which the frame is made. For a large result it is made in any case.
+            least: the number of results from which the frame is made. One result is enough if any of them is large.
+                With 0, a frame is always returned.
         """
         if len(self.to_ack) < (min(least, 1) if self.holds_memory else least):
             return []
@@ -388,7 +449,11 @@ class NodeQueue:
 
 
 def _frame_of(group: Sequence[PendingCall]) -> bytes:
-    """Return one frame for several small calls of the same function."""
+    """Return one frame (message) for several small calls of the same function and options, with their arguments.
+
+    Args:
+        group: the calls, at least one. Function and options are taken from the first; the others must have the same.
+    """
     ids = [pending.id for pending in group]
     lens = [len(pending.payload[0]) for pending in group]
     head = _members_of(f'"ids":{ids}', lens, group[0])
@@ -396,8 +461,9 @@ def _frame_of(group: Sequence[PendingCall]) -> bytes:
 
 
 def _members_of(ids: str, lens: Sequence[int], pending: PendingCall) -> str:
-    """Return the JSON members that begin the header of a CALL or CALLS frame.
+    """Return the JSON members that begin the header of a CALL or CALLS frame (a message with one or several calls).
 
+    An example is `"id":7,"fn":"0c5f","lens":[210]`, followed by the options of the call. There are no braces around it.
     Only numbers and a key of hexadecimal digits are formatted here. A serializer writes the options, once for all calls
     that have them. Serializing the whole header would cost 1.1 µs more for a call that is sent alone. `Dispatch` takes
     11.8 µs for such a call, there and back (Python 3.11, 2026-11).

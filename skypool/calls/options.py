@@ -1,4 +1,7 @@
-"""`Options`: how a call runs (timeout, retries, node, output, …). Values are checked where the user writes them."""
+"""`Options`: how a call runs (timeout, retries, node, output, …). Values are checked where the user writes them.
+
+A call is a function with its arguments that runs on a node (a rented machine of a pool).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ _OPTIONS = (
 
 
 class OptionChanges(TypedDict, total=False):
-    """The options of a call except `node`, as keywords of `with_options`. `ComputeFunction` describes each."""
+    """The options of a call except `node`, as keywords of `with_options`. Options that are left out keep their values.
+
+    `ComputeFunction` describes each.
+    """
 
     timeout: Duration | None
     retries: int
@@ -46,13 +52,19 @@ class OptionChanges(TypedDict, total=False):
 
 
 class OneNodeChanges(OptionChanges, total=False):
-    """The options of a call that runs on one node. `node` is the number of that node, or None for any with room."""
+    """The options of a call that runs on one node (machine), as keywords of `with_options`.
+
+    `node` is the number of that node, or None for any with room.
+    """
 
     node: int | None
 
 
 class NodesChanges(OptionChanges, total=False):
-    """All options of a call. `node` may also name several nodes, or be "all"."""
+    """All options of a call, as keywords of `compute` and `with_options`.
+
+    `node` may also be a list of numbers of nodes (machines), or "all"; the call then runs on each of these nodes.
+    """
 
     node: NodesAsked
 
@@ -60,13 +72,15 @@ class NodesChanges(OptionChanges, total=False):
 class Options:
     """The options of a call: how, where and for how long it runs. Values are checked when it is made.
 
-    The arguments, their units and their defaults are described at `ComputeFunction`. Durations become seconds.
+    The arguments, their units and their defaults are described at `ComputeFunction`. Durations such as "5m" become
+    seconds. A single `retry_on` class becomes a tuple.
 
     Attributes:
         on_cpu: True if the call needs no device (`devices=0`). A node with CPU slots runs it on one of them.
         is_broadcast: True if `node` is "all" or a sequence, so that one call is sent to each of these nodes.
         pinned: the number of the only node that may run the call; None if `node` is not a single number.
-        header: the options that the node needs, as JSON members for the header of a CALL frame; see `_header`.
+        header: the options that the node needs, as JSON members for the header of a CALL frame (message); see
+            `_header`.
 
     Raises:
         UsageError: a value is not valid.
@@ -107,7 +121,8 @@ class Options:
     def _header(self) -> str:
         """Return the options that a node needs, as JSON members for the header of a CALL frame, without braces.
 
-        These are timeout, output, fresh and devices. An option that has its default value is left out.
+        A frame is a message. The options are timeout, output, fresh and devices. One that has its default value is left
+        out, and so is the output mode "head". If none is left, return "".
         """
         said: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
         if self.output in ("silent", "capture"):
@@ -119,10 +134,10 @@ class Options:
         return members(said)
 
     def _check(self) -> None:
-        """Check the type and range of each option except `node`.
+        """Check the type and range of each option except `node`, which is checked before. Return nothing.
 
         Raises:
-            UsageError: a value is not valid.
+            UsageError: a value is not valid. The message names the first such option.
         """
         number("timeout", self.timeout, "seconds the call may run", optional=True, above=0)
         number("grace", self.grace, "seconds between SIGTERM and SIGKILL", least=0)
@@ -145,10 +160,10 @@ class Options:
             raise UsageError(f"on_interruption must be a function of one argument, an Interruption, not {told!r}")
 
     def but(self, changes: Mapping[str, object]) -> Options:
-        """Return a copy of these options with some changed.
+        """Return a copy of these options with some changed. These options themselves stay as they are.
 
         Args:
-            changes: new values, by the name of the option.
+            changes: new values, by the name of the option. Options that are not named keep their values.
 
         Raises:
             UsageError: an option does not exist, or a value is not valid.
@@ -164,10 +179,10 @@ class Options:
 
 
 def node_asked(node: object) -> NamedNodes:
-    """Check the value that a user passed as `node=`.
+    """Check the value that a user passed as `node=`. Whether the pool has such a node is not checked.
 
     Returns:
-        the argument itself; for a sequence, a tuple of its numbers in ascending order.
+        the argument itself (a number, "all" or None); for a sequence, a tuple of its numbers in ascending order.
 
     Raises:
         UsageError: the type is wrong, the sequence is empty, a number is negative, or a number occurs twice.
@@ -192,7 +207,9 @@ def node_asked(node: object) -> NamedNodes:
 
 
 def no_such_node(pool: str, missing: Collection[int], there: Collection[int]) -> UsageError:
-    """Return the error to raise for a `node=` that names nodes which the pool does not have.
+    """Return a UsageError for the caller to raise: `node=` names nodes that the pool does not have.
+
+    The message lists both the missing nodes and those of the pool, in ascending order.
 
     Args:
         pool: the name of the pool.

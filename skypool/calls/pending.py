@@ -1,4 +1,7 @@
-"""`PendingCall`: the client's record of one call, from its submission to its end."""
+"""`PendingCall`: the client's record of one call, from its submission to its end.
+
+A call is a function with its arguments that runs on a node (a rented machine of the pool).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ World = tuple[int, list[str]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Code:
-    """A pickled function. It is sent to each node once.
+    """A pickled function, as it is sent to nodes. Each node gets it once.
 
     Attributes:
         key: a hash of the function and of the modules that it may need. Nodes know the function by it.
@@ -33,7 +36,9 @@ class Code:
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A call that was sent to a node or waits for one. Two objects are equal only if they are the same object.
+    """A call (function with arguments) that was sent to a node (machine) or waits for one.
+
+    Two objects are equal only if they are the same object.
 
     Attributes:
         code: the pickled function.
@@ -41,10 +46,10 @@ class PendingCall:
         outlet: takes the result, and the items of a generator.
         options: how the call is to run.
         node: the number of the node that must run it, or a tuple of nodes of which any may. None: any node may.
-        world: for one part of a call that is sent to several nodes: the position of this part, and the addresses of
-            all nodes. Otherwise None.
-        feeds: the iterators among the arguments.
-        chunk: the most such calls that share a frame; None for as many as are short enough.
+        world: for one part of a call that is sent to several nodes: the position of this part, and the addresses of all
+            nodes. Otherwise None.
+        feeds: the iterators among the arguments. Their items are sent while the call runs.
+        chunk: the most such calls that share a frame (message); None for as many as are short enough.
         id: the id of the call; a new one for each run.
         at: the number of the node that it was sent to; -1 while it waits.
         attempt: which run of the call this is, from 1. Runs that ended because a machine was taken back count too.
@@ -75,9 +80,10 @@ class PendingCall:
 
     @property
     def header(self) -> str:
-        """The options of the call as JSON members for the header of its CALL frame, without braces.
+        """The options of the call as JSON members for the header of its CALL frame (message), without braces.
 
-        The id, the function's key and the lengths of the buffers are not part of it.
+        The id, the function's key and the lengths of the buffers are not part of it. It is "" if all options have their
+        default values.
         """
         options = self.options
         if self.world is None and not isinstance(self.outlet, Items):
@@ -93,20 +99,26 @@ class PendingCall:
 
     @property
     def together(self) -> int | None:
-        """The most such calls that share a frame; None for as many as are short enough."""
+        """The most such calls that share a frame (message to a node); None for as many as are short enough.
+
+        It is 1 for a call that runs in a new process (`fresh=True`), otherwise `chunk`.
+        """
         return 1 if self.options.fresh else self.chunk
 
     @property
     def retries(self) -> int:
-        """The number of retries that are left."""
+        """The number of retries that are left: the option `retries` minus those used up."""
         return self.options.retries - self.retried
 
     def bound(self, nodes: Container[int], begun: bool) -> str:
         """Return why the call cannot run again on any of these nodes, or "" if it can.
 
+        The number of retries that are left is not considered.
+
         Args:
-            nodes: the numbers of the nodes.
-            begun: True if the call may have begun before. Items that it yielded or read cannot be taken back then.
+            nodes: the numbers of the nodes that can take calls.
+            begun: True if the call may have begun before. It then cannot run again if it has yielded items, or has an
+                iterator argument.
         """
         if isinstance(self.node, tuple):
             if not any(node in nodes for node in self.node):
@@ -120,7 +132,13 @@ class PendingCall:
         return ""
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Mark the call as ended, and store its value or exception where the caller waits for it."""
+        """Mark the call as ended, and store its value or exception where the caller waits for it.
+
+        This wakes the caller.
+
+        Args:
+            end: the value still encoded, or the exception that the caller is to get.
+        """
         self.ended = True
         self.outlet.finish(end)
 
@@ -135,6 +153,10 @@ class PendingCall:
 
     @property
     def is_small(self) -> bool:
-        """True if the call may share a frame: its arguments are small, and nothing is streamed in or out."""
+        """True if the call may share a frame (message to a node) with others.
+
+        Its pickled arguments must be a single buffer of at most 8 KiB, with no iterator among them, and it must not be
+        a generator.
+        """
         payload = self.payload
         return len(payload) == 1 and len(payload[0]) <= SMALL and not self.feeds and not isinstance(self.outlet, Items)

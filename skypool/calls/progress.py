@@ -1,4 +1,7 @@
-"""`CallProgress`: handles messages of nodes about running calls: results, yielded items, and requests for items."""
+"""`CallProgress`: handles messages of nodes about running calls: results, yielded items, and requests for items.
+
+A node is a rented machine that runs calls. Items are what a generator yields, or what an iterator argument gives.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,16 @@ _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
 
 
 class CallProgress:
-    """A handler of messages about running calls, for all nodes of one pool.
+    """A handler of messages from nodes (machines) about running calls, for all nodes of one pool.
 
-    The dispatch calls its methods while it holds its lock.
+    The dispatch (which chooses a node for each call) calls its methods while it holds its lock.
 
     Args:
         on_lost: called as (pending, error) for a call that failed and may run again. If it does not, `error` ends it.
         on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
 
     Attributes:
-        done: the number of calls whose result has arrived.
+        done: the number of calls whose result has arrived. A call that runs again counts again.
     """
 
     def __init__(
@@ -46,13 +49,16 @@ class CallProgress:
     def on_items(self, node_queue: NodeQueue, said: ItemWanted | Yielded, buffers: Sequence[Buffer]) -> None:
         """Handle items that a generator yielded, or a request for an item of an iterator argument.
 
+        A message about a call that the node does not run is counted and otherwise ignored.
+
         Args:
             node_queue: the node that sent the message.
             said: the message.
             buffers: the items that were yielded; empty for a request.
 
         Raises:
-            ProtocolError: the call has no such iterator argument, or is not a generator.
+            ProtocolError: the call has no such iterator argument, or is not a generator. Also if the node sent more
+                than 10,000 messages about calls that it does not run.
         """
         pending = node_queue.find(said.id)
         if pending is None:
@@ -69,15 +75,19 @@ class CallProgress:
             raise ProtocolError(f"the node sent an item of {pending.name}, which is not a generator")
 
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended) -> None:
-        """Handle the results of calls that shared a frame.
+        """Handle the results of calls that shared a frame (one message).
+
+        Results of calls that the node does not run are acknowledged and otherwise ignored. The average of the run times
+        is recorded for the node.
 
         Args:
             node_queue: the node that sent them.
             ends: for each call: (id, ok, seconds that it ran, pickled value or exception).
-            ended: gets each call that has ended. Calls that will run again are not added.
+            ended: a list, to which each call that has ended is added. Calls that will run again are not added.
 
         Raises:
-            ProtocolError: the exception of a call cannot be read.
+            ProtocolError: the exception of a call cannot be read. Also if the node sent more than 10,000 messages about
+                calls that it does not run.
         """
         count = 0
         took = 0.0
@@ -105,14 +115,17 @@ class CallProgress:
     def on_outcome(self, node_queue: NodeQueue, said: Outcome, buffers: Sequence[Buffer], ended: Ended) -> None:
         """Handle the result of one call.
 
+        The result of a call that the node does not run is acknowledged and otherwise ignored.
+
         Args:
             node_queue: the node that sent it.
             said: the message; it tells if the call raised and how long it ran.
             buffers: the pickled value or exception.
-            ended: gets the call, unless it will run again.
+            ended: a list, to which the call is added with its value or exception, unless it will run again.
 
         Raises:
-            ProtocolError: the exception of the call cannot be read.
+            ProtocolError: the exception of the call cannot be read. Also if the node sent more than 10,000 messages
+                about calls that it does not run.
         """
         node_queue.holds_memory |= said.large
         pending = node_queue.find(said.id)
@@ -130,7 +143,18 @@ class CallProgress:
             self._on_error(node_queue, pending, error, ended)
 
     def _on_error(self, node_queue: NodeQueue, pending: PendingCall, error: BaseException, ended: Ended) -> None:
-        """Handle a call that raised or whose worker process died: add it to `ended`, unless it will run again."""
+        """Handle a call that raised or whose worker process died: add it to `ended`, unless it may run again.
+
+        It may run again in two cases. Its process was ended by SIGTERM or SIGKILL on a node that the provider takes
+        back. Or it has a retry left, and lost its process or node or raised one of its `retry_on` exceptions. Then
+        `on_lost` is called.
+
+        Args:
+            node_queue: the node that ran the call.
+            pending: the call.
+            error: the exception.
+            ended: gets (pending, error) if the call does not run again.
+        """
         id_ = pending.id  # a call that runs again gets a new id
         if node_queue.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
             self._on_lost(pending, taken_back(node_queue.node, error))  # its machine shuts down
@@ -143,12 +167,13 @@ class CallProgress:
 
 
 def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:
-    """Return the exception of a call that raised.
+    """Return (do not raise) the exception of a call that raised.
 
-    Call it before the call is taken off the node's queue, because it may fail.
+    For a node that is not trusted, an exception that cannot be read is returned as an UntrustedResult. The caller does
+    this before it removes the call from the node's queue, so that an error here changes nothing.
 
     Raises:
-        ProtocolError: the node sent something that is not a readable exception.
+        ProtocolError: a trusted node sent something that is not a readable exception.
     """
     if node_queue.link.reader is not None:
         return node_queue.link.reader.error(buffers, pending.name)

@@ -1,4 +1,7 @@
-"""Sends the items of a call's iterator arguments, each when the function on the node asks for it."""
+"""Sends the items of a call's iterator arguments, each when the function on the node asks for it.
+
+A node is the rented machine that runs the call. The iterator itself stays in this process.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from skypool.wire import codec, exceptions
 
 
 class Feeder:
-    """A thread that reads one iterator argument of a call and sends its items to the node.
+    """A thread that reads one iterator argument of a call and sends its items to the node (machine) that runs the call.
 
-    Each iterator has its own thread, because the user's iterator may block. The thread ends with the iterator or the
-    call.
+    Each iterator has its own thread, because the user's iterator may block. The thread starts at once, as a daemon. It
+    ends with the iterator, or up to a second after the call. While the iterator blocks, the thread stays.
 
     Args:
         dispatch: sends the items.
         pending: the call.
-        arg: the index of the iterator among the call's iterator arguments.
+        arg: the index of the iterator among the call's iterator arguments, from 0.
     """
 
     def __init__(self, dispatch: Dispatch, pending: PendingCall, arg: int) -> None:
@@ -39,6 +42,7 @@ class Feeder:
         """Have this object's thread send item number `n` (from 1) as soon as the iterator yields it. Return at once.
 
         If the node requests the last item again over a new connection, it is sent again, because it may have been lost.
+        Other repeated requests are ignored.
 
         Raises:
             ProtocolError: the node asks for an item before it has got the one before it.
@@ -55,9 +59,11 @@ class Feeder:
             self._more.notify()
 
     def _run(self) -> None:
-        """Read and send items as they are asked for. The thread of this object runs it.
+        """Read and send items as they are asked for, until the iterator or the call ends.
 
-        The end of the iterator is sent like an item, and so is an exception that it raises.
+        The thread of this object runs this. The end of the iterator is sent like an item. An exception that the
+        iterator raises is sent too, and so is the error for an item that cannot be pickled. The function on the node
+        gets that exception, and no more items are sent.
         """
         while True:
             with self._more:

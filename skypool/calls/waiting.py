@@ -1,4 +1,4 @@
-"""`WaitingCalls`: queues the calls that no node has room for yet."""
+"""`WaitingCalls`: queues the calls that no node (rented machine) has room for yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class WaitingCalls:
     """The calls of one pool that wait for a node: those that any node may run, and those that only some nodes may.
 
     Calls that must run on a single node are not here; they wait in the `Lane` of that node. (A lane is the slots of one
-    kind on a node: slots with devices, or CPU slots.) The dispatch holds its lock while it uses this object.
+    kind on a node: slots with devices, or CPU slots.) The dispatch, which chooses a node for each call, holds its lock
+    while it uses this object. `len()` gives the number of calls here, and iterating yields them without removing them.
 
     Args:
         node_queues: the nodes of the pool by number. The pool changes this mapping as nodes come and go.
@@ -35,10 +36,13 @@ class WaitingCalls:
             yield from queue
 
     def next_queue(self, lane: Lane) -> deque[PendingCall]:
-        """Return the queue that has the next call for a lane. It may be empty if no call waits.
+        """Return the queue that has the next call for a lane (the slots of one kind on a node). Remove nothing.
 
         Calls that must run on this node come first, then calls for some nodes, then calls for any node. Of the calls
         for any node, the one that was submitted first comes first.
+
+        Returns:
+            a queue whose first item is the next call. It is empty if no call waits for the lane.
         """
         if lane.pinned:
             return lane.pinned
@@ -51,14 +55,19 @@ class WaitingCalls:
         return on_cpu if on_cpu and not (either and either[0].id < on_cpu[0].id) else either
 
     def count(self, lane: Lane) -> int:
-        """Return the number of waiting calls that may run on a lane."""
+        """Return the number of waiting calls that may run on a lane (the slots of one kind on a node).
+
+        Calls that must run on the lane's node are counted too.
+        """
         waiting = len(lane.pinned) + sum(len(self.anywhere[on_cpu]) for on_cpu in lane.takes)
         if lane.shared:
             waiting += sum(map(len, lane.shared))
         return waiting
 
     def shared(self, nodes: tuple[int, ...], on_cpu: bool) -> deque[PendingCall]:
-        """Return the queue of the calls that any of these nodes may run. Make the queue if there is none.
+        """Return the queue of the calls that any of these nodes may run. Make an empty one if there is none.
+
+        A new queue is also added to the lane of each of these nodes. Nodes that the pool does not have are skipped.
 
         Args:
             nodes: the numbers of the nodes, in ascending order.
@@ -75,14 +84,20 @@ class WaitingCalls:
         return queue
 
     def _drop_empty(self) -> None:
-        """Remove the empty queues that `shared` made."""
+        """Remove the empty queues that `shared` made, here and in the lanes (groups of slots) of all nodes."""
         self._shared = {key: queue for key, queue in self._shared.items() if queue}
         for node_queue in self._node_queues.values():
             for lane in node_queue.lanes:
                 lane.shared = [queue for queue in lane.shared if queue]
 
     def take_orphans(self, staying: Collection[int]) -> list[PendingCall]:
-        """Remove and return the calls that wait for certain nodes, none of which is in `staying`."""
+        """Remove and return the calls that wait for certain nodes, none of which is in `staying`.
+
+        Calls that any node may run are never among them. The list is empty if there are no such calls.
+
+        Args:
+            staying: the numbers of the nodes that can still take calls.
+        """
         orphans: list[PendingCall] = []
         for (nodes, _), queue in self._shared.items():
             if not any(node in staying for node in nodes):
@@ -91,7 +106,11 @@ class WaitingCalls:
         return orphans
 
     def put_back(self, pending: PendingCall) -> None:
-        """Put a call at the front of the queue that it belongs to. It may be the queue of a single node."""
+        """Put a call at the front of the queue that it belongs to. It may be the queue of a single node.
+
+        Raises:
+            KeyError: the call must run on a single node that the pool no longer has.
+        """
         if isinstance(pending.node, tuple):
             self.shared(pending.node, pending.options.on_cpu).appendleft(pending)
         elif pending.node is not None:
@@ -100,7 +119,7 @@ class WaitingCalls:
             self.anywhere[pending.options.on_cpu].appendleft(pending)
 
     def clear(self) -> None:
-        """Remove all calls."""
+        """Remove all calls from the queues of this object. The calls do not get a result by that."""
         for queue in self.anywhere:
             queue.clear()
         self._shared.clear()

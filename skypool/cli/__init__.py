@@ -32,7 +32,7 @@ __all__ = ["build", "main"]
 
 
 def build() -> typer.Typer:
-    """Return the whole program, with all its commands."""
+    """Return the whole program as a `typer.Typer` object, with all its commands. Nothing is run."""
     app = typer.Typer(
         name="skypool",
         help="Rent machines with accelerators, run Python functions on them, and end them.",
@@ -66,9 +66,10 @@ def _tell_version(asked: bool) -> None:
 
 
 def main() -> None:
-    """Run the program. This is the entry point of the command `skypool`.
+    """Run the program with the arguments of the process. This is the entry point of the command `skypool`.
 
-    An error of skypool becomes one line on standard error and exit status 2, without a traceback.
+    An error of skypool becomes one line on stderr and exit status 2, without a traceback. If stdout cannot be written,
+    the exit status is 1. Other errors are raised.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -88,9 +89,13 @@ def main() -> None:
 
 
 def _leave_unwritten(error: OSError) -> None:
-    """End the program with status 1 because standard output cannot be written.
+    """End the program with exit status 1 because stdout cannot be written. Never returns.
 
-    Standard output is replaced by the null device, so that Python does not try to write its buffer again at exit.
+    The error is printed on stderr, unless it is a closed pipe (`skypool ps | head`). Stdout is replaced by the null
+    device, so that Python does not try to write its buffer again at exit.
+
+    Args:
+        error: the error of the failed write.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -1,4 +1,7 @@
-"""`skypool accelerators`, `skypool compare` and `skypool suggest`: look things up in the hardware catalogue."""
+"""The commands that look things up in the hardware catalogue.
+
+These are `skypool accelerators` (with `list` and `compare`) and `skypool suggest`.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def in_full(args: list[str]) -> list[str]:
-    """Return the arguments with the command `list` filled in.
+    """Return the arguments of the program with the command `list` filled in.
 
-    `accelerators H100 --json` becomes `accelerators list H100 --json`. Arguments of other commands are unchanged.
+    `accelerators H100 --json` becomes `accelerators list H100 --json`. Nothing is filled in before `list`, `compare`
+    and `--help`. Arguments of other commands are returned unchanged.
     """
     if args[:1] == ["accelerators"] and (len(args) == 1 or args[1] not in ("list", "compare", "--help")):
         return ["accelerators", "list", *args[1:]]
@@ -57,9 +61,13 @@ def list_(
 
 
 def _matching(query: str) -> list[Accelerator]:
-    """Return the accelerators whose spelling contains the query.
+    """Return the accelerators whose name contains the query; an empty query gives all.
 
-    If there are none, return the one that the query is a spelling of.
+    Case, spaces, dashes, underscores and dots do not count. If no name contains the query, return only the accelerator
+    that the query is another spelling of.
+
+    Raises:
+        UnknownAccelerator: the query is no spelling of an accelerator either.
     """
     own = [made for name in registry.names() if (made := registry.look_up(name))]
     every = [*catalog(), *own]

@@ -1,4 +1,4 @@
-"""`skypool doctor`: check this machine and its providers. Rents nothing and costs nothing."""
+"""`skypool doctor`: checks this machine, and the providers that are set up on it. Rents nothing and costs nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Providers = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command of this module to the program."""
+    """Add the command `skypool doctor` to the program."""
     app.command("doctor")(doctor)
 
 
@@ -130,7 +130,11 @@ def _ledger() -> Finding:
 
 
 def _clock() -> Finding:
-    """Check the wall clock: it is wrong if it is behind a time that this machine has recorded before."""
+    """Check the wall clock of this machine, and return the result.
+
+    The clock is wrong if it is more than a second behind a time that was recorded before: in the ledger (the file that
+    records pools), or as the modification time of skypool's own files. A ledger that cannot be read is ignored here.
+    """
     now, last = time.time(), Path(__file__).stat().st_mtime
     with contextlib.suppress(LedgerError):  # _ledger() reports it
         last = max([last, *(each.beat for each in Ledger.here(output.warn).pools())])

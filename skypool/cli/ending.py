@@ -28,13 +28,16 @@ _NOT_SET_UP = (UsageError, CredentialsError, ImportError)
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module to the program."""
+    """Add the commands `skypool down` and `skypool gc` to the program."""
     app.command("down")(down)
     app.command("gc")(gc)
 
 
 def _ledger() -> Ledger | None:
-    """Return this user's ledger, or None if it cannot be read. Machines are ended without it, too."""
+    """Return this user's ledger (the file that records pools and their costs). Return None if it cannot be read.
+
+    Then an error is printed on stderr. Machines can be ended without the ledger, too.
+    """
     ledger = Ledger.here(output.warn)
     try:
         ledger.pools()
@@ -97,7 +100,11 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
 
 
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:
-    """Return the drivers with which the pools of these records were made. Empty if one of them cannot be made again."""
+    """Return the drivers (objects that talk to one provider) with which the pools of these records were made.
+
+    A driver that several records have is returned once. If one of the drivers cannot be made again, an empty list is
+    returned and an error is printed on stderr. The list is empty for no records, too.
+    """
     notes = {str(note): note for record in records for note in record.notes}
     try:
         return [registry.made(note) for note in notes.values()]
@@ -107,9 +114,13 @@ def _drivers_of(records: Sequence[Record]) -> list[Driver]:
 
 
 def _of_others(found: Sequence[Found], records: Sequence[Record]) -> list[Found]:
-    """Return `found` if some machine in it is unknown to the ledger here, otherwise an empty list.
+    """Return all of `found` if some machine in it is unknown to the ledger here, otherwise an empty list.
 
     Such a machine was rented by another client of this user. Ending it is right, because the user named its pool.
+
+    Args:
+        found: what the providers have of a pool: machines and other resources. Only the machines are looked up.
+        records: the ledger's records of that pool.
     """
     machines = [each.thing for each in found if isinstance(each.thing, Instance)]
     if all(any(record.has(each) for record in records) for each in machines):
@@ -246,9 +257,17 @@ def _failures(seen: Survey, left_out: dict[str, Exception]) -> dict[str, str]:
 
 
 def _serious(seen: Survey, asked: Sequence[str], ledger: Ledger | None) -> bool:
-    """Return True if a provider that could not be asked may have something of this user.
+    """Return True if a provider that could not be asked may have something of this user, otherwise False.
 
-    That is a provider that was named, that an open pool uses, or that is set up.
+    That is a provider that was named on the command line, that an open pool of the ledger uses, or that is set up.
+
+    Args:
+        seen: the answers and failures of the providers.
+        asked: the names of providers on the command line.
+        ledger: the record of this user's pools; None to do without it.
+
+    Raises:
+        LedgerError: the ledger cannot be read.
     """
     notes = []
     if ledger is not None:

@@ -1,4 +1,8 @@
-"""`skypool ps`: running machines and their cost. `skypool cost`: money spent. Both read only the ledger."""
+"""The commands `skypool ps` (running machines and their cost) and `skypool cost` (money spent).
+
+Both read only the ledger on this machine, the file in which skypool records pools and their costs. No provider is
+asked.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module to the program."""
+    """Add the commands `skypool ps` and `skypool cost` to the program."""
     app.command("ps")(ps)
     app.command("cost")(cost)
 
@@ -47,7 +51,15 @@ def ps(as_json: AsJson = False) -> None:
 
 
 def _is_over(record: Record, now: float) -> bool:
-    """Return True for a pool that cost nothing and has ended itself with its lease, as nodes of this machine do."""
+    """Return True for a pool that cost nothing, was left by its client, and whose lease ended more than a minute ago.
+
+    The lease is the time that nodes live on without their client. Nodes on this machine, which are free, have ended
+    themselves then. A pool with an order that got no answer is not over.
+
+    Args:
+        record: the ledger's record of the pool.
+        now: the time in seconds since 1970.
+    """
     is_free = not record.intents and not any(each.usd_per_hour for each in record.lines)
     return is_free and record.state(now) == "left" and now > record.lasts + GRACE
 
@@ -65,9 +77,13 @@ def _pool_row(record: Record, now: float) -> list[str]:
 
 
 def _explain(record: Record, now: float) -> None:
-    """Print a line for each problem of a pool.
+    """Print a line on stdout for each problem of a pool; nothing if there is none.
 
     Problems are a client that is gone, an end that is not proved, an order without an answer, and an error.
+
+    Args:
+        record: the ledger's record of the pool.
+        now: the time in seconds since 1970.
     """
     if record.state(now) == "left":
         ways = f"`skypool down {record.pool}` ends it"
@@ -181,7 +197,15 @@ def _by_day(records: Iterable[Record], start: float) -> _Rows:
 
 
 def _since(text: str) -> float:
-    """Return a time in seconds since 1970 for a date (UTC) or for a duration before now; 0 for empty text."""
+    """Return the time that --since means, in seconds since 1970; 0 for empty text.
+
+    Args:
+        text: a date such as "2026-08-20", which means its beginning in UTC, or a duration before now, such as "7d" or
+            "7d ago".
+
+    Raises:
+        UsageError: the text is neither a valid date nor a duration.
+    """
     if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
         try:
             return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()

@@ -1,4 +1,7 @@
-"""`skypool new-driver`: write the first version of a driver, as a distribution whose tests pass at once."""
+"""`skypool new-driver`: write the first version of a driver, as a Python package whose tests pass at once.
+
+A driver is the class through which skypool rents machines of one cloud provider.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _KEPT = (".py", ".toml", ".md", ".csv", ".typed")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command of this module to the program."""
+    """Add the command `skypool new-driver` to the program."""
     app.command("new-driver")(new_driver)
 
 
@@ -51,7 +54,11 @@ def new_driver(
 
 
 def written(name: str) -> dict[str, str]:
-    """Return the text of each file of a new driver, by its path in the distribution."""
+    """Return the files of a new driver as a dict from each file's path in its package to its text. Writes nothing.
+
+    Args:
+        name: the name of the provider, such as "big-cloud". It replaces the template's name in paths and texts.
+    """
     template = resources.files("skypool") / "testing" / "template"
     return {_named(path, name): _named(text, name) for path, text in _files(template).items()}
 
@@ -67,7 +74,11 @@ def _files(folder: Traversable, above: str = "") -> dict[str, str]:
 
 
 def _named(text: str, name: str) -> str:
-    """Return a text of the template with Acme's name replaced by another provider's."""
+    """Return a text or path of the template with the name of its provider, Acme, replaced by another one.
+
+    All spellings are replaced: `_acme` becomes `_big_cloud`, `ACME` `BIG_CLOUD`, `Acme` `BigCloud`, and `acme`
+    `big-cloud`. `ACME_METADATA` is kept.
+    """
     module = name.replace("-", "_")
     called = "".join(part.capitalize() for part in name.split("-"))
     text = re.sub(r"_acme\b", f"_{module}", text)

@@ -37,7 +37,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module to the program."""
+    """Add the commands `skypool offers` and `skypool plan` to the program."""
     app.command("offers")(offers)
     app.command("plan")(plan_)
 
@@ -113,7 +113,15 @@ def _node(
     disk: str | None,
     arch: str | None,
 ) -> dict[str, Any]:
-    """Return the options as arguments of `sky.plan`, which checks their values.
+    """Return the command's options as keyword arguments of `skypool.plan`, which checks their values.
+
+    Options that were not given are None.
+
+    Args:
+        market: the market to use unless `spot` is True.
+        spot: True if --spot was given.
+        said: the value of --market; None if it was not given.
+        region, max_price, vcpus, memory, disk, arch: the values of these options.
 
     Raises:
         UsageError: --spot and another --market are given.
@@ -132,7 +140,16 @@ def _node(
 
 
 def _order(order_by: str, sort: str | None) -> str:
-    """Return the order of the offers. `--sort`, the former name of the option, is accepted with a warning."""
+    """Return the name of the order in which to list the offers.
+
+    Args:
+        order_by: the value of --order-by.
+        sort: the value of --sort, the former name of that option; None if it was not given. If it was, it is returned,
+            and a warning is printed on stderr.
+
+    Raises:
+        UsageError: --sort and an --order-by other than "cheapest" are given.
+    """
     if sort is None:
         return order_by
     if order_by != "cheapest":
@@ -152,13 +169,20 @@ def _nodes(text: str) -> int | tuple[int, int]:
 def _planned(
     names: list[str] | None, accelerators: list[str] | None, **terms: Any
 ) -> tuple[Plan, dict[str, Exception]]:
-    """Return the plan over these providers, and the providers that could not be set up, with the reasons.
+    """Ask the providers for offers, and return the plan over them and the providers that could not be set up.
 
-    Without names, all installed providers are asked.
+    Args:
+        names: the providers to ask; None or empty asks all installed ones that need no settings.
+        accelerators: the accelerators of a node, any of which will do; None or empty for any or none.
+        terms: further arguments of `plan`.
+
+    Returns:
+        The plan, and a dict from the names of the providers that could not be set up to their errors. The dict is empty
+        if `names` are given.
 
     Raises:
-        UsageError: no provider is set up, or an option is invalid.
-        NoOffers: no offer matches.
+        UsageError: no provider is set up, a named provider does not exist, or an option is invalid.
+        NoOffers: no offer matches. The message also lists the providers that could not be set up.
     """
     drivers, left_out = registry.ready() if not names else ([registry.driver(name) for name in names], {})
     if not drivers:

@@ -12,22 +12,24 @@ from rich.text import Text
 
 
 def complain(message: str) -> None:
-    """Print an error as one red line on standard error. The program goes on."""
+    """Print an error as one red line on stderr, with "error: " before it. The program goes on."""
     Console(stderr=True, soft_wrap=True).print(Text(f"error: {message}", style="red"))
 
 
 def warn(message: str) -> None:
-    """Print a warning as one yellow line on standard error. The program goes on."""
+    """Print a warning as one yellow line on stderr, with "warning: " before it. The program goes on."""
     Console(stderr=True, soft_wrap=True).print(Text(f"warning: {message}", style="yellow"))
 
 
 def say(text: str) -> None:
-    """Print a line of text on standard output. Brackets in it are not markup."""
+    """Print a line of text on stdout. Brackets in the text are printed as they are, and long lines are not wrapped."""
     Console(soft_wrap=True, highlight=False).print(Text(text))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """Print a table on standard output, in full width if that is not a terminal.
+    """Print a table on stdout. Without rows, only the headings are printed.
+
+    If stdout is a terminal, cells are folded to its width. Otherwise lines are printed whole.
 
     Args:
         headings: headings of the columns.
@@ -48,5 +50,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Se
 
 
 def data(value: object) -> None:
-    """Print a value as one indented JSON document on standard output."""
+    """Print a value as one indented JSON document on stdout.
+
+    Raises:
+        TypeError: the value cannot be written as JSON.
+    """
     sys.stdout.write(json.dumps(value, indent=2) + "\n")

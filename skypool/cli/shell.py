@@ -1,4 +1,7 @@
-"""`skypool shell`: open a terminal on a node of a running pool, or run one command there."""
+"""`skypool shell`: open a terminal on a node of a running pool, or run one command there.
+
+A pool is a set of rented machines, its nodes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _A_SHELL = 'exec "${SHELL:-$(command -v bash || command -v sh)}"'
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command of this module to the program."""
+    """Add the command `skypool shell` to the program."""
     app.command("shell")(shell)
 
 
@@ -56,13 +59,20 @@ def shell(
 def _text(command: list[str]) -> str:
     """Return a command line for the remote shell.
 
-    A single argument is a line for that shell. Several are a program and its arguments, which are quoted.
+    A single argument is returned as it is, because it may be a line for that shell. Several arguments are a program and
+    its arguments; these are quoted and joined.
     """
     return command[0] if len(command) == 1 else shlex.join(command)
 
 
 def _forwarding(transport: Transport, said: list[str]) -> Transport:
-    """Return the transport with the node's ports forwarded to this machine.
+    """Return the transport (which runs commands on a node) with ports of the node forwarded to this machine.
+
+    Without ports, the transport is returned unchanged.
+
+    Args:
+        transport: how the node is reached.
+        said: values such as "8888" or "8888:80": the port here, and the port on the node if that differs.
 
     Raises:
         UsageError: a value is not a port, or the node is not reached by ssh.
@@ -79,10 +89,14 @@ def _forwarding(transport: Transport, said: list[str]) -> Transport:
 
 
 def _access(pool: str, node: int) -> Access:
-    """Return how to reach a node of a pool.
+    """Return how to reach a node of a pool, by asking the pool's providers.
+
+    Args:
+        pool: the pool's name.
+        node: the number of the node.
 
     Raises:
-        UsageError: the ledger has no such pool, or the pool has no such node now.
+        UsageError: the ledger (this machine's record of pools) has no such pool, or no running machine is that node.
         SkypoolError: no machine of the pool is running.
     """
     found: list[Instance] = []

@@ -1,15 +1,15 @@
-"""Terminal output: functions' output, and skypool's own lines or live view about the pool.
+"""Terminal output of a pool: what functions print, and skypool's own lines or live view about the pool.
 
     python script.py > out.txt      # out.txt has what functions print on stdout; skypool's own lines go to stderr
 
-Until a live view is drawn, this package needs only the standard library: loading rich takes as long as
-starting a node.
+A pool is a set of rented machines, its nodes, on which functions run. Until a live view is drawn, this package needs
+only the standard library: loading rich takes as long as starting a node.
 
 - `plain`: lines for files, pipes and CI; `live`: the live view for terminals.
 - `words`: turns events into lines of text; `board`: turns them into the state that a live view shows.
 - `view`: layout of the live view; `screen`: draws it on the terminal, in a thread of its own.
 - `printer`: prints functions' output, marked with its node; `lines`: cuts streams of text into whole lines.
-- `outlet`: writes to the user's stdout and stderr without ever blocking the caller.
+- `outlet`: writes to the user's stdout and stderr without blocking the caller for long.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ Mode = Literal["auto", "live", "plain", "off"]
 
 
 def attach(stream: events.EventStream, mode: Mode) -> Callable[[], None]:
-    """Start to show a pool's events. Returns a function that ends this.
+    """Start to show a pool's events on stdout and stderr. Return a function that ends this.
+
+    The returned function shows what is left, and blocks until all of it is written.
 
     Args:
         stream: the pool's events.
-        mode: "live" shows a view that is redrawn, "plain" shows lines. "off" shows only what functions print.
-            "auto" is "live" if stderr is a terminal that can be redrawn, otherwise "plain". "live" becomes
+        mode: "live" shows a view that is redrawn, "plain" shows lines. "off" shows only what functions print. "auto" is
+            "live" if stderr is a terminal that can be redrawn and no CI job runs, otherwise "plain". "live" becomes
             "plain" if stderr is not such a terminal.
     """
     if mode == "off":
@@ -48,9 +50,11 @@ def attach(stream: events.EventStream, mode: Mode) -> Callable[[], None]:
 def drawable(file: TextIO | None, environ: Mapping[str, str], *, asked: bool = False) -> bool:
     """Return True if a view can be redrawn on `file`: a terminal with a movable cursor, and not the log of a CI job.
 
+    Returns False for None and for a closed file.
+
     Args:
         file: the file to draw on, or None.
-        environ: environment variables; TERM and CI are read.
+        environ: environment variables; TERM and CI are read. No TERM counts as a terminal without a movable cursor.
         asked: True if the user asked for the view. Then a CI job's terminal is accepted, too.
     """
     try:

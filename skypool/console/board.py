@@ -1,4 +1,4 @@
-"""State of the live view: applies events and returns one row for each node. It draws nothing."""
+"""State of the live view: applies a pool's events, and returns one row for each node. It draws nothing."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass, replace
 from skypool import events
 
 _TAIL = 400
-"""Characters that are kept of what a node printed: its last line is shown."""
+"""Maximum number of characters that are kept of what a node printed. The last line of them is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """State of one node in the live view.
+    """State of one node in the live view. A slot is a place on a node where one call runs at a time.
 
     Attributes:
         node: number of the node.
         phase: phase of the node's life, such as "launching" or "ready".
         since: when this phase began, in seconds since 1970.
-        detail: reason or step that belongs to the phase.
-        slots: number of slots with devices, or of all slots if there are no others.
+        detail: reason or step that belongs to the phase; "" for none.
+        slots: number of slots with devices, or of all slots if no slot has a device.
         busy: number of these slots that run a call.
-        cpu_slots: number of CPU slots beside them.
+        cpu_slots: number of further slots without a device (CPU slots).
         cpu_busy: number of CPU slots that run a call.
-        waiting: calls that wait on the node.
-        done: calls that the node has completed.
-        running: names of the running calls.
-        down: reason why the connection is down, "" if it is up.
-        tail: the last part of the output of its calls.
+        waiting: number of calls that wait on the node for a free slot.
+        done: number of calls that the node has completed.
+        running: names of running functions.
+        down: reason why the connection to the node is broken; "" if it is not.
+        tail: the last part of the output of the node's calls or of its setup; "" for none.
     """
 
     node: int
@@ -51,13 +51,13 @@ class Picture:
     """The state of a pool at one moment, as the live view shows it.
 
     Attributes:
-        pool: name of the pool.
-        phase: phase of the pool's life.
+        pool: name of the pool; "" before the first event.
+        phase: phase of the pool's life, such as "ready".
         began: time of the first event, in seconds since 1970; 0.0 before it.
         failed: number of calls that failed.
         gone: number of nodes that have ended.
-        done: number of calls that have completed.
-        rows: the nodes, by number.
+        done: number of calls that have completed, also on nodes that have ended.
+        rows: the nodes that have not ended, in the order of their numbers.
     """
 
     pool: str = ""
@@ -70,7 +70,11 @@ class Picture:
 
 
 class Board:
-    """A collector of a pool's events. From them it derives the current state of the pool, as a `Picture`."""
+    """A collector of a pool's events. From them it derives the current state of the pool, as a `Picture`.
+
+    Attributes:
+        changes: the number of events so far.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -78,10 +82,13 @@ class Board:
         self._rows: dict[int, Row] = {}
         self._tails: dict[int, str] = {}
         self.changes = 0
-        """Number of events so far. The drawing thread compares it to see if something changed."""
+        """Number of events so far. The drawing thread compares this number to see if something changed."""
 
     def hear(self, e: events.Event) -> None:
-        """Apply one event. Any thread may call this."""
+        """Apply one event to the state.
+
+        Kinds of events that the view does not show are only counted. Any thread may call this.
+        """
         with self._lock:
             self.changes += 1
             if isinstance(e, events.BootstrapOutput):
@@ -95,7 +102,10 @@ class Board:
             self._take_in(e)
 
     def picture(self) -> Picture:
-        """Return the current state of the pool, with its nodes by number."""
+        """Return the current state of the pool, with its nodes in the order of their numbers.
+
+        Any thread may call this.
+        """
         with self._lock:
             rows = tuple(replace(row, tail=self._tails.get(n, "")) for n, row in sorted(self._rows.items()))
             return replace(self._picture, rows=rows, done=self._picture.done + sum(row.done for row in rows))

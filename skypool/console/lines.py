@@ -1,4 +1,7 @@
-"""Cuts streamed output into whole lines. A line that is redrawn, such as a progress bar, keeps its last state."""
+"""Cuts streamed output into whole lines. A line that is redrawn, such as a progress bar, keeps its last state.
+
+Other functions remove control codes of terminals from text, or put a mark before each line.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ _ANY_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b
 
 
 class Lines:
-    """Splitter of one stream of text into whole lines."""
+    """Splitter of one stream of text into whole lines. It keeps the unfinished line until its newline comes.
+
+    Attributes:
+        redrawn: True if the unfinished line contains a carriage return, as lines of progress bars do.
+    """
 
     __slots__ = ("_pieces", "_size", "redrawn")
 
@@ -25,7 +32,11 @@ class Lines:
         """True if the unfinished line contains a carriage return, as lines of progress bars do."""
 
     def feed(self, text: str) -> str:
-        """Add text to the stream. Return the lines that are complete now, each with its newline, or ""."""
+        """Add text to the stream. Return the lines that are complete now, each with its newline; "" if there are none.
+
+        Of a line with carriage returns, only the text after the last of them is returned. An unfinished line of more
+        than 4 million characters (`LONGEST`) is returned, too, with a newline added.
+        """
         if self.redrawn or "\r" in text:
             text = self._redraw(text)
         cut = text.rfind("\n") + 1
@@ -34,22 +45,29 @@ class Lines:
         return whole if self._size <= LONGEST else whole + self.finish()
 
     def finish(self) -> str:
-        """End the stream. Return the unfinished line with a newline, or "" if there is none."""
+        """End the stream. Return the unfinished line with a newline; "" if there is none.
+
+        After that the object can be used for another stream.
+        """
         text = self._take().rstrip("\r")
         self.redrawn = False
         return f"{text}\n" if text else ""
 
     @property
     def unfinished(self) -> str:
-        """Return the line that has no newline yet, as a terminal would show it.
+        """Return the line that has no newline yet, as a terminal would show it; "" if there is none.
 
-        That is the text after its last carriage return.
+        That is only the text after its last carriage return. The line is kept.
         """
         text = "".join(self._pieces).rstrip("\r")
         return text[text.rfind("\r") + 1 :]
 
     def _redraw(self, text: str) -> str:
-        """Return the unfinished line with the new text, with each of its lines in its last state."""
+        """Return the unfinished line followed by the new text, with every line in its last state.
+
+        The unfinished line is taken out of this object. In each line, the text before the last carriage return is
+        removed. A carriage return at the end of a line does not count.
+        """
         text = _LINE_END.sub("\n", self._take() + text)
         end = text.rfind("\n")
         self.redrawn = "\r" in text[end + 1 :] or (self.redrawn and end < 0)
@@ -68,14 +86,19 @@ class Lines:
 
 
 def marked(lines: str, mark: str) -> str:
-    """Return whole lines with `mark` before each; "" for no lines."""
+    """Return whole lines with `mark` before each; "" for no lines.
+
+    Args:
+        lines: text in which every line ends with a newline.
+        mark: the text to put before each line.
+    """
     return f"{mark}{lines[:-1].replace(chr(10), chr(10) + mark)}\n" if lines else ""
 
 
 def harmless(text: str) -> str:
-    """Return text without control codes that move a terminal's cursor or change its modes.
+    """Return text without control codes that move a terminal's cursor or change its modes. Carriage returns are kept.
 
-    Colours are kept, and reset at the end of the text.
+    Colours are kept, too. If the text contains an escape code, colours are reset at its end.
     """
     text = text.replace("\b", "").replace("\f", "").replace("\v", "")
     if "\x1b" not in text:
@@ -90,9 +113,9 @@ def bare(text: str) -> str:
 
 
 def last_line(tail: str) -> str:
-    """Return the last line that is not blank, without colours and surrounding spaces.
+    """Return the last line that is not blank, without colours, control characters and surrounding spaces.
 
-    Returns "" if all lines are blank.
+    A carriage return counts as the end of a line. Returns "" if all lines are blank.
     """
     for line in reversed(tail.replace("\r", "\n").split("\n")):
         if line.strip():

@@ -13,7 +13,12 @@ from skypool.console.words import Words
 
 
 class Live(Plain):
-    """Console for terminals: a live view of the pool, and plain lines above it for what the view cannot show."""
+    """Console for terminals: a live view of the pool, and plain lines above it for what the view cannot show.
+
+    Args:
+        show: function that starts to draw a board (the state of a pool). It returns the function that ends this, which
+            takes the maximum seconds to wait, None for no limit. The default draws on stderr.
+    """
 
     def __init__(self, show: Callable[[Board], Callable[[float | None], None]] = show) -> None:
         super().__init__(words=Words(routine=False), printer=Printer(states=False))
@@ -21,15 +26,17 @@ class Live(Plain):
         self._hide = show(self._board)
 
     def hear(self, e: events.Event) -> None:
-        """Show one event. Any thread may call this."""
+        """Show one event in the view, or as a line above it. Any thread may call this."""
         self._board.hear(e)
         super().hear(e)
 
     def end(self, timeout: float | None = None) -> None:
-        """Show what is left, end the view and restore the terminal.
+        """Show what is left, end the view and restore the terminal. Blocks until that is done.
+
+        The view is ended even if something goes wrong before.
 
         Args:
-            timeout: maximum seconds to wait for a slow terminal; None waits without limit.
+            timeout: maximum seconds to wait for a slow terminal, in each of several steps; None waits without limit.
         """
         try:
             super().end(timeout)

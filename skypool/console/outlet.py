@@ -28,7 +28,7 @@ _PIECE = select.PIPE_BUF
 
 
 class Backlog:
-    """Queue of text that waits to be written, with a maximum size.
+    """Queue of text that waits to be written, with a maximum size. Any thread may use it.
 
     Args:
         most: number of characters at which the queue is full.
@@ -44,10 +44,10 @@ class Backlog:
         self._dropped = 0
 
     def put(self, text: str) -> None:
-        """Add text to the queue.
+        """Add text to the queue. If the queue is full, wait for room, at most `patience` seconds.
 
-        If the queue stays full for `patience` seconds, drop the text. Further text is then dropped at once, until
-        `take` has emptied the queue.
+        If there is still no room then, the text is dropped, and no error is raised. Further text is then dropped at
+        once, until `take` has emptied the queue.
         """
         with self._changed:
             if self._size >= self._most and not self._dropped:
@@ -59,7 +59,10 @@ class Backlog:
             self._size += len(text)
 
     def take(self) -> str:
-        """Return all waiting text and empty the queue. A note at its end tells how many characters were dropped."""
+        """Return all waiting text and empty the queue. Return "" if no text waits. Does not block.
+
+        If text was dropped, a note at the end tells how many characters.
+        """
         with self._changed:
             text = "".join(self._waiting)
             if self._dropped:
@@ -72,9 +75,14 @@ class Backlog:
 
 
 class Above:
-    """Replacement of `sys.stdout` or `sys.stderr` while a view is drawn on their terminal: text goes above the view.
+    """Stand-in for `sys.stdout` or `sys.stderr` while a live view is drawn on their terminal: text goes above the view.
 
-    A line without an end, such as a progress bar, is kept for the view to show. All other attributes are the file's.
+    A line without an end, such as a progress bar, is kept for the view to show. All other attributes are those of the
+    file.
+
+    Args:
+        file: the file that is replaced.
+        backlog: the queue from which the view takes text to print above it.
     """
 
     def __init__(self, file: TextIO, backlog: Backlog) -> None:
@@ -85,7 +93,11 @@ class Above:
         self._drawn = True
 
     def write(self, text: str) -> int:
-        """Write text above the view, or to the file itself after the view has ended."""
+        """Write text above the view, or to the file itself after the view has ended. Return the length of the text.
+
+        While the view is drawn, the text is only queued. A last line without a newline is kept until its newline comes.
+        Control codes that move the cursor are removed.
+        """
         with self._lock:
             if not self._drawn:
                 return self._file.write(text)
@@ -94,7 +106,10 @@ class Above:
         return len(text)
 
     def write_lines(self, lines: str) -> None:
-        """Write whole lines, independently of an unfinished line."""
+        """Write whole lines above the view, or to the file itself after the view has ended.
+
+        An unfinished line that `write` has kept is not changed by this.
+        """
         with self._lock:
             if self._drawn:
                 self._backlog.put(harmless(lines))
@@ -102,33 +117,42 @@ class Above:
                 self._file.write(lines)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write several pieces of text."""
+        """Write several pieces of text, one after the other. No newlines are added."""
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Flush the file after the view has ended. While the view is drawn, do nothing: it shows the text soon."""
+        """Flush the file if the view has ended. While the view is drawn, do nothing: it shows the text soon."""
         if not self._drawn:
             self._file.flush()
 
     @property
     def unfinished(self) -> str:
-        """Return the line that has no newline yet."""
+        """Return the line that has no newline yet, in its last state if it is redrawn; "" if there is none.
+
+        The line is kept.
+        """
         with self._lock:
             return self._lines.unfinished
 
     def take_unfinished(self) -> str:
-        """Return the line that has no newline yet, and forget it."""
+        """Return the line that has no newline yet, and forget it. Return "" if there is none."""
         with self._lock:
             return self._lines.finish().removesuffix("\n")
 
     def end(self) -> str:
-        """Write to the file itself from now on. Return the line that has no newline yet."""
+        """Write to the file itself from now on.
+
+        Return the line that has no newline yet, and forget it; "" if there is none.
+        """
         with self._lock:
             self._drawn = False
             return self._lines.finish().removesuffix("\n")
 
     def forget(self) -> None:
-        """Write to the file itself from now on, in a forked child, where another thread may have held the lock."""
+        """Write to the file itself from now on, in a forked child process. An unfinished line is not written.
+
+        The lock is replaced, because another thread may have held it during the fork.
+        """
         self._lock = threading.RLock()
         self._drawn = False
 
@@ -137,11 +161,14 @@ class Above:
 
 
 class Outlet:
-    """Writer to the current `sys.stdout` or `sys.stderr`.
+    """Writer to the current `sys.stdout` or `sys.stderr`. Any thread may use it.
 
     Writing never blocks for long. Text that a pipe or terminal does not take at once is written by a thread, which
-    lives while the reader is behind. If the file breaks (`script.py | head`), this is reported once. Later text is
-    dropped until `sys.stdout` or `sys.stderr` is another file.
+    lives while the reader is behind. If the file breaks (`script.py | head`), this is reported once, on stderr. Later
+    text is dropped until `sys.stdout` or `sys.stderr` is another file.
+
+    Args:
+        name: "stdout" or "stderr". The file is looked up at each write.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]) -> None:
@@ -152,7 +179,11 @@ class Outlet:
         self._broken: TextIO | None = None
 
     def write(self, text: str) -> None:
-        """Write whole lines. Any thread may call this."""
+        """Write whole lines. Any thread may call this. It raises nothing if the file is missing, closed or broken.
+
+        Text that cannot be written at once is queued for a background thread. If very much text waits already, this
+        blocks for up to a second and may drop the text (see `Backlog`).
+        """
         with self._lock:
             if self._thread is None:
                 text = self._write(text, wait=False)
@@ -163,7 +194,11 @@ class Outlet:
             self._backlog.put(text)
 
     def drain(self, timeout: float | None = None) -> None:
-        """Wait until all text is written, at most `timeout` seconds; None waits without limit."""
+        """Wait until all text is written. Also returns, without an error, when the time is over.
+
+        Args:
+            timeout: maximum seconds to wait; None waits without limit.
+        """
         thread = self._thread
         if thread is not None:
             thread.join(timeout)
@@ -182,9 +217,10 @@ class Outlet:
             self._write(text, wait=True)
 
     def _write(self, text: str, *, wait: bool) -> str:
-        """Write text to the current file, and return the part that would have blocked.
+        """Write text to the current file, and return the part that would have blocked; "" if all is written.
 
-        With `wait` it blocks until all is written, and returns "". Text for a missing or broken file is dropped.
+        With `wait` it blocks until all is written, and returns "". Text for a missing or broken file is dropped, and ""
+        is returned.
         """
         file: TextIO | Above | None = getattr(sys, self._name)
         if file is None or file is self._broken:
@@ -215,7 +251,7 @@ _shared: dict[str, Outlet] = {}
 
 
 def outlet(name: Literal["stdout", "stderr"]) -> Outlet:
-    """Return this process's writer for "stdout" or "stderr". All pools share it."""
+    """Return this process's writer for "stdout" or "stderr". It is made on first use, and all pools share it."""
     return _shared.setdefault(name, Outlet(name))
 
 
@@ -223,7 +259,9 @@ os.register_at_fork(after_in_child=_shared.clear)
 
 
 def _context() -> contextvars.Context:
-    """Return the context to write in.
+    """Return the `contextvars` context in which to write to a file that may belong to a notebook.
+
+    It is an empty context in skypool's own threads, and a copy of the current context in others.
 
     A notebook shows text in the cell whose context it was written in. Python and ipykernel give skypool's threads the
     context of the cell that started them, but these threads belong to no cell. With an empty context, the text appears
@@ -239,7 +277,13 @@ def _write_to(file: TextIO, text: str) -> None:
 
 
 def _may_block(file: TextIO) -> int | None:
-    """Return the descriptor of a file whose reader may be slow, such as a pipe or a terminal. None for other files."""
+    """Return the descriptor of a file whose reader may be slow, such as a pipe or a terminal.
+
+    Returns None for regular files, and for objects that are not an ordinary text file with a descriptor.
+
+    Raises:
+        ValueError: the file is closed.
+    """
     if type(file) is not io.TextIOWrapper:
         return None
     try:
@@ -250,15 +294,19 @@ def _may_block(file: TextIO) -> int | None:
 
 
 def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
-    """Write text to the descriptor, and return the part that would have blocked.
+    """Write text to the file's descriptor, and return the part that would have blocked; "" if all is written.
 
-    The file's own buffer is not used, so that nothing remains in it if the reader is gone.
+    The file's own buffer is not used, so that nothing remains in it if the reader is gone. Text that is in that buffer
+    already is written first. Characters that the file's encoding does not have are escaped.
 
     Args:
         file: the file that owns the descriptor.
         fd: the descriptor.
         text: the text to write.
         wait: block until everything is written.
+
+    Raises:
+        OSError: the descriptor cannot be written to.
     """
     step = _PIECE if text.isascii() else _PIECE // 4
     poll = select.poll()
@@ -278,7 +326,7 @@ def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
 
 
 def _takes_more(poll: select.poll, fd: int, wait: bool) -> bool:
-    """Return True if the descriptor can be written to. With `wait`, block until it can."""
+    """Return True if the descriptor can be written to now, otherwise False. With `wait`, block until it can."""
     ready = poll.poll(None if wait else 0)
     if ready and ready[0][1] & select.POLLNVAL:  # on macOS poll() does not support terminals, but select() does
         return bool(select.select([], [fd], [], None if wait else 0)[1])
@@ -286,7 +334,10 @@ def _takes_more(poll: select.poll, fd: int, wait: bool) -> bool:
 
 
 def _encodable(text: str, file: TextIO) -> str:
-    """Return the text with characters escaped that the file's encoding does not have."""
+    """Return the text with backslash escapes for characters that the file's encoding does not have.
+
+    The text is unchanged if the file has no encoding.
+    """
     encoding = getattr(file, "encoding", None)
     if text.isascii() or not encoding or encoding.lower().replace("-", "") == "utf8":
         return text

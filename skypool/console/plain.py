@@ -1,4 +1,4 @@
-"""The plain console: functions' output, and a line with the time of day for each event of the pool."""
+"""The plain console: prints functions' output, and a line with the time of day for each event of the pool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from skypool.console.words import Words
 
 
 class Plain:
-    """Console for files, pipes, notebooks and CI, where nothing can be redrawn."""
+    """Console for files, pipes, notebooks and CI, where nothing can be redrawn. It shows the events of one pool.
+
+    Args:
+        words: converts events into lines; None for one that describes all events.
+        printer: prints functions' output; None for one that also prints states of progress bars.
+    """
 
     def __init__(self, *, words: Words | None = None, printer: Printer | None = None) -> None:
         self._words = words or Words()
@@ -21,19 +26,24 @@ class Plain:
         self._unlisten: Callable[[], None] | None = None
 
     def follow(self, stream: events.EventStream) -> Callable[[], None]:
-        """Start to show a stream's events. Returns a function that ends this."""
+        """Start to show a stream's events. Return a function that ends this, which is the method `end`.
+
+        If nobody calls it, the console is ended when the interpreter exits.
+        """
         self._unlisten = stream.listen(self.hear)
         atexit.register(self._end_at_exit)
         return self.end
 
     def hear(self, e: events.Event) -> None:
-        """Show one event. Any thread may call this."""
+        """Show one event: functions' output as it is, other events as lines on stderr. Any thread may call this."""
         self._printer.hear(e)
         if not isinstance(e, events.Output):
             self._say(self._words.tell(e))
 
     def end(self, timeout: float | None = None) -> None:
         """Show what is left, and nothing after it.
+
+        Blocks until it is written. Does nothing if the console has not begun or has ended.
 
         Args:
             timeout: maximum seconds to wait for a slow reader of each stream; None waits without limit.
@@ -50,7 +60,7 @@ class Plain:
     def _end_at_exit(self) -> None:
         """End the console when the interpreter exits.
 
-        It waits at most one second, because machines are ended after it.
+        It waits at most one second for each of stdout and stderr, because machines are ended after it.
         """
         self.end(PATIENCE)
 
@@ -63,4 +73,4 @@ class OutputOnly(Plain):
     """Console that is off: it shows what functions print, and no lines of skypool's own."""
 
     def _say(self, lines: list[str]) -> None:
-        """Show nothing."""
+        """Do nothing, so that skypool's own lines are not shown."""

@@ -18,13 +18,13 @@ _open: set[Printer] = set()
 
 @dataclass(slots=True)
 class _Source:
-    """State of one output stream of one slot.
+    """State of one output stream (stdout or stderr) of one slot of a node.
 
     Attributes:
         call: id of the call whose output came last.
-        lines: splitter of the stream.
-        shown: time at which the state of its unfinished line was last shown.
-        state: the state that was shown then.
+        lines: splitter of the stream into lines.
+        shown: time at which the state of its progress bar was last shown, in seconds since 1970.
+        state: the state that was shown then; "" before the first.
     """
 
     call: int
@@ -36,7 +36,9 @@ class _Source:
 class Printer:
     """Printer of the output of one pool's nodes: stream 1 to stdout, stream 2 to stderr, as `[node.slot] line`.
 
-    A CPU slot of a node with devices is marked as `[node.cpu3]`.
+    A slot is a place on a node where one call runs at a time. A node with one slot is marked as `[node]`. A CPU slot
+    (one without a device) of a node with devices is marked as `[node.cpu3]`. If several pools print, the pool's name
+    comes first: `[pool node.slot]`.
 
     Args:
         states: print states of progress bars now and then. False if a view shows them.
@@ -54,7 +56,10 @@ class Printer:
         _open.add(self)
 
     def hear(self, e: events.Event) -> None:
-        """Print the output in an event, and complete unfinished lines of a node that runs no call any more."""
+        """Print the output in an event.
+
+        If a node runs no call any more, print its unfinished lines. Ignore other events.
+        """
         match e:
             case events.Output():
                 self._print(e)
@@ -68,14 +73,18 @@ class Printer:
                 pass
 
     def finish(self, node: int | None = None) -> None:
-        """Print the unfinished lines of one node, or of all nodes for None."""
+        """Print the unfinished lines of one node, each with a newline, or of all nodes for None."""
         with self._lock:
             for (number, slot, stream), source in self._sources.items():
                 if node is None or number == node:
                     self._write(number, slot, stream, source.lines.finish())
 
     def close(self, timeout: float | None = None) -> None:
-        """Print the unfinished lines and wait until all is written, for each stream at most `timeout` seconds."""
+        """Print the unfinished lines, and wait until all text is written.
+
+        Args:
+            timeout: maximum seconds to wait for each of stdout and stderr; None waits without limit.
+        """
         self.finish()
         _open.discard(self)
         self.stdout.drain(timeout)
@@ -95,7 +104,14 @@ class Printer:
                 self._show_state(e, source)
 
     def _show_state(self, e: events.Output, source: _Source) -> None:
-        """Print the state of a progress bar, at most once every `REDRAW_EVERY` seconds."""
+        """Print the state of a progress bar, at most once every 10 seconds (`REDRAW_EVERY`) and only if it has changed.
+
+        The first state is not printed.
+
+        Args:
+            e: the event with the newest output of the bar.
+            source: the stream that the bar is on. The printed state and its time are noted there.
+        """
         state = source.lines.unfinished
         if source.state == "":
             source.shown = e.time

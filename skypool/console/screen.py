@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _PAUSE = 0.125
-"""Seconds between two drawings at least: more than 8 a second are not seen, and cost time."""
+"""Minimum seconds between two drawings: more than 8 a second are not seen, and cost time."""
 _AT_LEAST_EVERY = 1.0
-"""Seconds between two drawings at most: durations in the view go on although nothing happens."""
+"""Maximum seconds between two drawings: durations in the view go on although nothing happens."""
 _DUTY = 20
 """Drawing takes at most one twentieth of the time."""
 
 
 class Screen:
-    """View of several pools on one terminal.
+    """View of several pools on one terminal. While it is drawn, it replaces `sys.stdout`, `sys.stderr` and `input()`.
+
+    Once the last pool has been removed, the view ends for good.
 
     Args:
         file: the terminal. Text that is printed while the view is closed goes to it directly.
@@ -51,20 +53,29 @@ class Screen:
         self._thread = threading.Thread(target=self._run, name="skypool-view", daemon=True)
 
     def add(self, board: Board) -> None:
-        """Add a pool to the view. The first one starts the drawing thread."""
+        """Add a pool to the view, below the others. The first one starts the drawing thread. Does not wait for it."""
         self._boards = [*self._boards, board]
         if self._thread.ident is None:
             self._thread.start()
 
     def remove(self, board: Board) -> bool:
-        """Remove a pool from the view. Return True if it was the last one, so that the view ends."""
+        """Remove a pool from the view.
+
+        Return True if no pool is left, so that the view ends. Does not wait for the end.
+        """
         self._boards = [each for each in self._boards if each is not board]
         if not self._boards:
             self._done.set()
         return not self._boards
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until the view has ended and the terminal is restored, at most `timeout` seconds, None for no limit."""
+        """Wait until the view has ended and the terminal is restored.
+
+        Also returns, without an error, when the time is over.
+
+        Args:
+            timeout: maximum seconds to wait; None for no limit.
+        """
         self._thread.join(timeout)
 
     # --- the thread that draws ------------------------------------------------------------------------------
@@ -102,18 +113,29 @@ class Screen:
                 self._file.flush()
 
     def _let_ask(self) -> None:
-        """Leave the terminal to `input()` until the user has answered."""
+        """Wait while `input()` uses the terminal, until the user has answered or the view is to end.
+
+        Nothing is drawn meanwhile.
+        """
         self._hidden.set()
         while self._asking.is_set() and not self._done.wait(_PAUSE):
             pass
         self._hidden.clear()
 
     def _begun(self) -> str:
-        """Return the unfinished lines of stdout and stderr, so that `input()` continues after them."""
+        """Return the unfinished lines of stdout and stderr, and forget them, so that `input()` continues after them."""
         return "".join(above.take_unfinished() for _, above, _ in self._aboves)
 
     def _input(self, prompt: object = "", /) -> str:
-        """Call `input()` while the view is hidden, because the view would overwrite the prompt and the answer."""
+        """Ask the user as `input()` does, and return the answer.
+
+        This function stands in for `input()` while a view is drawn. It hides the view until the user has answered,
+        because the view would overwrite the prompt and the answer. In other threads than the main thread, the view is
+        not hidden.
+
+        Args:
+            prompt: the text to print before the answer.
+        """
         if threading.current_thread() is not threading.main_thread():
             return self._ask(prompt)
         self._asking.set()
@@ -162,9 +184,9 @@ class Screen:
         builtins.input = self._input
 
     def _give_back(self) -> str:
-        """Restore `sys.stdout` and `sys.stderr`, and return their unfinished lines.
+        """Restore `sys.stdout`, `sys.stderr` and `input()`, and return the unfinished lines of stdout and stderr.
 
-        A file that other code has put there meanwhile is left in place.
+        Something that other code has put in their place meanwhile is left there.
         """
         begun = ""
         self._give_back_input()
@@ -179,7 +201,10 @@ class Screen:
             builtins.input = self._ask
 
     def forget(self) -> None:
-        """Restore stdout, stderr and `input()` in a forked child, without touching the terminal."""
+        """Restore stdout, stderr and `input()` in a forked child process, without touching the terminal.
+
+        The child has no drawing thread.
+        """
         self._give_back_input()
         for name, above, file in self._aboves:
             above.forget()
@@ -194,7 +219,7 @@ def _console(file: TextIO) -> Console:
 
 
 def _print_above(live: Live, text: str) -> None:
-    """Print text above the view unchanged: not wrapped, not cut, with its own colours."""
+    """Print text above the view unchanged: not wrapped, not cut, with its own colours. Does nothing for ""."""
     if text:
         from rich.segment import Segment, Segments
 
@@ -208,9 +233,10 @@ _current: Screen | None = None
 
 
 def show(board: Board) -> Callable[[float | None], None]:
-    """Show a pool on the terminal, below the others that are shown. Returns a function that ends this.
+    """Show a pool on the terminal, below the others that are shown. Return a function that removes it again.
 
-    The function takes the seconds to wait for the end of the view, None for no limit.
+    The view is drawn on stderr, in a thread of its own. The function takes the maximum seconds to wait for the end of
+    the view, None for no limit. It waits only if this was the last pool.
     """
     global _current
     with _lock:
@@ -230,7 +256,10 @@ def _hide(screen: Screen, board: Board, timeout: float | None) -> None:
 
 
 def _forget() -> None:
-    """Reset this module in a forked child, which has no drawing thread and prints as if there were no view."""
+    """Reset this module in a forked child process.
+
+    The child has no drawing thread, and prints as if there were no view.
+    """
     global _current, _lock
     screen = _current
     _current = None

@@ -21,6 +21,8 @@ _WAITING = "yellow"
 def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Sequence[str] = ()) -> RenderableType:
     """Return all pools one below the other, and at the bottom the unfinished lines of the user's own program.
 
+    The result is an object that rich can print. Nothing is printed here.
+
     Args:
         pictures: the pools.
         now: the time in seconds since 1970.
@@ -35,9 +37,11 @@ def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Seque
 
 
 def share_lines(rows: Sequence[int], height: int) -> list[int]:
-    """Return the number of lines for each pool: all that it needs if there is room, otherwise an equal share.
+    """Return the number of lines for each pool, in the order of `rows`.
 
-    Each pool gets at least 2 lines, or 3 if it has several nodes.
+    A pool needs one line for its headline and one for each node. It gets these if there is room, otherwise an equal
+    share of what smaller pools leave. Each pool gets at least 2 lines, or 3 if it has several nodes, even if the sum is
+    then more than `height`.
 
     Args:
         rows: number of nodes of each pool.
@@ -64,7 +68,15 @@ def _pool(picture: Picture, now: float, room: int) -> list[RenderableType]:
 
 
 def _headline(picture: Picture, now: float) -> Text:
-    """Return the first line of a pool: `train  ready  3 nodes  5/6 busy  12 done  0:42`."""
+    """Return the first line of a pool: `train  ready  3 nodes  5/6 busy  12 done  0:42`.
+
+    Busy slots are left out while no node has a slot, and failed calls and ended nodes while there are none. The last
+    part is the time since the pool's first event.
+
+    Args:
+        picture: the pool.
+        now: the time in seconds since 1970.
+    """
     slots = sum(row.slots for row in picture.rows)
     busy = sum(row.busy for row in picture.rows)
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -107,7 +119,14 @@ def _table(rows: Sequence[Row], now: float) -> Table:
 
 
 def _phase(row: Row, now: float) -> Text:
-    """Return a node's phase as text, with its age unless the node is ready."""
+    """Return a node's phase as coloured text, with the time for which it has lasted unless the node is ready.
+
+    The text is "link down" instead if the connection to the node is broken.
+
+    Args:
+        row: the node.
+        now: the time in seconds since 1970.
+    """
     if row.down:
         return Text("link down", "bold red")
     age = "" if row.phase == "ready" else f" {clock(now - row.since)}"
@@ -115,7 +134,12 @@ def _phase(row: Row, now: float) -> Text:
 
 
 def _bar(row: Row) -> Text:
-    """Return a bar of busy and free slots: one block for each slot if there are at most eight."""
+    """Return a bar of busy and free slots with their numbers, such as "██░░ 2/4"; empty text for a node without slots.
+
+    A slot is a place on a node where one call runs at a time. There is one block for each slot if there are at most
+    eight. More slots share eight blocks. CPU slots (slots without a device) have no blocks. If some are busy, their
+    numbers follow the bar.
+    """
     if not row.slots:
         return Text()
     width = min(row.slots, _WIDEST_BAR)
@@ -138,9 +162,10 @@ def _trouble(row: Row) -> Text | None:
 
 
 def _foremost(rows: Sequence[Row], room: int) -> Sequence[Row]:
-    """Return the rows that fit, in order of their numbers.
+    """Return the rows that fit into `room` lines, in order of their node numbers. All are returned if they fit.
 
-    Nodes that are not ready are kept first, then nodes with running calls.
+    If not, nodes that are not ready or have a broken connection are chosen first, then nodes with running calls, then
+    the lowest numbers. If there are any rows, at least one is returned.
     """
     if len(rows) <= room:
         return rows
@@ -160,7 +185,10 @@ def _colour(phase: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a duration in seconds as a clock shows it: 0:07, 12:30, 1:02:03. Negative durations count as 0."""
+    """Return a duration in seconds as a clock shows it: 0:07, 12:30, 1:02:03. Negative durations count as 0.
+
+    Parts of a second are cut off.
+    """
     whole = max(0, int(seconds))
     minutes = f"{whole // 60 % 60:02}" if whole >= 3600 else f"{whole // 60}"
     return f"{f'{whole // 3600}:' if whole >= 3600 else ''}{minutes}:{whole % 60:02}"

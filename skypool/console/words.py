@@ -1,4 +1,7 @@
-"""Converts events into the lines of text that the plain console and logs show. It has no clock."""
+"""Converts a pool's events into the lines of text that the plain console and logs show. It has no clock of its own.
+
+Times come from the events. Other functions put numbers and durations into words.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,27 @@ from dataclasses import dataclass
 from skypool import events
 
 WIDEST = 160
-"""Characters of a text of several lines or of great length that are shown in a line."""
+"""Maximum number of characters of a text that are shown in a line. A longer text is cut."""
 _BRISK = 1.0
 """Seconds after a node's launch during which its phases before ready get no line of their own."""
 _FILES_EVERY = 5.0
 """Seconds between two lines about files that are packed or sent."""
 _BURST = 5
-"""Maximum number of lines of one kind in one window. Further lines are only counted."""
+"""Maximum number of lines of one kind in one period of `_WINDOW` seconds. Further lines are only counted."""
 _WINDOW = 10.0
-"""Seconds of that window."""
+"""Length of that period in seconds."""
 
 
 @dataclass(slots=True)
 class _Limit:
-    """A limit on lines of one kind: at most five in ten seconds are shown, and the others are only counted."""
+    """A limit on lines of one kind: at most 5 in 10 seconds are shown, and further ones are only counted.
+
+    Attributes:
+        rest: name of the lines that are only counted, such as "calls failed".
+        since: when the current period of 10 seconds began, in seconds since 1970.
+        told: number of lines that were shown in this period.
+        held: number of lines that were only counted, and are not yet in a summary.
+    """
 
     rest: str
     """Name of the lines that are only counted, such as "calls failed"."""
@@ -31,7 +41,13 @@ class _Limit:
     held: int = 0
 
     def admits(self, now: float) -> bool:
-        """Return True if a line may be shown at this time; otherwise count it."""
+        """Return True if a line may be shown at this time. Otherwise count the line as held back, and return False.
+
+        A new period of 10 seconds begins only when no line is held back, so call `summary` before.
+
+        Args:
+            now: the time in seconds since 1970.
+        """
         if now - self.since >= _WINDOW and not self.held:
             self.since = now
             self.told = 0
@@ -42,7 +58,13 @@ class _Limit:
         return False
 
     def summary(self, now: float) -> str:
-        """Return a line with the number of lines held back, once the period is over. "" if there are none."""
+        """Return a line with the number of lines that were held back, such as "… and 12 more calls failed".
+
+        The count is then set to 0. Returns "" if no line was held back, or if the period of 10 seconds is not over yet.
+
+        Args:
+            now: the time in seconds since 1970; infinity counts every period as over.
+        """
         if not self.held or now - self.since < _WINDOW:
             return ""
         held = self.held
@@ -54,7 +76,8 @@ class Words:
     """Converter of one pool's events into lines of text.
 
     Args:
-        routine: also describe what goes as planned. False if a view shows that.
+        routine: also describe what goes as planned, such as a node that becomes ready. False if a view shows that; then
+            only problems and the pool's end are described.
     """
 
     def __init__(self, *, routine: bool = True) -> None:
@@ -82,7 +105,11 @@ class Words:
         }
 
     def tell(self, e: events.Event) -> list[str]:
-        """Return the lines that describe an event, each with the time of day and a newline. Many events have none."""
+        """Return the lines that describe an event, each with the time of day and a newline.
+
+        The list is empty for many events. At most 5 lines of one frequent kind are returned in 10 seconds. The number
+        of the others follows later, in a line of its own before the lines of some later event.
+        """
         self._pool = e.pool
         self._began = e.time if self._began is None else self._began
         said = [text for text in self._about(e) if text]
@@ -92,7 +119,11 @@ class Words:
         return self._dated(e.time, [*self._summaries(e.time), *said])
 
     def close(self, now: float) -> list[str]:
-        """Return the last lines: the numbers of lines that were held back."""
+        """Return the last lines: the numbers of lines that were held back. Empty if there were none.
+
+        Args:
+            now: the time in seconds since 1970, which the lines show.
+        """
         return self._dated(now, self._summaries(float("inf")))
 
     def _summaries(self, now: float) -> list[str]:
@@ -171,7 +202,10 @@ class Words:
                     yield f"node {e.node} {e.phase}{': ' if e.detail else ''}{brief(e.detail)}"
 
     def _about_files(self, e: events.FilesProgress) -> Iterator[str]:
-        """Yield a line about the progress of a long transfer of files, at most every `_FILES_EVERY` seconds."""
+        """Yield a line about the progress of a long transfer of files, at most every 5 seconds for each node.
+
+        Yields nothing in the first 5 seconds of a transfer, or if `routine` is False.
+        """
         since = self._files_told.setdefault(e.node, e.time)
         if self._routine and e.time - since >= _FILES_EVERY:
             self._files_told[e.node] = e.time
@@ -179,7 +213,12 @@ class Words:
             yield f"{doing}: {e.done / 1e6:,.0f} of {e.total / 1e6:,.0f} MB"
 
     def _about_loss(self, e: events.NodePhase) -> Iterator[str]:
-        """Yield lines about a node that ends. It counts as lost if there is a reason."""
+        """Yield lines about a node that ends.
+
+        If the event has a reason, a line gives it, unless that reason was reported before for this node. The first such
+        line for a node says "lost", or "failed" if the node was never ready. Then, when the node has ended, "node 3
+        ended" follows. That line is left out if `routine` is False, and while the whole pool ends.
+        """
         ready = self._slots.pop(e.node, None) is not None
         self._cpu_slots.pop(e.node, None)
         if e.detail and e.node not in self._gone:
@@ -192,7 +231,14 @@ class Words:
             yield f"node {e.node} ended"
 
     def _news(self, text: str, detail: str, node: int | None = None) -> str:
-        """Return the text, or "" if the detail is empty or has been reported before, for this node or for the pool."""
+        """Return the text, or "" if the detail is empty or was reported before. A returned text is noted as reported.
+
+        Args:
+            text: the line.
+            detail: the reason that the line gives.
+            node: the node that the reason is about; None for the pool. A reason that was reported for a node also
+                counts as reported for the pool, but not for other nodes.
+        """
         key = detail if node is None else f"{node} {detail}"
         if not detail or key in self._told:
             return ""
@@ -206,13 +252,19 @@ class Words:
 
 
 def brief(text: str) -> str:
-    """Return the first line of a text, cut to `WIDEST` characters with "…" at its end."""
+    """Return the first line of a text, without surrounding spaces. Return "" for blank text.
+
+    A line of more than 160 characters (`WIDEST`) is cut to that length, with "…" as its last character.
+    """
     line = text.strip().partition("\n")[0].rstrip()
     return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
 
 
 def span(seconds: float) -> str:
-    """Return a duration in seconds as text: 0.3 s, 42 s, 3:07 min, 1:02 h. Negative durations count as 0."""
+    """Return a duration in seconds as text: 0.3 s, 42 s, 3:07 min, 1:02 h. Negative durations count as 0.
+
+    From 10 seconds on, parts of a second (or, for hours, of a minute) are cut off.
+    """
     if seconds < 10:
         return f"{max(0.0, seconds):.1f} s"
     whole = int(seconds)
@@ -226,7 +278,8 @@ def span(seconds: float) -> str:
 def split(slots: int, devices: int) -> str:
     """Return slots and devices in words: "1 slot with 8 devices", "8 slots with 1 device each".
 
-    If the devices do not divide evenly: "3 slots with 8 devices in all".
+    If the devices do not divide evenly: "3 slots with 8 devices in all". If one of the numbers is 0, only the slots: "4
+    slots".
     """
     if not devices or not slots:
         return many(slots, "slot")
@@ -238,12 +291,12 @@ def split(slots: int, devices: int) -> str:
 
 
 def beside(cpu_slots: int) -> str:
-    """Return the number of CPU slots as ", 4 CPU slots", or "" for none."""
+    """Return the number of CPU slots (slots without a device) as ", 4 CPU slots"; "" for 0."""
     return f", {many(cpu_slots, 'CPU slot')}" if cpu_slots else ""
 
 
 def many(n: int, thing: str) -> str:
-    """Return a number with its noun: "1 node", "2 nodes", "1,000 nodes"."""
+    """Return a number with its noun: "0 nodes", "1 node", "2 nodes", "1,000 nodes". The plural is made with "s"."""
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 

@@ -8,9 +8,9 @@ instead of failing:
     devices.family("cuda").get_device_stats(0)
     devices.visible_env("cuda", [2, 3])       # the environment that shows a process only these
 
-- `device`: `Device`, `Stats`, and the base class `Family`.
+- `device`: `Device`, `Stats`, and the base class `Family` of all kinds of devices.
 - `cuda` (NVIDIA), `rocm` (AMD), `neuron` (Trainium), `tpu` (Google), `hpu` (Gaudi), `host` (CPU, Apple): the families.
-- `identity`: matches a device with the catalogue; `tools`: runs the vendors' command-line tools.
+- `identity`: matches a device with the catalogue of accelerators; `tools`: runs the vendors' command-line tools.
 - `elsewhere`: detects the accelerators of another machine.
 """
 
@@ -35,7 +35,9 @@ KINDS = ("cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu")
 
 
 def family(kind: str) -> Family:
-    """Return the device family of a kind.
+    """Return the device family of a kind: the object that detects and describes devices of that kind.
+
+    It is returned for a known kind even if this machine has no such devices.
 
     Args:
         kind: one of `KINDS`, or a name that was registered with a device class.
@@ -52,7 +54,7 @@ def family(kind: str) -> Family:
 
 @cache
 def _own() -> dict[str, Family]:
-    """Return one `Family` for each of `KINDS`, by kind."""
+    """Return one `Family` object for each of `KINDS`, by kind. The same objects are returned each time."""
     from skypool.devices.cuda import Cuda
     from skypool.devices.host import Cpu, Mps
     from skypool.devices.hpu import Hpu
@@ -64,7 +66,10 @@ def _own() -> dict[str, Family]:
 
 
 def _registered() -> dict[str, Family]:
-    """Return the device families that users registered, by name."""
+    """Return the device families that users registered, by name; {} if there are none.
+
+    New objects are made at each call.
+    """
     import sys
 
     registry = sys.modules.get("skypool.accelerators.registry")  # if it was never imported, nothing can be registered
@@ -74,11 +79,12 @@ def _registered() -> dict[str, Family]:
 def detect() -> tuple[Device, ...]:
     """Return every accelerator that this process may use, of all families except "cpu".
 
-    The tuple is empty if there is none.
+    The tuple is empty if there is none. Devices that a variable such as `CUDA_VISIBLE_DEVICES` hides are left out. A
+    vendor's tool is started only if it is installed, so this is quick on a machine without accelerators. With a tool it
+    may block for up to 20 s for each call of the tool.
 
-    A vendor's tool is started only if it is installed, so this is quick on a machine without accelerators. For
-    rehearsals without hardware, set the environment variable `SKYPOOL_DEVICES`. It is a JSON list of objects with the
-    fields of `Device`, and replaces all tools.
+    For rehearsals without hardware, set the environment variable `SKYPOOL_DEVICES`. It is a JSON list of objects with
+    the fields of `Device`, and replaces all tools.
     """
     if told := os.environ.get("SKYPOOL_DEVICES"):
         return _told(told)
@@ -93,6 +99,10 @@ def _told(text: str) -> tuple[Device, ...]:
 
     Args:
         text: the value of `SKYPOOL_DEVICES`: a JSON list of objects with the fields of `Device`.
+
+    Raises:
+        ValueError: the text is not JSON.
+        TypeError: an object has other fields than those of `Device`, or lacks a required one.
     """
     import json
 
@@ -104,9 +114,9 @@ def _told(text: str) -> tuple[Device, ...]:
 
 
 def accelerators() -> tuple[Accelerator, ...]:
-    """Return what `detect` finds as accelerators of the catalogue, each with its count.
+    """Return what `detect` finds as accelerators of the catalogue, one for each model, with the number of such devices.
 
-    Devices that the catalogue does not know are left out.
+    Devices that the catalogue does not know are left out. The tuple is empty if none is left.
     """
     from skypool.devices.identity import summary
 
@@ -114,14 +124,15 @@ def accelerators() -> tuple[Accelerator, ...]:
 
 
 def visible_env(kind: str, indices: Sequence[int | str]) -> dict[str, str]:
-    """Return environment variables that show a new process only some devices of one kind.
+    """Return environment variables that show a new process only some devices of one kind. Nothing is set here.
 
     An empty list of indices hides all devices of the kind, except Neuron cores, which cannot all be hidden.
 
     Args:
         kind: one of `KINDS`, or a registered name.
         indices: the numbers that the vendor's variable takes: cards for cuda and rocm, chips for tpu, module ids for
-            hpu, NeuronCores (not devices) for neuron. For cuda also UUIDs. `Device.pin` is right for each kind.
+            hpu, NeuronCores (not devices) for neuron. For cuda also UUIDs. `Device.pin` is right for each kind. They
+            are not checked.
 
     Raises:
         UsageError: there is no such kind.
@@ -130,7 +141,7 @@ def visible_env(kind: str, indices: Sequence[int | str]) -> dict[str, str]:
 
 
 def hidden() -> dict[str, str]:
-    """Return the environment that shows a new process no accelerator of any kind.
+    """Return the environment variables that show a new process no accelerator of any kind. Nothing is set here.
 
     No variable hides Trainium, Inferentia or TPU chips for certain. `JAX_PLATFORMS` and `PJRT_DEVICE` keep JAX and
     PyTorch/XLA away from them, and `SKYPOOL_DEVICES` makes `detect` find nothing.
@@ -142,10 +153,11 @@ def hidden() -> dict[str, str]:
 
 
 def pinned(devices: Sequence[Device]) -> dict[str, str]:
-    """Return environment variables that show a new process only the given devices.
+    """Return environment variables that show a new process only the given devices. Nothing is set here.
 
     Args:
-        devices: devices as `detect` returns them, of one or several kinds. Devices of other kinds are not hidden.
+        devices: devices as `detect` returns them, of one or several kinds. Devices of kinds that are not among them are
+            not hidden, so an empty sequence gives {}.
     """
     env: dict[str, str] = {}
     for kind in dict.fromkeys(device.kind for device in devices):
@@ -156,7 +168,7 @@ def pinned(devices: Sequence[Device]) -> dict[str, str]:
 def _pinned_env(kind: str, pins: Sequence[str]) -> dict[str, str]:
     """Return environment variables that show a new process only these devices of one kind.
 
-    Returns an empty dict for a kind without a family, such as FPGAs.
+    Returns {} for a kind without a family, such as FPGAs.
 
     Args:
         kind: the kind of the devices.

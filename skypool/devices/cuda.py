@@ -1,4 +1,7 @@
-"""NVIDIA GPUs and MIG partitions: detected with nvidia-ml-py if it is installed, otherwise with `nvidia-smi`."""
+"""NVIDIA GPUs and MIG partitions: the family `Cuda`, and parsers for the tools' output.
+
+The devices are detected with the package nvidia-ml-py if it is installed, otherwise with `nvidia-smi`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ _STATS = "memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw"
 class Cuda(Family):
     """The family of NVIDIA GPUs.
 
-    A card that MIG has partitioned is reported as its partitions, because only these can be used.
+    A card that MIG has partitioned is reported as its partitions, because only these can be used. Devices that
+    `CUDA_VISIBLE_DEVICES` hides are not reported.
     """
 
     kind = "cuda"
@@ -37,9 +41,10 @@ class Cuda(Family):
 
 
 def read_stats(text: str | None) -> Stats:
-    """Return the state of one card from the output of `nvidia-smi --query-gpu`.
+    """Return the state of one card from the output of `nvidia-smi --query-gpu`. Only the first line is read.
 
-    All fields are None if the output is missing or has another number of columns than was requested.
+    All fields are None if the output is missing or has another number of columns than was requested. A cell without a
+    number, such as "[N/A]", gives None for its field.
 
     Args:
         text: the output for the columns in `_STATS`; None if the tool is missing.
@@ -49,14 +54,19 @@ def read_stats(text: str | None) -> Stats:
 
 
 def _from_smi() -> tuple[Device, ...]:
-    """Return the devices that `nvidia-smi` lists; an empty tuple if it is missing or fails."""
+    """Return the devices that `nvidia-smi` lists, with a partitioned card as its partitions.
+
+    Returns an empty tuple if the tool is missing or fails.
+    """
     if (listing := ask(["nvidia-smi", "-L"])) is None:
         return ()
     return read_smi(listing, ask(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]))
 
 
 def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
-    """Return the devices in the output of `nvidia-smi -L`.
+    """Return the devices in the output of `nvidia-smi -L`, with a partitioned card as its partitions.
+
+    Lines of another form are ignored. The memory of a partition is None, as the tool does not print it.
 
     Args:
         listing: the output of `nvidia-smi -L`.
@@ -78,22 +88,37 @@ def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
 
 
 def _card(index: int, name: str, uuid: str, memory_mib: int | None, pci: str) -> Device:
-    """Return the `Device` of a whole card.
+    """Return the `Device` of a whole card. Its pin is its index.
 
     Args:
-        pci: the device id with the vendor's id in its lower half, as in "0x233010DE". The lower half is dropped.
+        index: the card's number.
+        name: its name.
+        uuid: its UUID.
+        memory_mib: its memory in MiB; None if unknown.
+        pci: the device id with the vendor's id in its lower half, as in "0x233010DE". The lower half is dropped. A text
+            of another length gives "".
     """
     pci_id = "0x" + pci[2:6].upper() if len(pci) == 10 else ""
     return Device("cuda", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 
 
 def _part(card: Device, profile: str, uuid: str, memory_mib: int | None = None) -> Device:
-    """Return the `Device` of a MIG partition of a card."""
+    """Return the `Device` of a MIG partition of a card. Its pin is its UUID.
+
+    Args:
+        card: the whole card, from which number, name and PCI id are taken.
+        profile: the partition's profile, such as "1g.10gb".
+        uuid: the partition's UUID.
+        memory_mib: the partition's memory in MiB; None if unknown.
+    """
     return Device("cuda", card.index, card.name, memory_mib, uuid, uuid, card.pci_id, profile)
 
 
 def _from_nvml() -> tuple[Device, ...]:
-    """Return the devices that NVML reports; an empty tuple if nvidia-ml-py or the driver is missing."""
+    """Return the devices that NVML (NVIDIA's library for device management) reports.
+
+    Returns an empty tuple if the package nvidia-ml-py or the driver is missing, or if NVML fails.
+    """
     from importlib import import_module  # an optional dependency
 
     try:
@@ -113,7 +138,9 @@ def _from_nvml() -> tuple[Device, ...]:
 
 
 def read_nvml(nvml: Any) -> tuple[Device, ...]:
-    """Return the devices that NVML reports, with a partitioned card as its partitions.
+    """Return the devices that NVML (NVIDIA's library for device management) reports.
+
+    A partitioned card is returned as its partitions.
 
     Args:
         nvml: the module `pynvml`, on which `nvmlInit` was called.
@@ -133,7 +160,7 @@ def read_nvml(nvml: Any) -> tuple[Device, ...]:
 
 
 def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
-    """Return the MIG partitions of a card; an empty list if it is not partitioned."""
+    """Return the MIG partitions of a card; an empty list if it is not partitioned, or does not support MIG."""
     try:
         if not nvml.nvmlDeviceGetMigMode(handle)[0]:
             return []
@@ -153,5 +180,5 @@ def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
 
 
 def _text(given: str | bytes) -> str:
-    """Return a text that NVML returned as str. Older versions of pynvml return bytes, which are decoded."""
+    """Return a text that NVML returned, as str. Older versions of pynvml return bytes, which are decoded."""
     return given.decode() if isinstance(given, bytes) else given

@@ -1,4 +1,4 @@
-"""Detects the accelerators of another machine: with a shell script to run there, and a parser for its output."""
+"""Detects the accelerators of another machine: by a shell script to run there, and a parser for the script's output."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ if TYPE_CHECKING:
 
 
 def question() -> str:
-    """Return a POSIX shell script for the other machine, whose output `accelerators` reads.
+    """Return a POSIX shell script to run on the other machine. `accelerators` reads what the script prints.
 
-    The script prints "@of NAME" and then the output of each tool that is installed.
+    The script prints a line "@of NAME" before the output of each vendor's tool that is installed, and before the PCI
+    ids of TPU chips. Nothing runs here.
     """
     return (files("skypool.devices") / "ask.sh").read_text("utf-8")
 
 
 def accelerators(answer: Iterable[str]) -> tuple[Accelerator, ...]:
-    """Return the accelerators in the output of `QUESTION`, each with its count.
+    """Return the accelerators in the output of the script from `question`, each with the number of such devices.
 
-    Devices that the catalogue does not know are left out.
+    Devices that the catalogue does not know are left out. The tuple is empty if none is left.
 
     Args:
-        answer: the lines that the script printed.
+        answer: the lines that the script printed, without line breaks at their ends.
     """
     from skypool.devices.identity import summary
 

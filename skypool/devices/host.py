@@ -1,4 +1,4 @@
-"""The families of the CPU and of the GPU of Apple silicon."""
+"""The device families of this machine's CPU and of the GPU of Apple silicon."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from skypool.devices.tools import ask, whole
 
 
 class Cpu(Family):
-    """The family of the processor. It is always one device, whatever the number of its cores or of processes on it."""
+    """The family of the processor. It is always one device, whatever the number of its cores or of processes on it.
+
+    No variable hides it: `visible_env` returns {}. The utilization is estimated from the load of the last minute.
+    """
 
     kind = "cpu"
 
     def parse_devices(self, devices: int | str | Sequence[int] | None = "auto") -> list[int]:
-        """Return the indices that a setting selects. A positive number means processes, which all get device 0.
+        """Return the indices that a setting selects.
 
-        Any other setting means the same as in `Family.parse_devices`.
+        A positive int means processes, which all get device 0: 3 gives [0, 0, 0].
+
+        Any other setting means the same as in `Family.parse_devices`: "auto", -1 and None give [0].
+
+        Raises:
+            UsageError: the setting cannot be read, is 0, or selects another device than 0.
         """
         if isinstance(devices, int) and devices > 0:
             return [0] * devices
@@ -40,7 +48,7 @@ class Cpu(Family):
 
 
 def _memory_mib() -> int | None:
-    """Return the machine's memory in MiB; None if the system does not report it."""
+    """Return the machine's whole memory in MiB; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     except (ValueError, OSError, AttributeError):
@@ -48,7 +56,7 @@ def _memory_mib() -> int | None:
 
 
 def _meminfo(key: str) -> int | None:
-    """Return a value of /proc/meminfo, such as "MemAvailable", in MiB; None if it cannot be read."""
+    """Return a value of /proc/meminfo, such as "MemAvailable", in MiB, rounded down. None if it cannot be read."""
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file)
@@ -58,7 +66,10 @@ def _meminfo(key: str) -> int | None:
 
 
 class Mps(Family):
-    """The family of the GPU of Apple silicon. It is one device, which shares the machine's memory."""
+    """The family of the GPU of Apple silicon. It is one device, which shares the machine's memory.
+
+    On any other machine, `detect` returns an empty tuple. No variable hides the device.
+    """
 
     kind = "mps"
 

@@ -1,4 +1,4 @@
-"""Intel Gaudi cards, detected with `hl-smi`."""
+"""Intel Gaudi cards: the family `Hpu`, and a parser for the output of Intel's tool `hl-smi`, which detects them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STATE = "memory.used,memory.total,utilization.aip,temperature.aip,power.draw"
 
 
 class Hpu(Family):
-    """The family of Intel Gaudi cards.
+    """The family of Intel Gaudi cards. Cards that `HABANA_VISIBLE_MODULES` hides are not reported.
 
     A card is selected by its module id, not by its index: only the module id stays the same after a restart.
     """
@@ -36,7 +36,8 @@ class Hpu(Family):
 def read_hl_smi(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `hl-smi -Q index,name,uuid,module_id,memory.total -f csv,noheader,nounits`.
 
-    Lines with other columns are left out. None, for a tool that is missing, yields no devices.
+    They are sorted by index. Lines with other columns are left out. None, for a tool that is missing, yields an empty
+    tuple.
     """
     found = []
     for row in table(text):

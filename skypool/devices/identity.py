@@ -19,7 +19,7 @@ letter is its GB; the letter is the licence (NVIDIA vGPU User Guide, "Virtual GP
 
 
 class Reported(Protocol):
-    """The fields of a device that `identify` needs. `devices.Device` has them."""
+    """The fields of a detected device that `identify` needs. `devices.Device` has them."""
 
     @property
     def name(self) -> str: ...
@@ -32,11 +32,11 @@ class Reported(Protocol):
 
 
 def identify(device: Reported) -> Accelerator | None:
-    """Return the catalogue's accelerator for a device; None if the catalogue does not know it.
+    """Return the catalogue's accelerator for a device, with count 1. None if the catalogue does not know the device.
 
     The name is tried first, then the PCI id. The PCI id also settles a form factor that the name leaves open. The
-    reported memory decides between sizes of a model. A device with clearly less memory than any size of its model is
-    unknown.
+    reported memory decides between sizes of a model. Returns None, too, if the device has clearly less memory than any
+    size of its model.
     """
     if virtual := _VGPU.fullmatch(device.name):
         return _virtual(device, virtual["card"], int(virtual["gb"]))
@@ -54,7 +54,7 @@ def _card(name: str, pci_id: str, memory_mib: int | None) -> Accelerator | None:
     Args:
         name: the reported name.
         pci_id: the PCI device id, such as "0x2330"; "" if unknown.
-        memory_mib: the reported memory in MiB; None if unknown.
+        memory_mib: the reported memory in MiB; None if unknown. It selects among sizes that share a PCI id.
     """
     by_pci = _by_pci(pci_id, memory_mib)
     card = _by_name(name) or by_pci
@@ -69,7 +69,8 @@ def _card(name: str, pci_id: str, memory_mib: int | None) -> Accelerator | None:
 def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
     """Return the share of a card that a virtual GPU is, or the whole card if it has all of the memory.
 
-    Returns None if the catalogue does not know the card or the share.
+    A virtual GPU with a quarter of the card's memory is the partition "1of4". Returns None if the catalogue does not
+    know the card or the share.
 
     Args:
         device: the virtual GPU.
@@ -83,7 +84,10 @@ def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
 
 
 def _part(card: Accelerator, profile: str) -> Accelerator | None:
-    """Return the partition of a card with this profile; None if the catalogue has no such partition."""
+    """Return one partition of a card with this profile, such as "1g.10gb".
+
+    Returns None if the catalogue has no such partition, or if the card is a partition itself.
+    """
     try:
         return card.partition(profile)
     except UsageError:
@@ -91,10 +95,10 @@ def _part(card: Accelerator, profile: str) -> Accelerator | None:
 
 
 def _by_name(name: str) -> Accelerator | None:
-    """Return the accelerator that a reported name means; None if the catalogue does not know it.
+    """Return the accelerator that a reported name means; None if the catalogue does not know the name.
 
-    The whole name is tried first. Then follow the name that AMD puts in square brackets, and the first six letters of a
-    Gaudi name ("HL-325L").
+    The whole name is tried first. Then follow the name that AMD puts in square brackets, and a short form of the name.
+    The short form is the first six characters of a Gaudi name ("HL-325L"), or the name without " VF" at its end.
     """
     inner = _BRACKETS.search(name)
     short = name[:6] if name.startswith("HL-") else name.removesuffix(" VF")
@@ -108,9 +112,10 @@ def _by_name(name: str) -> Accelerator | None:
 
 
 def _by_pci(pci_id: str, memory_mib: int | None) -> Accelerator | None:
-    """Return the accelerator with a PCI id; None if the catalogue does not have the id.
+    """Return the accelerator with a PCI id; None if the catalogue does not have the id, or if it is "".
 
     If several sizes of a model share the id, the one whose memory is nearest to the reported memory is returned.
+    Without a reported memory, the first listed size is returned. The form factor is None if several share the id.
     """
     fit = [row for row in tables.rows("accelerators.csv") if pci_id and pci_id in row["pci_ids"].split()]
     if not fit:
@@ -123,7 +128,10 @@ def _by_pci(pci_id: str, memory_mib: int | None) -> Accelerator | None:
 
 
 def summary(devices: Iterable[Reported]) -> tuple[Accelerator, ...]:
-    """Return the accelerators that the catalogue recognises among the devices, each with its count."""
+    """Return the accelerators that the catalogue recognises among the devices, each with the number of such devices.
+
+    Devices that it does not recognise are left out. The order is that of the first device of each accelerator.
+    """
     counts: dict[Accelerator, int] = {}
     for device in devices:
         if (found := identify(device)) is not None:

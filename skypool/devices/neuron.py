@@ -1,4 +1,7 @@
-"""AWS Trainium and Inferentia: devices are read from `neuron-ls`, measurements from `neuron-monitor`."""
+"""AWS Trainium and Inferentia devices: the family `Neuron`, and parsers for the tools' output.
+
+The devices are read from `neuron-ls`, and their state from `neuron-monitor`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ _MODELS = {
 class Neuron(Family):
     """The family of AWS Neuron devices (Trainium and Inferentia).
 
-    A device is selected by its cores, because the Neuron runtime assigns NeuronCores, not devices.
+    A device is selected by its cores, because the Neuron runtime assigns NeuronCores, not devices. `detect` does not
+    consider NEURON_RT_VISIBLE_CORES. `visible_env` returns {} for an empty list, as no variable hides every core.
     """
 
     kind = "neuron"
@@ -42,15 +46,18 @@ class Neuron(Family):
 
 
 def cores_of(device: Device) -> list[int]:
-    """Return the numbers of a device's NeuronCores, as the Neuron runtime counts them."""
+    """Return the numbers of a device's NeuronCores, as the Neuron runtime counts them.
+
+    They are read from `Device.pin`. An empty pin gives [].
+    """
     return [int(core) for core in device.pin.split(",") if core]
 
 
 def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `neuron-ls --json-output`, sorted by index.
 
-    The tool counts logical cores: it shows 4 of the 8 cores of a Trainium2 by default. None, for a tool that is
-    missing, yields no devices.
+    The tool counts logical cores: it shows 4 of the 8 cores of a Trainium2 by default. None (for a tool that is
+    missing) and text that is not such JSON yield an empty tuple.
     """
     told = document(text)
     found = []
@@ -90,10 +97,11 @@ def _model(each: dict[str, Any], memory: float | None) -> str:
 def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) -> Stats:
     """Return the state of one device from one report of `neuron-monitor`.
 
-    Memory and utilization are None if there is no report.
+    Used memory and utilization are sums over all programs that use the device. They are None if there is no report, and
+    0 if no program uses the device. Temperature and power are always None.
 
     Args:
-        text: one line of the tool's JSON output.
+        text: one line of the tool's JSON output; None for no report.
         cores: the NeuronCores of the device. The utilization is their mean.
         total_mib: the device's memory in MiB, which the report does not contain.
     """
@@ -117,23 +125,29 @@ def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) 
 
 
 def _at(given: Any, *path: str) -> Any:
-    """Return the value at a path of keys in nested dicts; None if a step is missing."""
+    """Return the value at a path of keys in nested dicts; None if a key is missing or something on the way is no dict.
+
+    Without a path, the given value itself is returned.
+    """
     for step in path:
         given = given.get(step) if isinstance(given, dict) else None
     return given
 
 
 def _numbers(given: Any) -> Iterator[float]:
-    """Yield the values of a dict that are numbers, as floats."""
+    """Yield the values of a dict that are numbers, as floats.
+
+    Other values are skipped; anything but a dict yields nothing.
+    """
     for value in given.values() if isinstance(given, dict) else ():
         if (found := number(value)) is not None:
             yield found
 
 
 def _one_report() -> str | None:
-    """Return the first line of `neuron-monitor`, and then kill it, because it reports without end.
+    """Return the first line that `neuron-monitor` prints, and kill the tool, because it reports without end.
 
-    Returns None if the tool is missing, or prints nothing within `PATIENCE` seconds.
+    Blocks for up to `PATIENCE` seconds (20). Returns None if the tool is missing, or prints nothing in that time.
     """
     import selectors
     import subprocess

@@ -1,4 +1,7 @@
-"""AMD GPUs, detected with `amd-smi`, or with the older `rocm-smi` if `amd-smi` reports no cards."""
+"""AMD GPUs: the family `Rocm`, and parsers for the tools' output.
+
+The devices are detected with `amd-smi`, or with the older `rocm-smi` if `amd-smi` reports no cards.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ _STATE = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--
 
 
 class Rocm(Family):
-    """The family of AMD GPUs. ROCm counts an MI250X as two devices, one for each of its dies."""
+    """The family of AMD GPUs. ROCm counts an MI250X as two devices, one for each of its dies.
+
+    Devices that `ROCR_VISIBLE_DEVICES` or `HIP_VISIBLE_DEVICES` hides are not reported.
+    """
 
     kind = "rocm"
 
@@ -39,14 +45,18 @@ class Rocm(Family):
 def _shown(device: Device) -> bool:
     """Return True if a device is visible to this process.
 
-    `ROCR_VISIBLE_DEVICES` decides, or `HIP_VISIBLE_DEVICES` if that is not set.
+    The variable `ROCR_VISIBLE_DEVICES` decides, or `HIP_VISIBLE_DEVICES` if that is not set. If neither is set, every
+    device is visible.
     """
     lowest = "ROCR_VISIBLE_DEVICES" if "ROCR_VISIBLE_DEVICES" in os.environ else "HIP_VISIBLE_DEVICES"
     return allowed(lowest, (str(device.index), device.uuid))
 
 
 def _cards(told: Any) -> list[dict[str, Any]]:
-    """Return the list of cards in a JSON document of `amd-smi`. The tool of ROCm 7 wraps this list in an object."""
+    """Return the list of cards in a parsed JSON document of `amd-smi`; [] for any other document, such as None.
+
+    The tool of ROCm 7 wraps this list in an object.
+    """
     if isinstance(told, dict):
         told = told.get("gpu_data")
     return [card for card in told if isinstance(card, dict)] if isinstance(told, list) else []
@@ -55,7 +65,8 @@ def _cards(told: Any) -> list[dict[str, Any]]:
 def _value(card: dict[str, Any], *path: str) -> object:
     """Return a value at a path of keys in a card's JSON; None if a step is missing.
 
-    `amd-smi` writes a measure as {"value": 42, "unit": "%"}, of which the value is returned, or as "N/A".
+    `amd-smi` writes a measure as {"value": 42, "unit": "%"}, of which 42 is returned, or as "N/A", which is returned as
+    it is.
     """
     at: Any = card
     for step in path:
@@ -64,7 +75,10 @@ def _value(card: dict[str, Any], *path: str) -> object:
 
 
 def read_amd_static(text: str | None) -> tuple[Device, ...]:
-    """Return the devices in the output of `amd-smi static --asic --vram --json`; an empty tuple for None."""
+    """Return the devices in the output of `amd-smi static --asic --vram --json`, in the order of the output.
+
+    Returns an empty tuple for None and for text that is not such JSON. Cards without a number are left out.
+    """
     found = []
     for card in _cards(document(text)):
         index = whole(card.get("gpu"))
@@ -78,13 +92,13 @@ def read_amd_static(text: str | None) -> tuple[Device, ...]:
 
 
 def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str = "") -> Device:
-    """Return the `Device` of an AMD card.
+    """Return the `Device` of an AMD card. Its pin is its index.
 
     Args:
         index: the card's number.
         name: its name.
         memory_mib: its memory in MiB; None if unknown.
-        pci: its PCI id. Anything but "0x" and four digits is dropped.
+        pci: its PCI id. Anything but "0x" and four characters is dropped.
         uuid: its unique id; "" if unknown.
     """
     pci_id = "0x" + pci[2:].upper() if pci.startswith("0x") and len(pci) == 6 else ""
@@ -94,7 +108,8 @@ def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str =
 def read_amd_metric(text: str | None) -> Stats:
     """Return the state of the first card in the output of `amd-smi metric --json`.
 
-    All fields are None if the output is missing.
+    All fields are None if the output is missing or has no card. The temperature is that of the hottest spot if the tool
+    reports it, otherwise that of the edge.
     """
     for card in _cards(document(text)):
         spots = (number(_value(card, "temperature", spot)) for spot in ("hotspot", "edge"))
@@ -111,7 +126,7 @@ def read_amd_metric(text: str | None) -> Stats:
 def _by_index(text: str | None) -> dict[int, dict[str, str]]:
     """Return the cards in a JSON document of `rocm-smi`, by index, with the keys of each in lower case.
 
-    The tool changed the case of its keys between releases.
+    The tool changed the case of its keys between releases. Returns {} for None and for text that is not such JSON.
     """
     told = document(text)
     found = {}
@@ -124,7 +139,7 @@ def _by_index(text: str | None) -> dict[int, dict[str, str]]:
 def read_rocm(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `rocm-smi --showproductname --showmeminfo vram --showuniqueid --json`.
 
-    None, for a tool that is missing, yields no devices.
+    None (for a tool that is missing) and text that is not such JSON yield an empty tuple.
     """
     found = []
     for index, card in _by_index(text).items():
@@ -141,7 +156,11 @@ def read_rocm(text: str | None) -> tuple[Device, ...]:
 def read_rocm_state(text: str | None, index: int) -> Stats:
     """Return the state of one card from `rocm-smi --showuse --showmeminfo vram --showtemp --showpower --json`.
 
-    All fields are None if the output has no card with this index.
+    All fields are None if the output is missing or has no card with this index.
+
+    Args:
+        text: the output; None if the tool is missing.
+        index: the card's number.
     """
     card = _by_index(text).get(index, {})
 

@@ -1,4 +1,4 @@
-"""Runs the vendors' command-line tools, and parses their CSV and JSON."""
+"""Runs the vendors' command-line tools, parses their CSV and JSON, and reads variables that hide devices."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ PATIENCE = 20.0
 
 
 def find(tool: str, *places: str) -> str | None:
-    """Return the path of a tool, from PATH or else from the given directories; None if it is in none of them."""
+    """Return the path of a tool, from PATH or else from the given directories; None if it is in none of them.
+
+    Args:
+        tool: the tool's file name.
+        places: directories to search if the tool is not on PATH.
+    """
     import shutil  # imported here because most processes never look for devices
 
     return shutil.which(tool) or shutil.which(tool, path=os.pathsep.join(places) if places else "")
 
 
 def ask(argv: Sequence[str], *places: str) -> str | None:
-    """Run a tool and return its standard output.
+    """Run a tool and return its standard output as text. Blocks until the tool ends.
 
-    Returns None if the tool is not installed, exits with an error, or takes longer than `PATIENCE` seconds.
+    Returns None if the tool is not installed, exits with an error, or takes longer than `PATIENCE` seconds (20), after
+    which it is killed. Its error output is dropped. The tool runs with LC_ALL=C and no input.
 
     Args:
         argv: the tool's name and its arguments.
@@ -44,14 +50,17 @@ def ask(argv: Sequence[str], *places: str) -> str | None:
 
 
 def table(text: str | None) -> list[list[str]]:
-    """Return the cells of comma-separated lines that have no heading; an empty list for None."""
+    """Return the cells of comma-separated lines that have no heading, without surrounding spaces: a list for each line.
+
+    Empty lines are left out. None gives an empty list. Quotes have no meaning.
+    """
     return [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines() if line.strip()]
 
 
 def document(text: str | None) -> Any:
-    """Return the JSON document in a tool's output, after any warnings printed before it.
+    """Return the parsed JSON object or list in a tool's output, after any warnings printed before it.
 
-    Returns None if there is none, or if it is not valid JSON.
+    Returns None if the text is None, contains no JSON object or list, or is not valid JSON from there to its end.
     """
     import json
 
@@ -65,7 +74,7 @@ def document(text: str | None) -> Any:
 def number(cell: object) -> float | None:
     """Return the number at the start of a table cell: 81559.0 for "81559 MiB".
 
-    Returns None for anything else, such as "[N/A]" or "N/A".
+    A cell that is a number is returned as a float. Returns None for anything else, such as "[N/A]", "N/A", "" or True.
     """
     if isinstance(cell, (int, float)) and not isinstance(cell, bool):
         return float(cell)
@@ -77,7 +86,10 @@ def number(cell: object) -> float | None:
 
 
 def whole(cell: object) -> int | None:
-    """Return the number at the start of a table cell, rounded toward zero; None if there is no number."""
+    """Return the number at the start of a table cell as an int, rounded toward zero: 81559 for "81559.7 MiB".
+
+    Returns None if there is no number.
+    """
     found = number(cell)
     return None if found is None else int(found)
 
@@ -85,11 +97,12 @@ def whole(cell: object) -> int | None:
 def allowed(variable: str, tokens: Iterable[str]) -> bool:
     """Return True if an environment variable of this process does not hide a device.
 
-    Everything is visible if the variable is not set.
+    Every device is visible if the variable is not set. No device is if it is set and empty.
 
     Args:
         variable: the variable that lists visible devices, such as "CUDA_VISIBLE_DEVICES".
         tokens: the names of the device that may be in the list: its index, its UUID. The list may abbreviate a UUID.
+            Empty names never match.
     """
     shown = os.environ.get(variable)
     if shown is None:

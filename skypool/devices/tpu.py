@@ -1,4 +1,4 @@
-"""Google TPUs, detected as PCI devices, because no vendor tool reports them."""
+"""Google TPUs: the family `Tpu`. The chips are detected as PCI devices, because no vendor tool reports them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
 
 class Tpu(Family):
-    """The family of the TPU chips of this virtual machine.
+    """The family of the TPU chips of this virtual machine. Chips that `TPU_VISIBLE_CHIPS` hides are not reported.
 
     Args:
         root: the folder that contains sys/ and dev/; "/" except in tests.
@@ -49,7 +49,9 @@ class Tpu(Family):
 def chips(root: str = "/") -> list[str]:
     """Return the PCI device ids of the TPU chips that a program can open, sorted by PCI address.
 
-    Returns no more ids than there are devices in /dev/accel* and /dev/vfio.
+    Empty if there are none.
+
+    Returns no more ids than there are devices in /dev/accel* and /dev/vfio. Chips of unknown models are left out.
 
     Args:
         root: the folder that contains sys/ and dev/; "/" except in tests.
@@ -63,7 +65,7 @@ def chips(root: str = "/") -> list[str]:
 
 
 def _line(path: str) -> str:
-    """Return the first line of a file in lower case; "" if it cannot be read."""
+    """Return the first line of a file in lower case, without surrounding spaces; "" if it cannot be read."""
     try:
         with open(path) as file:
             return file.readline().strip().lower()
@@ -72,9 +74,10 @@ def _line(path: str) -> str:
 
 
 def accelerator_type() -> str:
-    """Return the type of the slice that this machine is part of, such as "v5p-8"; "" if it is unknown.
+    """Return the type of the TPU slice that this machine is part of, such as "v5p-8"; "" if it is unknown.
 
-    It is read from the environment variable `TPU_ACCELERATOR_TYPE`, or else from Google's metadata server.
+    The type is read from the environment variable `TPU_ACCELERATOR_TYPE`, or else from Google's metadata server. The
+    server has 2 s to answer; without an answer the result is "".
     """
     if named := os.environ.get("TPU_ACCELERATOR_TYPE"):
         return named
@@ -89,7 +92,7 @@ def accelerator_type() -> str:
 
 
 def model_of(type: str) -> str:
-    """Return the model of a slice's type: "TPUv3" for "v3-8". Returns "TPU" if the type is unknown."""
+    """Return the model of a TPU slice by the slice's type: "TPUv3" for "v3-8". Returns "TPU" if the type is unknown."""
     from skypool.accelerators import tables
 
     generation = type.partition("-")[0]

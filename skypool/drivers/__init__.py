@@ -1,7 +1,7 @@
 """Public tools for authors of drivers: the contract of a driver, and helpers that several drivers share.
 
-The names in `__all__` are stable (docs/stability.md). Each is imported when it is first used. A driver is found by name
-through an entry point in the group `skypool.providers`.
+A driver is the class that talks to one cloud provider. It is found by name through an entry point in the group
+`skypool.providers`. The names in `__all__` are stable (docs/stability.md). Each is imported when it is first used.
 
 - `contract`: the protocols `Driver`, `Renews`, `Tidies`, …, and `Abilities`.
 - `registry`: finds drivers by name.
@@ -12,8 +12,8 @@ through an entry point in the group `skypool.providers`.
 - `rest`: HTTP client for clouds without an SDK.
 - `sdk`: imports SDKs.
 - `regional`: base class for clouds with regions.
-- `tags`: owner, pool and lease in the tags of machines.
-- `userdata`: boot scripts, with the guard that ends a machine.
+- `tags`: owner, pool and expiry time in the tags of machines.
+- `userdata`: boot scripts, with the guard (the process that ends a machine when its time is over).
 - `ssh_machine`: access to rented machines by SSH.
 - `transports`: access to machines by other commands.
 - `blocklist`: machines that failed lately.

@@ -1,4 +1,8 @@
-"""Protocols that a driver implements: `Driver`, its optional parts (`Renews`, `Tidies`, …), and `Abilities`."""
+"""Protocols that a driver implements. A driver is the class that talks to one cloud provider.
+
+`Driver` has the methods that every driver needs. `Renews`, `Learns`, `Tidies`, `Checks` and `Policed` are optional.
+`Abilities` says what a provider can do. `Answers`, `lacks` and `undo` are helpers for authors of drivers.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Abilities of a provider. A driver declares them with `abilities: ClassVar[Abilities]`.
+    """What a provider can do. A driver declares one such object as its class attribute `abilities`.
+
+    A lease is the time for which a machine lives on without hearing from its client.
 
     Attributes:
         ends_itself: True if a machine ends itself when its lease is over, and is not billed any more.
-            `Offer.ends_itself` may differ.
-        private_network: True if machines that are launched together reach each other. Pools that need a private network
-            skip other providers.
-        spot: True if the provider has a spot market.
-        trust: trust in a machine that was found without its offer. None means: as the driver's offers say.
+            `Offer.ends_itself` overrides this value for one offer.
+        private_network: True if machines that are launched together can reach each other. Pools that need a private
+            network skip other providers.
+        spot: True if the provider sells spot machines, which it may take back at any time.
+        trust: "full" or "data", as in `Offer.trust`, for a machine that was found without its offer. None means: as the
+            driver's offers say.
         billed_from: when billing of a machine starts: "create" is the request to make it, "running" is when it runs.
             With "running", a machine that never runs costs nothing. See also `Instance.billed_from`.
         lists_all: True if every client of this user sees all machines of the user at this provider. False if a client
@@ -40,7 +47,7 @@ class Abilities:
 
 
 def abilities(driver: Driver) -> Abilities:
-    """Return the abilities that a driver declares, or `Abilities()` if it declares none."""
+    """Return the abilities that a driver declares, or the default `Abilities()` if it declares none."""
     said: Abilities = getattr(driver, "abilities", Abilities())
     return said
 
@@ -48,7 +55,8 @@ def abilities(driver: Driver) -> Abilities:
 def ends_itself(driver: Driver, offer: Offer) -> bool:
     """Return True if a machine of this offer ends itself, and is not billed any more, when its lease is over.
 
-    The offer's own `ends_itself` counts. If that is None, the driver's abilities decide.
+    The lease is the time for which a machine lives on without hearing from its client. The offer's own `ends_itself`
+    counts. If that is None, the driver's abilities decide.
     """
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
@@ -56,10 +64,11 @@ def ends_itself(driver: Driver, offer: Offer) -> bool:
 def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
     """Terminate instances with the driver's own method, and raise `StillRunning` for every kind of failure.
 
-    After any other error of the driver, none of the instances counts as ended.
+    Blocks until the provider says that the instances have ended. If the driver raises another error than StillRunning,
+    that error becomes the cause of a StillRunning that names all the given instances.
 
     Raises:
-        StillRunning: names the instances whose end could not be proved.
+        StillRunning: names the instances whose end could not be proved. They may still run and cost money.
     """
     try:
         driver.terminate(instances)
@@ -81,8 +90,8 @@ def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instance
         instances: instances that the launch does not return.
 
     Raises:
-        StillRunning: names the instances whose end could not be proved. The ended ones are reported before it is
-            raised.
+        StillRunning: names the instances whose end could not be proved. The other instances are reported as ended
+            before the error is raised. If the error names no instance, none is reported.
     """
     if not instances:
         return
@@ -96,13 +105,14 @@ def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instance
 
 
 class Answers(list[T]):
-    """A list of answers of a provider, together with the names of what is missing from it.
+    """A list of a provider's answers, together with the names of what may be missing from the list.
 
-    A driver returns `Answers` instead of a list if some offers may be missing. Such an incomplete answer is not cached.
+    A driver returns `Answers` instead of a plain list if, for example, some offers could not be read. Such an
+    incomplete answer is not cached.
 
     Attributes:
-        lacks: names of what may be missing, such as "offers" or "prices"; empty for a complete answer. If the given
-            `answers` are `Answers` too, their `lacks` come first.
+        lacks: names of what may be missing, such as "offers" or "prices"; empty for a complete answer. If the
+            constructor is given `Answers`, their `lacks` come first.
     """
 
     __slots__ = ("lacks",)
@@ -113,7 +123,7 @@ class Answers(list[T]):
 
 
 def lacks(what: str, why: Exception) -> str:
-    """Warn the user that an answer is incomplete, and return `what` for `Answers.lacks`.
+    """Warn the user that an answer is incomplete, and return `what` unchanged, for `Answers.lacks`.
 
     Args:
         what: what may be missing, such as "prices".
@@ -125,7 +135,7 @@ def lacks(what: str, why: Exception) -> str:
 
 @runtime_checkable
 class Driver(Protocol):
-    """A provider together with the user's settings. Making one does no I/O and imports no SDK.
+    """A cloud provider together with the user's settings. Making one does no I/O and imports no SDK.
 
     Every method may block. Methods are called from worker threads, several at the same time.
 
@@ -137,10 +147,11 @@ class Driver(Protocol):
     name: ClassVar[str]
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return all offers that are sold now and could meet the need. It should be quick.
+        """Return all offers that are sold now and could meet the need. The method should be quick.
 
-        Leave out offers that cannot be read. In that case return `Answers` whose `lacks` says what is missing; the
-        function `lacks` warns the user. Any other list counts as complete, and may be cached for the next request.
+        Leave out offers that cannot be read. In that case return `Answers` whose `lacks` says what is missing. The
+        function `lacks` warns the user. Any other list, also an empty one, counts as complete, and may be cached for
+        the next request.
 
         Raises:
             ProviderError: the provider refused or failed; its error is translated to one of skypool's.
@@ -150,11 +161,12 @@ class Driver(Protocol):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent `order.count` machines and return them at once, without waiting until they run.
 
-        The create is idempotent by `order.token`: a repetition, also after a lost reply, makes no further machines.
+        Creating machines is idempotent by `order.token`: a repeated launch makes no further machines, even if the first
+        reply was lost.
 
-        If the launch sends several creates, call `order.asking` before each and `order.made` after it. Terminate
-        machines that the launch does not return with `undo`. Each machine is then charged from its own create, even if
-        it is undone.
+        If the launch sends several create requests, call `order.asking` before each and `order.made` after it.
+        Terminate machines that the launch does not return with `undo`. Each machine is then charged from its own create
+        request, even if it is undone.
 
         If the offer is a slice (`offer.hosts` > 1), `order.nodes` lists the hosts of whole slices, one slice after the
         other. Return all hosts of a slice, in order and with the same `Instance.slice`, or none of them.
@@ -171,7 +183,10 @@ class Driver(Protocol):
         ...
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return all instances of this user's pools at this provider, found by their tags and never from the ledger.
+        """Return all instances of this user's pools at this provider, in no particular order; [] if there are none.
+
+        Find them by their tags at the provider, never from skypool's own records. Instances that have ended may be left
+        out; if they are returned, their state is "ended".
 
         Args:
             pool: return only the instances of the pool of this name; None for all pools.
@@ -183,7 +198,11 @@ class Driver(Protocol):
         ...
 
     def access(self, instance: Instance) -> Access:
-        """Return how to connect to an instance. It is called when the instance's state is "running"."""
+        """Return how to connect to an instance and where to work on it, such as its address, login and folders.
+
+        Called only when the instance's state is "running". The method need not connect; the machine's boot may not have
+        finished yet.
+        """
         ...
 
     def terminate(self, instances: Sequence[Instance]) -> None:
@@ -193,20 +212,24 @@ class Driver(Protocol):
         for instances that no longer exist.
 
         Raises:
-            StillRunning: names the instances whose end could not be proved. After any other error, no end counts as
-                proved.
+            StillRunning: names the instances whose end could not be proved. After any other error, skypool treats all
+                the given instances as possibly still running.
         """
         ...
 
 
 @runtime_checkable
 class Renews(Protocol):
-    """An optional protocol of a driver: it can postpone the time in the tags of a pool's machines."""
+    """An optional protocol of a driver: it can postpone the expiry time in the tags of a pool's machines.
+
+    A driver has this ability if it has the method `renew`; nothing needs to be declared.
+    """
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Set the tag of everything that the pool has to a new time until which it is needed.
+        """Write a new expiry time into the tags of every machine and other resource of a pool.
 
-        It is called a few times during each lease.
+        The expiry time is when a resource is no longer needed. The method is called a few times during each lease, the
+        time for which a machine lives on without its client.
 
         Args:
             pool: name of the pool.
@@ -220,24 +243,30 @@ class Renews(Protocol):
 
 @runtime_checkable
 class Learns(Protocol):
-    """An optional protocol of a driver: it learns which machines failed, and can leave them out of later offers."""
+    """An optional protocol of a driver: it is told which machines failed, and can leave them out of later offers."""
 
     def rejected(self, instance: Instance, why: Exception) -> None:
         """Record that the pool gave up an instance before it was ready, so that later offers can leave out its machine.
 
         Args:
             instance: the instance that was given up.
-            why: the error. The driver decides from it whether the machine is to blame.
+            why: the error. The driver decides from it whether the machine is to blame; if not, nothing needs to be
+                recorded.
         """
         ...
 
 
 @runtime_checkable
 class Tidies(Protocol):
-    """An optional protocol of a driver that creates resources other than instances, such as disks or key pairs."""
+    """An optional protocol of a driver that creates resources other than instances, such as disks or key pairs.
+
+    Its methods list and remove these resources when the instances that used them are gone.
+    """
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return all resources other than instances that this user's pools have here, found by tag, label or name.
+        """Return all resources other than instances that this user's pools have at this provider; [] if there are none.
+
+        The resources are found by their tag, label or name.
 
         Args:
             pool: return only the resources of the pool of this name; None for all pools.
@@ -245,7 +274,7 @@ class Tidies(Protocol):
         ...
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove these resources. The caller ensures that no instance uses them.
+        """Remove these resources. The caller ensures that no instance uses them any more.
 
         Does not raise for resources that no longer exist.
 
@@ -257,20 +286,27 @@ class Tidies(Protocol):
 
 @runtime_checkable
 class Checks(Protocol):
-    """An optional protocol of a driver: it can check credentials, quotas and the like before anything is rented."""
+    """An optional protocol of a driver: it can check credentials, quotas and the like before anything is rented.
+
+    `skypool doctor` shows the results.
+    """
 
     def check(self) -> Iterable[Finding]:
         """Check credentials, permissions (by dry run), quotas, images and the clock, and return the results.
 
-        Each result is a `Finding`. A failed check is returned as a finding, too. This method never raises.
+        Each result is a `Finding`: title, passed or failed, and text. A check that fails or raises gives a failed
+        finding; this method itself never raises.
         """
         ...
 
 
 @runtime_checkable
 class Policed(Protocol):
-    """An optional protocol of a driver: it can return the smallest set of permissions that it needs."""
+    """An optional protocol of a driver: it can return the smallest set of permissions that it needs at the provider."""
 
     def policy(self) -> str:
-        """Return the smallest set of permissions that the driver needs, in the provider's format, ready to paste."""
+        """Return the smallest set of permissions that the driver needs.
+
+        The text is in the provider's own format, ready to paste.
+        """
         ...

@@ -1,7 +1,7 @@
 """A program for rented machines that waits until the cloud's metadata service announces the end of the machine.
 
-`skypool.drivers.ssh_machine.notice_program` sends this text with a call of `wait` behind it. A node runs it, with no
-more than the standard library.
+`skypool.drivers.ssh_machine.notice_program` sends the text of this file to the node, with a call of `wait` appended.
+The node runs it with nothing but the standard library.
 """
 
 import datetime  # noqa: F401 - for the expressions by which drivers read the notice
@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable
 
 PAUSE = 5
-"""Seconds between two questions, and those that an answer may take."""
+"""Seconds between two questions to the metadata service, and the most that each wait for an answer may take."""
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -26,7 +26,11 @@ def ask(url: str, method: str, headers: dict[str, str]) -> str:
 def wait(
     base: str, variable: str, path: str, headers: dict[str, str], token: tuple[str, ...], when: Callable[[str], object]
 ) -> None:
-    """Request the spot notice from the metadata service until there is one, and print the time that it announces.
+    """Request the spot notice from the metadata service every 5 s until there is one, and print its time.
+
+    The function blocks until then. It prints one line: the time at which the provider takes the machine back, in
+    seconds since 1970. Network errors, missing pages and answers that `when` refuses with ValueError count as no
+    notice.
 
     Args:
         base, variable, path, headers, token: as in `ssh_machine.notice_program`; `token` is () for no token.

@@ -18,10 +18,12 @@ _SKEW = 240.0
 
 
 def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]:
-    """Run checks in parallel, and yield one `Finding` (the result of a check) for each, in order.
+    """Run checks in parallel, and yield one `Finding` (the result of a check) for each, in the order of `questions`.
 
-    A check passes if its function returns. The finding then shows the returned value, or "yes" if that is None or
-    empty. If the function raises, the finding shows the error. The text after the last "; " becomes the advice.
+    Nothing runs before the first result is requested; that request then waits until all checks have ended. A check
+    passes if its function returns. The finding then shows the returned value as text, or "yes" if that is None, empty,
+    0 or False. If the function raises, the finding is a failed one and shows the error. The text after the last "; " of
+    the error becomes the advice.
 
     Args:
         questions: the functions that perform the checks, by the title of the finding.
@@ -38,14 +40,17 @@ def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]
 def basics(
     identity: Callable[[], object], date: Callable[[], str], given: Sequence[str] | None
 ) -> dict[str, Callable[[], object]]:
-    """Return the checks that the drivers of all clouds with SSH machines have in common, for `findings`.
+    """Return the checks that the drivers of all clouds with SSH machines have in common, as input for `findings`.
 
-    They check the SSH programs, the networks that may log in, the credentials, and the clock.
+    They check the SSH programs, the networks that may log in, the credentials, and the clock. No check runs yet.
 
     Args:
         identity: returns the name of the account, as the provider reports it.
         date: returns the Date header of an answer of the provider.
         given: the networks that the settings allow to log in; None for this machine's public address.
+
+    Returns:
+        The functions that perform the checks, by the title of the finding.
     """
     return {
         "ssh on this machine": openssh,
@@ -56,10 +61,10 @@ def basics(
 
 
 def openssh() -> str:
-    """Return the version of the installed OpenSSH client.
+    """Return the version of the installed OpenSSH client, as `ssh -V` prints it.
 
     Raises:
-        UsageError: `ssh` or `ssh-keygen` is missing.
+        UsageError: the program `ssh` or `ssh-keygen` is not on the PATH.
     """
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
@@ -70,11 +75,14 @@ def openssh() -> str:
 def clock(date: str) -> str:
     """Return the difference between this machine's clock and a provider's clock, such as "+3 s off".
 
+    A positive number means that this machine is ahead.
+
     Args:
         date: the Date header of an answer that just came.
 
     Raises:
         UsageError: the difference is more than 240 s. Providers refuse signed requests beyond 300 s.
+        ValueError: the header is no date.
     """
     ahead = time.time() - parsedate_to_datetime(date).timestamp()
     if abs(ahead) > _SKEW:

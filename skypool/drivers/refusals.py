@@ -1,4 +1,4 @@
-"""Translates a provider's error codes to skypool's errors with advice, by a table in the driver's package."""
+"""Translates a provider's error codes to skypool's error classes, with advice, by a table in the driver's package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skypool.errors import ProviderError
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """One row of the table of errors: which codes it is for, the error class to raise, and advice.
+    """One row of the table that translates a provider's error codes: the codes, the error class to raise, and advice.
 
     Attributes:
         codes: patterns of error codes, such as "Insufficient*".
@@ -31,9 +31,10 @@ class Meaning:
     text: str = ""
 
     def fits(self, code: str, text: str) -> bool:
-        """Return True if `code` matches one of the patterns and `text` contains the regular expression.
+        """Return True if `code` matches one of the patterns, and the regular expression is found in `text`.
 
-        Upper and lower case are the same in `text`, and differ in `code`.
+        Upper and lower case are the same in `text`, but differ in `code`. A pattern must match the whole code. A row
+        without a regular expression fits any text.
         """
         said = not self.text or re.search(self.text, text, re.IGNORECASE)
         return bool(said) and any(fnmatchcase(code, one) for one in self.codes)
@@ -42,7 +43,7 @@ class Meaning:
 class Refusals:
     """A table that translates the error codes of one provider to skypool's errors. The first row that fits counts.
 
-    It is read from `errors.csv` in the driver's package.
+    The constructor reads it from the file `errors.csv` in the driver's package.
 
     Args:
         package: name of the driver's package.
@@ -62,13 +63,15 @@ class Refusals:
     def error(self, what: str, code: str, text: str, **names: str) -> ProviderError:
         """Return the error for a refusal, with a message that says what was refused, why, and what to do.
 
-        Its class is that of the first row that fits, or ProviderError if none does. Nothing is raised.
+        Nothing is raised.
+
+        Its class is that of the first row that fits. If no row fits, it is a plain ProviderError without advice.
 
         Args:
             what: name of the refused request.
             code: the provider's error code; "" for none.
             text: the provider's error text; "" for none.
-            names: values for the names in braces in the advice.
+            names: values for the names in braces in the advice. A missing one is a KeyError.
         """
         meaning = self._meaning(code, text)
         kind, advice = (meaning.kind, meaning.advice.format(**names)) if meaning else (ProviderError, "")
@@ -76,7 +79,10 @@ class Refusals:
         return kind(f"{said}; {advice}" if advice else said, provider=self.provider, code=code, text=text)
 
     def known(self, codes: Sequence[str]) -> str:
-        """Return the first of these error codes that is in the table, or the first code of all if none is."""
+        """Return the first of these error codes that is in the table, or the first code of all if none is.
+
+        Rows that also require an error text do not count. `codes` must not be empty.
+        """
         return next((code for code in codes if self._meaning(code)), codes[0])
 
     def _meaning(self, code: str, text: str = "") -> Meaning | None:

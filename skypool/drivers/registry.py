@@ -1,6 +1,6 @@
-"""Registry of drivers: finds them by name among installed packages, and writes them down as JSON.
+"""Registry of drivers, the classes that talk to cloud providers: finds them by name, and turns them into JSON and back.
 
-A driver's package has an entry point in the group `skypool.providers`.
+A driver's package makes the driver known by an entry point in the group `skypool.providers`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ DriverNote = TypedDict(
     "DriverNote",
     {"provider": str, "class": str, "settings": dict[str, Any], "without": NotRequired[list[str]]},
 )
-"""A driver written down as JSON.
+"""A driver as JSON.
 
-It has the driver's name, its class as "package.module:Class", and its settings. "without" has the names of settings
-that were left out.
+The JSON object has the driver's name, its class as "package.module:Class", and its settings. "without" has the names of
+settings that were left out.
 """
 
 
 def providers(group: str = GROUP) -> dict[str, EntryPoint]:
-    """Return the entry points of the installed drivers by name. No driver is imported.
+    """Return the entry points of the installed drivers by name. No driver is imported. Empty if none is installed.
+
+    Args:
+        group: entry-point group to read.
 
     Raises:
         UsageError: two packages provide different drivers of the same name.
@@ -51,11 +54,15 @@ def providers(group: str = GROUP) -> dict[str, EntryPoint]:
 
 
 def driver(name: str) -> Driver:
-    """Import the driver of this name, and return it with its default settings.
+    """Import the driver of this name, and return an object of it with default settings.
+
+    Drivers that only rehearse, and rent nothing real, are found, too. Other errors of the driver's constructor are
+    raised as they are.
 
     Raises:
-        UsageError: no installed package provides it, its object is no driver, or it needs settings.
-        ImportError: its package cannot be imported.
+        UsageError: no installed package provides the name; the message suggests similar ones. Also if the class lacks a
+            method of `Driver`. skypool's own drivers raise UsageError, too, if they need settings.
+        ImportError: the driver's package cannot be imported.
     """
     known = providers()
     if name not in known and name in (rehearsals := providers(REHEARSALS)):
@@ -68,11 +75,11 @@ def driver(name: str) -> Driver:
 
 
 def _checked(made: object, where: str) -> Driver:
-    """Return `made`, an object that was made as a driver, after a check that it is one.
+    """Return `made` unchanged, after a check that it has all methods of `Driver`.
 
     Args:
-        made: the object.
-        where: where its class is, for the error message.
+        made: an object that was made as a driver.
+        where: location of its class, for the error message.
 
     Raises:
         UsageError: it lacks a method of `Driver`.
@@ -83,10 +90,10 @@ def _checked(made: object, where: str) -> Driver:
 
 
 def install_command(provider: str, package: str) -> str:
-    """Return the pip command that installs a package which a provider's driver needs.
+    """Return the pip command that installs a package which a provider's driver needs, as text to show to the user.
 
-    If the driver's distribution has an extra named like the provider, the command names that extra. skypool has one for
-    each of its drivers. Otherwise the command names the package.
+    If the driver's distribution has an extra named like the provider, the command names that extra: "pip install
+    'skypool[aws]'". Otherwise, also for an unknown provider, the command names the package. Nothing is installed.
 
     Args:
         provider: name of the driver.
@@ -99,10 +106,17 @@ def install_command(provider: str, package: str) -> str:
 
 
 def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
-    """Make the drivers of these names, or every installed driver that needs no settings if `names` is empty.
+    """Make the drivers of these names, or all installed drivers if `names` is empty, with their default settings.
+
+    A driver that raises a SkypoolError or an ImportError, for example because it needs settings, is left out. Other
+    errors of a driver's constructor are raised.
 
     Returns:
-        The drivers, and a dict from the names of the others to the error that prevented making them.
+        The drivers, and a dict from each name that was left out to its error. The drivers are in the order of `names`,
+        or in alphabetic order if that is empty.
+
+    Raises:
+        UsageError: `names` is empty, and two packages provide different drivers of the same name.
     """
     drivers: list[Driver] = []
     left_out: dict[str, Exception] = {}
@@ -118,10 +132,11 @@ def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]
 
 
 def noted(driver: Driver) -> DriverNote:
-    """Return a driver as JSON: its name and its settings, without its secrets. `made` makes the driver from that again.
+    """Return a driver as a JSON object: its name, its class and its settings, without its secrets.
 
-    A secret is a field with `repr=False`. "without" names the settings that were given but are not written down. These
-    are secrets, and values that are neither plain JSON nor a dataclass.
+    Only settings that differ from their defaults are included. `made` makes the driver again from that object. A secret
+    is a field with `repr=False`. "without" names the settings that were given but are left out. These are secrets, and
+    values that are neither plain JSON nor a dataclass. The key is missing if nothing was left out.
     """
     without: list[str] = []
     note: DriverNote = {
@@ -135,12 +150,13 @@ def noted(driver: Driver) -> DriverNote:
 
 
 def made(note: DriverNote) -> Driver:
-    """Make a driver from the JSON that `noted` returned.
+    """Make a driver from the JSON object that `noted` returned. Lists in its settings become tuples.
 
-    A setting that was left out gets its default, so credentials come from the environment.
+    A setting that was left out gets its default, so the driver reads its credentials from the environment.
 
     Raises:
-        UsageError: the driver is not installed any more, or cannot be made from its JSON.
+        UsageError: the driver is not installed any more, or cannot be made from its JSON, for example because a secret
+            setting has no default.
     """
     name = note["provider"]
     path = note["class"]
@@ -155,10 +171,10 @@ def made(note: DriverNote) -> Driver:
 
 
 def _settings(value: Any, without: list[str]) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults, as JSON.
+    """Return the fields of a dataclass that differ from their defaults, as JSON by field name.
 
-    Names of fields that cannot be written down are appended to `without`. If `value` is no dataclass, "its settings" is
-    appended.
+    Names of fields that cannot be written as JSON, and of secrets (`repr=False`) that are set, are appended to
+    `without`. If `value` is no dataclass, the result is empty and "its settings" is appended.
     """
     found: dict[str, Any] = {}
     if not is_dataclass(value):
@@ -178,18 +194,21 @@ def _settings(value: Any, without: list[str]) -> dict[str, Any]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """Return the default of a dataclass field; `dataclasses.MISSING` if it has none."""
+    """Return the default of a dataclass field, made by the field's factory if there is one.
+
+    Returns `dataclasses.MISSING` for a field without a default.
+    """
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _noted(value: Any, without: list[str]) -> Any:
     """Return a value as JSON.
 
-    A dict becomes {"dict": …}. A dataclass becomes {"class": …, "settings": …}; names of its fields that cannot be
-    written are appended to `without`.
+    None, numbers, booleans and strings stay as they are. Lists and tuples become lists. A dict becomes {"dict": …}. A
+    dataclass becomes {"class": …, "settings": …}; names of its fields that cannot be written are appended to `without`.
 
     Raises:
-        TypeError: the value cannot be written as JSON.
+        TypeError: the value is of another type, or is a dict with keys other than strings.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -203,14 +222,15 @@ def _noted(value: Any, without: list[str]) -> Any:
 
 
 def _plain(value: Any, driver: str) -> Any:
-    """Return the value that `_noted` turned into JSON. Lists become tuples.
+    """Return the value that `_noted` turned into JSON. Lists become tuples, so a list does not come back as a list.
 
     Args:
         value: the JSON.
-        driver: the driver's class, as "package.module:Class".
+        driver: the driver's class, as "package.module:Class". Only classes of its top-level package and of skypool are
+            made.
 
     Raises:
-        UsageError: a class is neither from the driver's package nor from skypool.
+        UsageError: the JSON names a class of another package.
     """
     match value:
         case list(items):
@@ -225,17 +245,22 @@ def _plain(value: Any, driver: str) -> Any:
 
 
 def _path(kind: type) -> str:
-    """Return the location of a class as "package.module:Class"."""
+    """Return the location of a class as "package.module:Class". A nested class is "package.module:Outer.Inner"."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _top(path: str) -> str:
-    """Return the top-level package of a class location "package.module:Class"."""
+    """Return the top-level package of a class location: "package" of "package.module:Class". It is not imported."""
     module, _, _ = path.partition(":")
     return module.partition(".")[0]
 
 
 def _found(path: str) -> Any:
-    """Import and return the class at a location "package.module:Class"."""
+    """Import and return the class at a location "package.module:Class".
+
+    Raises:
+        ImportError: the module cannot be imported.
+        AttributeError: the module has no such class.
+    """
     module, _, name = path.partition(":")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))

@@ -1,6 +1,7 @@
-"""HTTP client for clouds without a good SDK: connection pool, retries, and refusals as skypool's errors.
+"""HTTP client for cloud APIs that have no good SDK.
 
-`OAuth` is for APIs with access tokens that expire.
+`Rest` sends the requests: it keeps connections open, repeats requests, and raises refusals of the API as skypool's
+errors. `OAuth` supplies the Authorization header for APIs whose access tokens expire.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import requests
 
 PATIENCE = 20.0
-"""Seconds for which `Rest.ask` repeats a request that got no answer, or was refused as too frequent."""
+"""Seconds for which `Rest.ask` repeats a request that got no answer, or that the API refused as too frequent."""
 
 _CONNECT = 10.0
 """Seconds to wait for a connection."""
@@ -35,7 +36,7 @@ _EARLY = 60.0
 """Seconds before its expiry at which a token is renewed."""
 
 _FRESH = 2.0
-"""Age of a token in seconds up to which a refusal does not replace it: a newer token would be refused, too."""
+"""Age of a token in seconds below which a refusal does not replace it: a newer token would be refused, too."""
 
 _MARKUP = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 """Matches the parts of a web page that are not text to read: tags, styles and scripts."""
@@ -56,12 +57,19 @@ Said = Callable[[int, Any], tuple[str, str]]
 def said(status: int, body: Any) -> tuple[str, str]:
     """Return the error code and the error text of a refusal whose body has one of the usual shapes.
 
-    If the body has no "code", the status is the code. If the body is a web page, as proxies send them, the text is its
-    readable words. The text of a body that is no JSON object is cut to 300 characters.
+    If the body is a JSON object, the code is its "code", or else the status. The text is the first non-empty string
+    among its entries "detail", "message", "msg", "error" and "title". Without such a string, the text is the whole
+    object.
+
+    For any other body, the code is the status and the text is the first 300 characters of the body. If the body is a
+    web page, as proxies send them, its markup is removed first. An empty body or None gives the text "".
 
     Args:
         status: HTTP status.
         body: the body, parsed if it is JSON.
+
+    Returns:
+        The pair (code, text), both strings. Nothing is raised.
     """
     if not isinstance(body, Mapping):
         text = str(body or "")
@@ -74,18 +82,21 @@ def said(status: int, body: Any) -> tuple[str, str]:
 
 
 class Rest:
-    """A client of one HTTP API. Several threads may use it at once. Making one sends nothing.
+    """A client of one HTTP API.
+
+    Several threads may use one object at the same time; each thread has its own connections. The constructor sends
+    nothing.
 
     Args:
-        base: address of the API; paths are appended to it.
-        refusals: table of the API's errors.
+        base: address of the API, such as "https://api.acme.com/v1"; paths are appended to it.
+        refusals: table that translates the API's error codes to skypool's errors.
         headers: called before each request; returns headers, such as credentials that change.
         stale: called with the client's headers when credentials were refused. It returns True if the request may
-            succeed with new headers.
+            succeed with new headers; the request is then sent once more. By default it returns False.
         said: returns the error code and text of a refusal, from its status and its body (parsed if it is JSON).
-        refuses: returns True if a body is a refusal although its status says success.
+        refuses: returns True if a body is a refusal although its status says success. By default it returns False.
         apart: minimum seconds between two calls of one kind, by patterns of "METHOD /path". The first pattern that
-            matches counts.
+            matches counts; a call that matches none is not delayed.
     """
 
     def __init__(
@@ -120,9 +131,10 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Send a request that may be repeated, and return its body (parsed if it is JSON).
+        """Send a request that is safe to repeat, and return the body of the answer.
 
-        It is repeated for up to 20 s while there is no answer, or while the API says that requests come too often.
+        The request is repeated for up to 20 s while there is no answer, or while the API says that requests come too
+        often. The call blocks during that time. Other refusals are raised at once.
 
         Args:
             method: HTTP method, such as "GET".
@@ -133,10 +145,11 @@ class Rest:
             headers: additional headers.
 
         Returns:
-            The body: None if it is empty, text if it is not JSON.
+            The parsed body if it is JSON, the text of any other body, or None if the body is empty.
 
         Raises:
-            ProviderError: the refusal as one of skypool's errors; `NoAnswer` if there was no answer.
+            ProviderError: the API refused the request; the class is one of skypool's errors, such as CredentialsError.
+                `NoAnswer` if no answer came within the 20 s, and RateLimitError if requests were still too frequent.
             UsageError: the package `requests` is not installed.
         """
         once = partial(self.once, method, path, what=what, json=json, params=params, headers=headers)
@@ -152,18 +165,20 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Send a request once, and return its body. Use it for requests that must not be repeated, such as a create.
+        """Send a request that must not be repeated, such as a create, and return the body of the answer.
 
-        It is sent a second time only if `stale` says that refused credentials can be renewed.
+        The request is sent a second time in one case only: the credentials were refused, and `stale` says that new ones
+        may succeed.
 
         Args:
             method, path, what, json, params, headers: as in `ask`.
 
         Returns:
-            The body: parsed if it is JSON, None if it is empty, otherwise text.
+            The parsed body if it is JSON, the text of any other body, or None if the body is empty.
 
         Raises:
-            ProviderError: as in `ask`.
+            ProviderError: the API refused the request, or did not answer (`NoAnswer`).
+            UsageError: the package `requests` is not installed.
         """
         return self.reply(method, path, what=what, json=json, params=params, headers=headers)[0]
 
@@ -177,13 +192,16 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send a request once as `once` does, and return its body and the headers of the answer.
+        """Send a request once, as `once` does, and return the pair (body, headers of the answer).
+
+        The body is parsed if it is JSON, None if it is empty, otherwise text.
 
         Args:
             method, path, what, json, params, headers: as in `ask`.
 
         Raises:
-            ProviderError: as in `ask`.
+            ProviderError: the API refused the request, or did not answer (`NoAnswer`).
+            UsageError: the package `requests` is not installed.
         """
         what = what or f"{method} {path}"
         known = self._headers()
@@ -203,10 +221,14 @@ class Rest:
         json: object,
         params: Params | None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send one request with these headers, and return its body and the headers of the answer.
+        """Send one request with exactly these headers, and return the pair (body, headers of the answer).
+
+        Blocks until the pause between calls of this kind is over and the answer is there. Redirects are not followed;
+        they count as refusals. A web page with a status of success counts as a lost connection.
 
         Raises:
-            ProviderError: the API refused it or did not answer.
+            ProviderError: the API refused the request or did not answer. A header value with other characters than
+                printable ASCII counts as a refusal with code "401", and nothing is sent.
             UsageError: the package `requests` is not installed.
         """
         if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show the key
@@ -242,10 +264,10 @@ class Rest:
         raise error
 
     def error(self, what: str, code: str, text: str) -> ProviderError:
-        """Return the error for a refusal, as one of skypool's. Nothing is raised.
+        """Return the error for a refusal as one of skypool's error classes. Nothing is raised.
 
-        A lost connection and a server error (status 500 or more) become `NoAnswer`, unless the table of errors has
-        another class.
+        The table of errors chooses the class. For a code without a class there, a lost connection or a server error
+        (code 500 or more) becomes `NoAnswer`. Everything else becomes a plain ProviderError.
 
         Args:
             what: name of the request.
@@ -259,7 +281,10 @@ class Rest:
         return error
 
     def _session(self) -> requests.Session:
-        """Return the HTTP session of the calling thread, which is made at the first call."""
+        """Return the HTTP session of the calling thread.
+
+        It is created at the thread's first call, and never uses `~/.netrc`.
+        """
         if not hasattr(self._local, "session"):
             self._local.session = imported("requests").Session()
             self._local.session.auth = lambda request: request  # otherwise ~/.netrc would replace our key
@@ -267,10 +292,13 @@ class Rest:
         return session
 
     def _keep_apart(self, call: str) -> None:
-        """Sleep until enough time has passed since the last call of this kind.
+        """Sleep until enough time has passed since the last call of the same kind.
+
+        Only the first pattern of `apart` that matches counts. Returns at once if no pattern matches. Threads share the
+        waiting times: each one that waits reserves the next free moment.
 
         Args:
-            call: method and path, such as "GET /instances". It is looked up in the patterns of `apart`.
+            call: method and path, such as "GET /instances".
         """
         for pattern, seconds in self._apart.items():
             if fnmatchcase(call, pattern):
@@ -284,14 +312,14 @@ class Rest:
 class OAuth:
     """An access token for a client's credentials. All threads share it, and it is renewed before it expires.
 
-    Pass the object as `headers` of a `Rest`, and its method `stale` as `stale`. Then a token that is refused before it
-    expires is replaced.
+    Pass the object as `headers` of a `Rest`, and its method `stale` as `stale`. A token that the API refuses before its
+    expiry is then replaced. The constructor sends nothing.
 
     Args:
         base: address of the API.
         path: path of the API that gives tokens.
-        refusals: table of the API's errors.
-        credentials: sent to get a token: `client_id` and `client_secret`.
+        refusals: table that translates the API's error codes to skypool's errors.
+        credentials: entries that are sent to get a token, usually `client_id` and `client_secret`.
     """
 
     def __init__(self, base: str, path: str, refusals: Refusals, **credentials: str) -> None:
@@ -305,12 +333,14 @@ class OAuth:
         self._ends = -_EARLY
 
     def __call__(self) -> dict[str, str]:
-        """Return the Authorization header with a valid token.
+        """Return the Authorization header with a valid token, as a dict with this one entry.
 
-        A new token is requested if there is none, or if it expires within a minute.
+        A new token is requested if there is none yet, or if the present one expires within a minute. The call, and
+        every other thread that needs the token, then blocks until the new token has come.
 
         Raises:
             CredentialsError: the credentials are refused.
+            ProviderError: the API gave no token for another reason, for example it did not answer (`NoAnswer`).
         """
         with self._lock:
             if time.monotonic() >= self._ends:
@@ -324,10 +354,11 @@ class OAuth:
             return {"Authorization": f"Bearer {self._access}"}
 
     def stale(self, headers: Mapping[str, str]) -> bool:
-        """Return True if the next request would carry another token than these refused headers.
+        """Return True if a request that was refused with these headers may succeed when it is sent again.
 
-        Returns False if the headers have the current token and it is less than 2 s old: a newer one would be refused,
-        too. An older current token is marked as expired, so that the next request gets a new one.
+        Returns True if another thread has replaced the token meanwhile. Also returns True if the headers have the
+        current token and it is at least 2 s old. That token is then marked as expired, so the next request gets a new
+        one. Returns False if the current token is younger: a newer one would be refused, too.
         """
         with self._lock:
             if headers.get("Authorization") == f"Bearer {self._access}":
@@ -337,9 +368,14 @@ class OAuth:
             return True
 
     def _got(self) -> Any:
-        """Request a new token, and return the API's answer.
+        """Request a new token, and return the API's parsed answer.
 
-        The refresh token is sent if there is one. If it is refused, the credentials are sent instead.
+        The refresh token is sent if there is one. It is used only once. If the API refuses it, the credentials are sent
+        instead.
+
+        Raises:
+            CredentialsError: the credentials are refused.
+            ProviderError: the API gave no token for another reason.
         """
         ask = partial(self._api.ask, "POST", self._path, what="your credentials")
         refresh = self._refresh
@@ -355,22 +391,26 @@ class OAuth:
 def _said_of_credentials(status: int, body: Any) -> tuple[str, str]:
     """Return the error code and text of a refused request for a token.
 
-    The statuses 400, 401 and 403 all give "401", because any fault of such a request is the credentials'.
+    The statuses 400, 401 and 403 all give the code "401", because any fault of such a request is the credentials'
+    fault. Other statuses give what `said` returns.
     """
     code, text = said(status, body)
     return ("401" if status in (400, 401, 403) else code), text
 
 
 def _is_page(body: object) -> bool:
-    """Return True if a body is a web page: text that begins with "<".
+    """Return True if a body is a web page: text that begins with "<", apart from white space.
 
-    The Content-Type is not used, as some servers call every text a page.
+    The Content-Type is not used, as some servers call every text a page. Returns False for None and for parsed JSON.
     """
     return isinstance(body, str) and body.lstrip().startswith("<")
 
 
 def _read(got: requests.Response) -> Any:
-    """Return the body of an answer: parsed if it is JSON, otherwise as text, and None if it is empty."""
+    """Return the body of an answer: the parsed value if it is JSON, otherwise the text.
+
+    Returns None if the body is empty.
+    """
     try:
         return got.json() if got.content else None
     except ValueError:
@@ -378,9 +418,9 @@ def _read(got: requests.Response) -> Any:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Return the seconds of a Retry-After header, at least 0.
+    """Return the seconds of a Retry-After header as a float. A negative number gives 0.
 
-    Returns None if it is not a number. It could be a date, but no provider was seen to send one.
+    Returns None if the text is empty or no number. The header may also be a date, but no provider was seen to send one.
     """
     try:
         return max(0.0, float(retry_after))

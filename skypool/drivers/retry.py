@@ -1,4 +1,7 @@
-"""Helpers that send many requests at once, or repeat a request until it succeeds or a time limit is over."""
+"""Helpers that send many requests at once, or repeat a request until it succeeds or a time limit is over.
+
+All of them block.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ _THREADS = 16
 def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     """Call `do` for all items in parallel, and return the results in the order of the items.
 
-    An exception of a call takes the place of its result. At most 16 threads run at a time. If no thread can be started,
-    as while the interpreter exits, the calls run one after the other.
+    An exception of a call takes the place of its result; it is not raised. Returns when all calls have ended. At most
+    16 threads run at a time. A single item is done in the calling thread. If no thread can be started, as while the
+    interpreter exits, the calls run one after the other. No items give [].
     """
 
     def outcome(item: T) -> V | Exception:
@@ -43,8 +47,8 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
 def in_turn(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     """Call `do` for the items one after the other until one fails, and return the results in order.
 
-    The exception of the failed call is the last element of the list. Use it for scarce things, so that the first items
-    are served first.
+    The exception of the failed call is the last element of the list; it is not raised. The items after it are not
+    tried. Use this for scarce things, so that the first items are served first.
     """
     outcomes: list[V | Exception] = []
     for item in items:
@@ -56,18 +60,20 @@ def in_turn(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
 
 
 def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
-    """Call `do` until it succeeds, and return its result.
+    """Call `do` until it succeeds, and return its result. Blocks meanwhile.
 
-    It is repeated after RateLimitError, after NoAnswer, and after a ProviderError with one of the given codes. Pauses
-    are random and grow up to 10 s, or are as long as the provider asks.
+    The call is repeated after RateLimitError, after NoAnswer, and after a ProviderError with one of the given codes.
+    Pauses are random and grow up to 10 s. If a RateLimitError says how long to wait, the pause has that length, but at
+    most `seconds`. A wait of 0 s counts as not said.
 
     Args:
         do: the request.
-        seconds: time limit for all attempts.
+        seconds: time limit for all attempts. After a failure beyond it, `do` is not called again. A running attempt or
+            pause is not cut short.
         codes: the provider's error codes that are worth a repetition.
 
     Raises:
-        ProviderError: the last error when the time limit is over, or at once any other error.
+        Exception: the last error when the time limit is over, or at once any other error of `do`.
     """
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -85,9 +91,9 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
 
 
 def quietly(do: Callable[[], V], *codes: str) -> V | None:
-    """Call `do` and return its result, or None if it raises a ProviderError with one of the given codes.
+    """Call `do` once and return its result, or None if it raises a ProviderError with one of the given codes.
 
-    Other errors are raised.
+    Any other error is raised. Without codes, every error is.
     """
     try:
         return do()
@@ -100,9 +106,11 @@ def quietly(do: Callable[[], V], *codes: str) -> V | None:
 def soon(look: Callable[[], V], seconds: float, first: float = 0.1, most: float = 2.0) -> V | None:
     """Call `look` until its result is true, and return that result. Returns None if the time limit is over first.
 
+    Blocks meanwhile. `look` is always called at least once. An exception of `look` is raised at once.
+
     Args:
         look: called at once, and again after each pause.
-        seconds: time limit.
+        seconds: time limit. A running call or pause is not cut short.
         first: length of the first pause in seconds. Each pause is twice as long as the one before.
         most: longest pause in seconds.
     """

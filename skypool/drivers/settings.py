@@ -1,4 +1,9 @@
-"""Helpers that check a driver's settings and read the data tables of its package."""
+"""Helpers for drivers: they check the user's settings, and read data tables from the driver's package.
+
+`settings_named`, `settle`, `words` and `plain` check settings, and raise UsageError for bad ones. `table` and `filled`
+read and fill in JSON. `networks` and `public_network` give the networks that may log in. `surroundings` tells when an
+SDK client must be made again.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +33,12 @@ _ADDRESS = "https://checkip.amazonaws.com"
 
 
 def settings_named(kind: type[T]) -> type[T]:
-    """Make a driver's dataclass raise UsageError for settings that it does not have. Returns the class.
+    """Make a driver's dataclass raise UsageError for settings that it does not have.
 
-    Its `__init__` is replaced. The error names the nearest known setting, and lists all of them. Missing or repeated
-    settings raise UsageError, too.
+    Returns the same class, changed in place.
+
+    Use it as a decorator. It replaces the class's `__init__`. The error suggests the nearest known setting, and lists
+    all of them. Missing or repeated settings raise UsageError, too.
     """
     init: Any = kind.__init__
     signature = inspect.signature(init)
@@ -56,6 +63,8 @@ def settings_named(kind: type[T]) -> type[T]:
 
 def words(name: str, value: object, shape: str, like: str, known: Iterable[str] = ()) -> tuple[str, ...] | None:
     """Check a setting that is one string or a list of strings, and return it as a tuple. Returns None for None.
+
+    A single string becomes a tuple of one string. The strings are not changed.
 
     Args:
         name: name of the setting, for the error message.
@@ -86,10 +95,10 @@ Shape = tuple[str, str, bool]
 
 
 def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iterable[str]]) -> None:
-    """Check string settings of a driver in place, and turn those that may be lists into tuples.
+    """Check string settings of a driver, and turn those that may be lists into tuples, in place. None stays None.
 
     Args:
-        driver: the driver, whose attributes are checked.
+        driver: the driver, whose attributes are checked. It may be a frozen dataclass.
         shapes: by the name of the setting: regular expression, example, and True if the setting may be a list.
         known: by the name of the setting: known valid strings, for suggestions (see `words`).
 
@@ -115,16 +124,18 @@ _PLAIN: Mapping[Any, tuple[str, Any]] = {
 
 
 def plain(driver: DataclassInstance, **kinds: type) -> None:
-    """Check the types of a driver's settings in place, such as `strict=bool`, `bid=float` or `config=Path`.
+    """Check the types of a driver's settings, such as `strict=bool`, `bid=float` or `config=Path`. Returns nothing.
 
-    Paths are turned into strings. None is accepted if it is the default of the setting.
+    Paths are turned into strings in place. Otherwise nothing is changed. None is accepted if it is the default of the
+    setting. A whole number is accepted as a float; True and False are not accepted as numbers.
 
     Args:
-        driver: the driver, whose attributes are checked.
+        driver: the driver, whose attributes are checked. It may be a frozen dataclass.
         kinds: by the name of the setting: bool, int, float, str or Path.
 
     Raises:
-        UsageError: a setting is of another type, is "", or is an infinite number or NaN.
+        UsageError: a setting is of another type, is "", or is an infinite number or NaN. The message does not show the
+            value of a secret (a field with `repr=False`).
     """
     for name, kind in kinds.items():
         value = getattr(driver, name)
@@ -140,11 +151,14 @@ def plain(driver: DataclassInstance, **kinds: type) -> None:
 
 
 def table(package: str, file: str) -> Any:
-    """Return the parsed content of a JSON file in a driver's package.
+    """Return the parsed content of a JSON file in a driver's package. The file is read at each call.
 
     Args:
         package: name of the package, such as "skypool_acme".
         file: name of the file in it.
+
+    Raises:
+        FileNotFoundError: the package has no such file.
     """
     return json.loads((files(package) / file).read_text("utf-8"))
 
@@ -152,13 +166,14 @@ def table(package: str, file: str) -> Any:
 def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hashable:
     """Return a hashable key of the environment variables and files that an SDK client depends on.
 
-    Make a new client when the key changes. It contains the variables whose names begin with `start`, and the times at
-    which the files were modified.
+    Compare keys to decide if a client can be used again: make a new client when the key has changed. The key contains
+    the variables whose names begin with `start`, and the times at which the files were modified. Files that do not
+    exist are left out.
 
     Args:
         start: prefix of the variables' names, or several prefixes.
-        files: path of each file, by the variable that can name another path. Renewed credentials are written to such
-            files.
+        files: usual path of each file, by the variable that can name another path. Renewed credentials are written to
+            such files.
     """
     paths = [Path(os.environ.get(name) or usual).expanduser() for name, usual in files.items()]
     written = [each.stat().st_mtime_ns for each in paths if each.is_file()]
@@ -168,11 +183,16 @@ def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hash
 def filled(shape: Any, values: Mapping[str, Any]) -> Any:
     """Return a copy of a JSON template in which "$name" and "$name.part" are replaced by values.
 
-    "$name.part" reads a key or an attribute of the value. Keys of an object whose value becomes None are left out.
+    "$name.part" reads a key or an attribute of the value. Only whole strings that begin with "$" are replaced. An entry
+    of an object whose value becomes None is left out; in a list, None stays.
 
     Args:
-        shape: the template: nested dicts and lists, and strings that may begin with "$".
-        values: values by name. A missing name raises KeyError.
+        shape: the template: nested dicts and lists, and strings that may begin with "$". It is not changed.
+        values: values by name.
+
+    Raises:
+        KeyError: `values` has no such name, or a value that is a mapping lacks the part.
+        AttributeError: a value that is no mapping lacks the part.
     """
     if isinstance(shape, dict):
         made = {key: filled(each, values) for key, each in shape.items()}
@@ -189,10 +209,13 @@ def filled(shape: Any, values: Mapping[str, Any]) -> Any:
 
 
 def networks(given: Sequence[str] | None) -> list[str]:
-    """Return the networks that may log in, such as "203.0.113.7/32". An address without "/" gets "/32".
+    """Return the networks that may log in, such as ["203.0.113.7/32"]. An address without "/" gets "/32".
+
+    The order is kept, and the addresses are not checked.
 
     Args:
-        given: addresses or networks; None or empty for this machine's public address alone.
+        given: addresses or networks. None or empty stands for this machine's public address alone, which a web page is
+            asked for (see `public_network`).
 
     Raises:
         ProviderError: none are given, and the public address cannot be found.
@@ -201,10 +224,12 @@ def networks(given: Sequence[str] | None) -> list[str]:
 
 
 def public_network() -> str:
-    """Return this machine's public address as a network, such as "203.0.113.7/32". It asks a web page for the address.
+    """Return this machine's public IPv4 address as a network, such as "203.0.113.7/32".
+
+    The function asks a web page for the address at each call. Each wait for the network is limited to 10 s.
 
     Raises:
-        ProviderError: the page does not answer, or does not answer with an address.
+        ProviderError: the page does not answer, or does not answer with an IPv4 address.
     """
     import urllib.request  # slow to import, and only launches need it
 

@@ -1,4 +1,4 @@
-"""Helpers for clouds whose machines run sshd: SSH access, termination that waits, and programs that watch for notices.
+"""Helpers for drivers of clouds whose machines run sshd: SSH access, termination that waits, and spot notices.
 
 A spot notice announces that the provider will take the machine back.
 """
@@ -26,14 +26,17 @@ def notice_program(
     headers: Mapping[str, str] | None = None,
     token: tuple[str, str, str, str] | None = None,
 ) -> str:
-    """Return a program for `Access.watch` that asks a metadata service every 5 s if the machine is taken back.
+    """Return the source of a program that asks a cloud's metadata service every 5 s if the machine is taken back.
+
+    A driver passes the text as `Access.watch`. The node then runs it, and it prints the announced time once. Nothing
+    runs here.
 
     Args:
-        base: address of the service.
-        path: path of the notice.
+        base: address of the metadata service.
+        path: path of the notice; it is appended to `base`.
         when: Python expression that uses `said`, the text of the answer. Its value is the time at which the machine is
-            taken, in seconds since 1970, or None for no notice.
-        variable: environment variable that can name another base address; "" for none.
+            taken, in seconds since 1970, or None for no notice. It may use the modules `json` and `datetime`.
+        variable: environment variable that can name another base address on the node; "" for none.
         headers: headers of the request.
         token: None, or four strings for a service that wants a token. The first is the path from which a PUT request
             gets the token. Then follow the name and the value of a header of that request. The last is the name of the
@@ -55,16 +58,23 @@ def access(
     keying: float = 0.0,
     watch: str = "",
 ) -> Access:
-    """Return SSH access to a machine, with the pool's key and the host key that the machine got at its boot.
+    """Return SSH access to a machine, with the pool's login key and the host key that the machine got at its boot.
 
-    A machine with another host key is refused.
+    A machine that shows another host key is refused when a connection is made. This function does not connect. It
+    creates the keys in the user's folder if they do not exist yet.
 
     Args:
         instance: the machine. Its token selects the host key.
         address: host name or IP address of the machine.
         user: user that logs in.
         port: port of sshd.
-        booting, settling, keying, watch: as in `Access`.
+        booting: seconds in which the machine may not answer because it still boots.
+        settling: seconds in which a refused login may mean that the boot has not finished.
+        keying: seconds in which a wrong host key may mean that the boot has not finished.
+        watch: source of a program that waits for a spot notice, as `notice_program` returns it; "" for none.
+
+    Raises:
+        UsageError: a key must be created, and ssh-keygen is not installed on this computer.
     """
     keys = Keys.of(instance.pool)
     folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
@@ -93,6 +103,9 @@ def terminate_and_wait(
 ) -> None:
     """Terminate instances with one request each, all in parallel, and poll until all are gone.
 
+    Blocks until they are gone, or for `seconds`. Instances whose end was refused but that are not listed any more count
+    as gone. If only refused ones are left, the polling stops early. Does nothing if `instances` is empty.
+
     Args:
         instances: instances to terminate.
         destroy: requests the end of one instance, by its id. It must not raise for an instance that is gone.
@@ -102,7 +115,7 @@ def terminate_and_wait(
             absence from the list proves nothing.
 
     Raises:
-        StillRunning: names the instances that are not gone, and why.
+        StillRunning: names the instances that are not gone, and why. Also if `there` raised a ProviderError.
     """
     left = {each.id: each for each in instances}
     refused = {id: e for id, e in zip(left, at_once(destroy, left), strict=True) if isinstance(e, Exception)}

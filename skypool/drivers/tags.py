@@ -1,6 +1,6 @@
-"""Writes and reads the tags of rented machines: owner, pool, token of the order, node numbers, and end of the lease.
+"""Writes and reads the tags of rented machines: owner, pool, order and its token, node numbers, and expiry time.
 
-Machines are found again by these tags alone, even if the client that rented them is lost.
+skypool finds its machines again by these tags alone, even if the client that rented them is lost.
 """
 
 from __future__ import annotations
@@ -20,23 +20,27 @@ POOL = "skypool-pool"
 """Tag with the name of the pool."""
 
 OWNER = "skypool-owner"
-"""Tag with the user and the host that rented the thing: user@host."""
+"""Tag with the user and the host of the client that rented the machine or other resource: user@host."""
 
 SESSION = "skypool-session"
-"""Tag with the session, the part of the token that all orders of one run of a pool have in common."""
+"""Tag with the session: the part of the order's token that all orders of one run of a pool have in common."""
 
 TOKEN = "skypool-token"
 """Tag with the token of the order."""
 
 NODES = "skypool-ranks"
-"""Tag with the nodes that the machines of an order become: "0-7 9"."""
+"""Tag with the node numbers that the machines of an order get in their pool: "0-7 9"."""
 
 UNTIL = "skypool-until"
-"""Tag with the time until which the thing is needed. It is renewed while the pool runs."""
+"""Tag with the time until which the resource is needed. It is renewed while the pool runs."""
 
 
 def tags(order: Order) -> dict[str, str]:
-    """Return the tags for everything that an order makes. The same order gives the same tags each time."""
+    """Return the tags, name to value, for every machine and other resource that an order creates.
+
+    The same order gives the same tags each time, on the same client. The tag `UNTIL` is left out if the order has no
+    time limit.
+    """
     said = {
         POOL: order.pool,
         OWNER: owner(),
@@ -50,31 +54,35 @@ def tags(order: Order) -> dict[str, str]:
 
 
 def owner() -> str:
-    """Return the owner tag of this process: user@host. Accounts may be shared, and users may use the same pool name.
+    """Return the owner tag of this process: "user@host", from the login name and the host name.
 
-    Characters that tags may not have are replaced by "-".
+    Accounts may be shared, and users may use the same pool name, so the tag tells their machines apart. Characters
+    other than letters, digits, "@", ".", "_" and "-" are replaced by "-".
     """
     return re.sub(r"[^A-Za-z0-9@._-]", "-", f"{getpass.getuser()}@{host_name()}")
 
 
 def owners(pool: str | None) -> str:
-    """Return a pattern that matches the owner tags (user@host) of resources that belong to this user.
+    """Return a shell-style pattern that matches the owner tags (user@host) of resources that belong to this user.
 
     Args:
-        pool: if a name is given, the pattern matches this user on this host only; if None, this user on any host.
+        pool: if it is a name, the pattern matches this user on this host only. If it is None, the pattern matches this
+            user on any host. Which name it is does not matter.
     """
     return owner() if pool is not None else f"{owner().partition('@')[0]}@*"
 
 
 def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) -> bool:
-    """Return True if the tags say that a thing belongs to a pool of this user.
+    """Return True if the tags say that a resource belongs to a pool of this user.
 
-    If `pool` is given, it must be that pool, and rented from this host.
+    If `pool` is given, the resource must belong to that pool and be rented from this host. Returns False if there is no
+    pool tag or no matching owner tag.
 
     Args:
-        said: tags of the thing.
+        said: tags of the resource, name to value.
         pool: name of the pool; None for any pool, from any host.
-        longest: length in characters to which the provider cuts tag values; None if it does not.
+        longest: length in characters to which the provider cuts tag values; None if it does not. The owner is then
+            compared at that length.
     """
     named = said.get(POOL, "")
     if not named or pool not in (None, named):
@@ -85,7 +93,7 @@ def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) 
 def session(order: Order) -> str:
     """Return the session of an order: its token without the last "-" and what follows.
 
-    All orders of one run of a pool have the same session.
+    All orders of one run of a pool have the same session. A token without "-" is returned whole.
     """
     return order.token.rpartition("-")[0] or order.token
 
@@ -101,13 +109,16 @@ def instance(
     instance_type: str = "",
     created_at: float | None = None,
 ) -> Instance:
-    """Return a machine as an `Instance`, with pool, node, token and time read from its tags.
+    """Return an `Instance` for a machine, with pool, node number, token and expiry time read from its tags.
+
+    A missing tag gives "" for the pool and for the token, and None for the time.
 
     Args:
         provider: name of the driver.
         id: the provider's identifier of the machine.
         said: tags of the machine.
-        nth: index of the machine in its order, from 0. It selects the node.
+        nth: index of the machine in its order, from 0. It selects the node number from the tag `NODES`. If that tag is
+            missing or has fewer numbers, `nth` itself becomes the node number.
         state: state of the machine.
         detail: data that only the driver understands.
         region, instance_type, created_at: as in `Instance`.
@@ -138,16 +149,18 @@ def leftover(
     detail: Mapping[str, object],
     tagged_as: str = "",
 ) -> Leftover:
-    """Return a resource other than a machine as a `Leftover`, with pool and time read from its tags.
+    """Return a `Leftover` for a resource other than a machine, with pool and expiry time read from its tags.
+
+    A missing tag gives "" for the pool, and None for the time.
 
     Args:
         provider: name of the driver.
         kind: the provider's word for such a resource.
-        id: the provider's identifier of it.
+        id: the provider's identifier of the resource.
         said: tags of the resource.
-        region: region that it is in.
+        region: region that the resource is in.
         detail: data that only the driver understands.
-        tagged_as: as in `Leftover`.
+        tagged_as: name under which the provider tags the resource, if that is not `id`; otherwise "".
     """
     return Leftover(
         provider=provider,
@@ -162,7 +175,9 @@ def leftover(
 
 
 def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
-    """Return tags as a list of dicts with a key and a value, the form that many providers take.
+    """Return tags as a list of dicts with two entries each, the form that many providers take.
+
+    `{"a": "1"}` becomes `[{"Key": "a", "Value": "1"}]`. The order is kept, and no tags give [].
 
     Args:
         said: the tags.
@@ -173,17 +188,34 @@ def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> li
 
 
 def read(pairs: Iterable[Mapping[str, str]], key: str = "Key", value: str = "Value") -> dict[str, str]:
-    """Return tags as a dict, from a list of dicts with a key and a value. It is the inverse of `pairs`."""
+    """Return tags as a dict from name to value. This is the inverse of `pairs`.
+
+    If a name occurs twice, the last value counts.
+
+    Args:
+        pairs: one mapping for each tag.
+        key: name of the entry that holds the tag's name.
+        value: name of the entry that holds the tag's value.
+
+    Raises:
+        KeyError: a mapping lacks one of the two entries.
+    """
     return {each[key]: each[value] for each in pairs}
 
 
 def stamp(time: datetime | None) -> str:
-    """Return a time as text for a tag, such as "2026-11-21T15:28:00Z". Returns "" for None."""
+    """Return a time as UTC text for a tag, such as "2026-11-21T15:28:00Z". Returns "" for None.
+
+    Fractions of a second are dropped. A time without a time zone counts as local time.
+    """
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if time else ""
 
 
 def when(text: str) -> datetime | None:
-    """Return the UTC time that `stamp` wrote into a tag. Returns None if the text has another form."""
+    """Return the time that `stamp` wrote into a tag, as a datetime in UTC.
+
+    Returns None if the text is empty or has another form. It never raises for a string.
+    """
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
@@ -191,7 +223,10 @@ def when(text: str) -> datetime | None:
 
 
 def packed(nodes: Sequence[int]) -> str:
-    """Return node numbers in short form: [0, 1, 2, 5] becomes "0-2 5"."""
+    """Return node numbers in short form: [0, 1, 2, 5] becomes "0-2 5".
+
+    The order is kept, and only rising neighbours are joined: [2, 1] becomes "2 1". No numbers give "".
+    """
     runs: list[list[int]] = []
     for node in nodes:
         if runs and runs[-1][1] == node - 1:
@@ -202,7 +237,10 @@ def packed(nodes: Sequence[int]) -> str:
 
 
 def unpacked(text: str) -> list[int]:
-    """Return the node numbers that `packed` wrote, in the same order. Returns [] if the text has another form."""
+    """Return the node numbers that `packed` wrote, in the same order: "0-2 5" gives [0, 1, 2, 5].
+
+    Returns [] if the text is empty or has another form.
+    """
     if not re.fullmatch(r"\d+(-\d+)?( \d+(-\d+)?)*", text):
         return []
     found: list[int] = []

@@ -2,10 +2,11 @@
 
 The scripts are the same for all clouds, except for the command that ends the machine.
 
-The guard (`scripts/guard.sh`) is a process of root. It ends the machine when its granted time is over. At boot it
-grants `order.lease` seconds. A user who is logged in postpones the end by overwriting the file `GUARD` with "SERIAL
-SECONDS". Each time the content changes, the guard grants that many seconds from then. One grant is at most the lease,
-and none goes beyond `order.lifetime`. The bootstrap and the agent write the file when they hear from the client.
+The guard (`scripts/guard.sh`) is a process of root on the machine. It ends the machine when the granted time is over,
+so a machine without its client does not cost money for ever. At boot the guard grants `order.lease` seconds. The user
+who is logged in postpones the end by overwriting the file `GUARD` with "SERIAL SECONDS". Each time the content changes,
+the guard grants that many seconds from then. One grant is at most the lease, and none goes beyond `order.lifetime`.
+skypool's programs on the machine, the bootstrap and the agent, write the file when they hear from the client.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ OFF = "shutdown -P now"
 """Shell command that switches a machine off, for clouds where a machine that is off costs nothing."""
 
 UNPACK = 's=$(printf %s "$SKYPOOL_START" | base64 -d | gzip -d); unset SKYPOOL_START; eval "$s"'
-"""Shell code that runs the script that `packed` put into the environment. As an argument the script would be too long.
-X"""
+"""Shell code that runs the script that `packed` put into the environment variable SKYPOOL_START.
+
+The script goes there because it would be too long for an argument.
+"""
 
 _POWER = ("shutdown", "poweroff", "halt")
-"""Commands that switch a machine off. If they fail, the guard tries stronger ways."""
+"""Commands that switch a machine off.
+
+If the command that ends the machine is one of them, the guard may try stronger ones.
+"""
 
 _POLL = 5
 """Longest pause in seconds between two looks of the guard at its file."""
@@ -39,12 +45,18 @@ _POLL = 5
 def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") -> str:
     """Return user data for cloud-init that starts the guard, sets the host key, and lets the pool's key log in.
 
+    The guard is the process that ends the machine when its lease is over. The text begins with "#cloud-config". It
+    contains the private host key, which is created on this computer if it does not exist yet.
+
     Args:
         order: order that the machine belongs to.
         user: user that logs in: the image's own user, or "root".
         end: shell command that ends the machine and its cost. It is repeated until the machine ends. If it switches the
             machine off, stronger ways to do so follow.
         label: label of the host key (see `Keys.host`); "" takes `order.token`.
+
+    Raises:
+        UsageError: a key must be created, and ssh-keygen is not installed on this computer.
     """
     private, public, client = _keys(order, label)
     config = {
@@ -60,11 +72,17 @@ def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") ->
 def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> str:
     """Return the start command of a container: POSIX shell, run by root, that starts the guard and then runs sshd.
 
+    The guard is the process that ends the container when its lease is over. The text contains the private host key,
+    which is created on this computer if it does not exist yet.
+
     Args:
         order: order that the container belongs to.
         end: shell command that ends the container and its cost. It is repeated until the container ends.
         label: label of the host key (see `Keys.host`); "" takes `order.token`.
         port: port on which sshd listens.
+
+    Raises:
+        UsageError: a key must be created, and ssh-keygen is not installed on this computer.
     """
     private, public, client = _keys(order, label)
     told = {"private": private.strip(), "public": public, "client": client, "port": port}
@@ -72,9 +90,9 @@ def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> 
 
 
 def packed(script: str) -> str:
-    """Return a script compressed and in base64, as the value of the variable SKYPOOL_START for `UNPACK`.
+    """Return a script compressed by gzip and in base64, as the value of the variable SKYPOOL_START for `UNPACK`.
 
-    The same script gives the same text each time. The machine needs base64 and gzip to unpack it.
+    The same script gives the same text each time. The machine needs the programs base64 and gzip to unpack it.
     """
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
@@ -82,14 +100,18 @@ def packed(script: str) -> str:
 def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str = "") -> str:
     """Return the script that a machine runs as root at its first boot, after its sshd has started.
 
-    It starts the guard, gives sshd the host key, and lets the pool's key log in as root. Until then sshd has another
-    host key.
+    The script starts the guard, the process that ends the machine when its lease is over. It gives sshd the host key,
+    and lets the pool's key log in as root. Until it has run, sshd has another host key. The text contains the private
+    host key, which is created on this computer if it does not exist yet.
 
     Args:
         order: order that the machine belongs to.
-        user: user that logs in. Another user than root must be let in by other means.
+        user: user that logs in. A user other than root must be let in by other means.
         end: shell command that ends the machine and its cost, as in `cloud_config`.
         label: label of the host key, as in `cloud_config`.
+
+    Raises:
+        UsageError: a key must be created, and ssh-keygen is not installed on this computer.
     """
     private, public, client = _keys(order, label)
     client = client if user == "root" else ""
@@ -98,7 +120,13 @@ def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str 
 
 
 def _keys(order: Order, label: str) -> tuple[str, str, str]:
-    """Return the private host key, the public host key, and the public key with which the pool logs in, as text."""
+    """Return three keys as text: private host key, public host key, and the public key with which the pool logs in.
+
+    Keys that do not exist yet are created. An empty `label` takes the token of the order.
+
+    Raises:
+        UsageError: a key must be created, and ssh-keygen is not installed on this computer.
+    """
     private, public = order.keys.host(label or order.token)
     return private, public, order.keys.public
 
@@ -107,7 +135,7 @@ def _armed(order: Order, user: str, end: str) -> str:
     """Return shell code that starts the guard, the process that ends the machine when its time is over.
 
     Args:
-        order: its lease and lifetime limit the machine's time.
+        order: its lease (rounded up to whole seconds) and lifetime (rounded down) limit the machine's time.
         user: user that may ask the guard for more time.
         end: shell command that ends the machine and its cost.
     """
@@ -126,10 +154,16 @@ def _armed(order: Order, user: str, end: str) -> str:
 
 
 def _settings(values: dict[str, object]) -> str:
-    """Return shell code that sets variables, from their values by name."""
+    """Return shell code that sets variables, one "NAME=value" line each, with the values quoted for the shell.
+
+    Values that are no strings are converted by `str`. No values give "".
+    """
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def _script(name: str) -> str:
-    """Return the text of a file in the folder `scripts`, by its name without ".sh"."""
+    """Return the text of the shell script `scripts/NAME.sh` beside this module, by its name without ".sh".
+
+    An unknown name raises FileNotFoundError.
+    """
     return (files("skypool.drivers") / "scripts" / f"{name}.sh").read_text("utf-8")

@@ -1,7 +1,8 @@
-"""Reusable memory for large values that arrive. The memory of a freed value serves the next one of a similar size.
+"""Reusable memory for large values that arrive.
 
-Filling fresh memory takes several times as long as filling memory that was used before. The system must find, clear and
-map every page, and on a virtual machine the host must too. The system may take the memory that is kept here when it
+When a value is freed, its memory serves the next one of a similar size. Filling fresh memory takes several times as
+long as filling memory that was used before: the operating system must find, clear and map every page, and on a virtual
+machine the host must do so too. The operating system may take back the pages of the memory that is kept here when it
 runs short.
 """
 
@@ -22,13 +23,18 @@ _kept: deque[mmap.mmap] = deque(maxlen=4)  # a deque, whose operations are atomi
 
 
 def room(size: int) -> memoryview:
-    """Return writable memory of `size` bytes with undefined content. Any thread may call this.
+    """Return writable memory of exactly `size` bytes with undefined content. Any thread may call this.
 
-    Memory between 1 and 256 MiB is kept for reuse once nothing refers to it any more.
+    Memory that was kept from a freed value is used first, otherwise new memory is allocated. When nothing refers to the
+    result any more, memory of 1 to 256 MiB is kept for reuse where the system supports it. At most four pieces are
+    kept. Other memory is freed.
+
+    Args:
+        size: the number of bytes; at least 1.
 
     Raises:
         OSError: there is not enough memory.
-        OverflowError, TypeError: `size` is not a valid size.
+        OverflowError, TypeError, ValueError: `size` is not a valid size.
     """
     import ctypes  # imported late, because only a process that receives large values needs it
 
@@ -40,7 +46,10 @@ def room(size: int) -> memoryview:
 
 
 def _fresh(size: int) -> mmap.mmap:
-    """Return newly allocated memory of `size` bytes."""
+    """Return newly allocated, private memory of `size` bytes. From 4 MiB on, it asks Linux for huge pages.
+
+    A system without huge pages is no error. Raises OSError if there is not enough memory.
+    """
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # private memory is quicker than shared
     if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
         with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -49,7 +58,10 @@ def _fresh(size: int) -> mmap.mmap:
 
 
 def _used_before(size: int) -> mmap.mmap | None:
-    """Return kept memory of at least `size` bytes and at most twice as many; None if there is none."""
+    """Take a piece of kept memory out of the store and return it. Return None if no piece fits.
+
+    A piece fits if it has at least `size` bytes and at most twice as many.
+    """
     for _ in range(len(_kept)):
         try:
             memory = _kept.popleft()
@@ -62,7 +74,11 @@ def _used_before(size: int) -> mmap.mmap | None:
 
 
 def _keep(memory: mmap.mmap) -> None:
-    """Keep memory for reuse. It is called when nothing refers to the memory any more."""
+    """Keep a piece of memory for reuse, when nothing refers to it any more.
+
+    Before that, allow the operating system to take back its pages. If the system does not support this, the memory is
+    not kept, and so it is freed. If four pieces are kept already, the oldest one is freed.
+    """
     if not hasattr(mmap, "MADV_FREE"):
         return
     try:

@@ -1,4 +1,4 @@
-"""Reassembles large values that arrive from a node in several frames (messages)."""
+"""Reassembles large values that arrive from a node (a rented machine) in several frames (messages)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Room:
-    """Memory for one value that arrives in pieces, filled from its beginning.
+    """Memory for one value that arrives in pieces. It is filled from its beginning.
 
     Attributes:
-        seq: 0 for the result of a call; for items of a generator, the number of the last of them.
-        memory: the memory, of the size of the value.
-        filled: the bytes that have arrived.
+        seq: 0 for the result of a call; for items that a generator yielded, the number of the last of them.
+        memory: the memory, as large as the whole value.
+        filled: the number of bytes that have arrived so far.
     """
 
     __slots__ = ("filled", "memory", "seq")
@@ -32,7 +32,7 @@ class _Room:
 
 
 class Pieces:
-    """The unfinished large values of one connection.
+    """The unfinished large values of one connection to a node.
 
     A node sends the large values of a call one after the other, so each call has at most one unfinished value.
 
@@ -44,15 +44,19 @@ class Pieces:
         self.rooms: dict[int, _Room] = {}
 
     def take(self, piece: Piece, body: memoryview, awaited: Callable[[], Collection[int]]) -> None:
-        """Store a piece of a value. Drop the piece if nobody waits for its call.
+        """Copy a piece of a large value into the memory for that value.
+
+        A piece with position 0 begins a new value and allocates its memory. It discards an unfinished value of the same
+        call. If nobody waits for the call at this point, this piece and the later ones of the value are ignored.
 
         Args:
-            piece: the header of the piece: its call, and its place in the value.
-            body: the bytes of the piece.
+            piece: the header of the piece: its call, its position in the value, and the size of the value.
+            body: the bytes of the piece. They are copied.
             awaited: returns the ids of the calls that somebody waits for.
 
         Raises:
-            ProtocolError: the piece is not the next one of its value, or the value does not fit into memory.
+            ProtocolError: the piece does not follow the previous one of its value; or all unfinished values together
+                would exceed the physical memory of this machine.
         """
         if piece.at == 0:
             self.rooms.pop(piece.call, None)
@@ -74,21 +78,27 @@ class Pieces:
         room.filled += len(body)
 
     def forget(self, call: int) -> None:
-        """Drop the unfinished value of a call that has ended, whose worker died before it sent the rest."""
+        """Drop the unfinished value of a call that has ended. Do nothing if it has none.
+
+        A value stays unfinished if the worker process that ran the call died before it had sent the rest.
+        """
         self.rooms.pop(call, None)
 
     def buffers(
         self, said: Outcome | Yielded, body: memoryview, awaited: Callable[[], Collection[int]]
     ) -> Sequence[Buffer]:
-        """Return the buffers of a value, copied out of its frame or put together from its pieces.
+        """Return the buffers of a complete value, copied out of its frame or put together from earlier pieces.
+
+        A value that came in pieces is forgotten here, so it can be fetched only once.
 
         Args:
-            said: the message that ends the value. It tells if the value came in pieces, and the lengths of its buffers.
+            said: the message that ends the value. It tells if the value came in pieces (`large`), and the lengths of
+                its buffers.
             body: the body of that frame; empty if the value came in pieces.
             awaited: returns the ids of the calls that somebody waits for.
 
         Returns:
-            the buffers; () if the pieces were dropped because nobody waits for the call.
+            The buffers. Returns () if the value came in pieces that were dropped because nobody waits for the call.
 
         Raises:
             ProtocolError: pieces of the value are missing, or the lengths do not fit.

@@ -1,4 +1,7 @@
-"""`Link`: the connection to one node. It connects, reconnects, and gives up a node that is silent for too long."""
+"""`Link`: the connection to one node. It connects, reconnects, and gives up a node that is silent for too long.
+
+A node is a rented machine. The agent is the process on it that manages its workers. The client is the user's process.
+"""
 
 from __future__ import annotations
 
@@ -26,45 +29,55 @@ _STALE = 15.0
 class Listener(Protocol):
     """A protocol for the object that receives a link's messages and changes of state.
 
-    All methods are called in the engine's thread, except `on_arrivals`.
+    A link is the connection to one node. All methods are called in the thread of the pool's event loop, except
+    `on_arrivals`.
     """
 
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
-        """Handle messages of the node, in the order they came.
+        """Handle messages of the node, in the order in which they came. The list has at least one message.
 
-        It is called in the thread that read them: the engine's, or that of a caller that waits for a result.
+        The link calls this in the thread that read the messages: that of the event loop, or that of a caller that waits
+        for a result. An exception that this method raises makes the link give up the node.
         """
 
     def on_welcome(self, welcome: Welcome) -> None:
         """Handle the first message of a new connection, before any other message of that connection.
 
-        The node then sends again what was not acknowledged.
+        The link calls this for the first connection and after each reconnection. The node then sends again what the
+        client had not acknowledged.
         """
 
     def on_down(self, reason: str) -> None:
-        """Handle the loss of the connection. The link is about to reconnect. `reason` tells what broke it."""
+        """Handle the loss of the connection. The link is about to reconnect, so the node is not lost yet.
+
+        `reason` is a text that tells what broke the connection.
+        """
 
     def on_up(self, welcome: Welcome) -> None:
-        """Handle a reconnection. `welcome.calls` has the ids of the calls that the agent knows."""
+        """Handle a reconnection. `welcome.calls` has the ids of the calls that the node still knows.
+
+        The link does not call this for the first connection. Messages that were sent while the link was down are lost,
+        so the listener sends them again.
+        """
 
     def on_lost(self, error: ConnectionLost) -> None:
-        """Handle the loss of the node, which the link has given up. `error` tells why."""
+        """Handle the loss of the node: the link has given it up and will not reconnect. `error` tells why."""
 
 
 class Link:
-    """The connection to one node, over one transport connection after the other.
+    """The connection to one node (a rented machine). It outlives the single transport connections that carry it.
 
-    Unless a method says otherwise, it must be called in the engine's thread. Messages that are sent while the link is
-    down are dropped; the listener sends them again after `on_up`.
+    Unless a method says otherwise, call it in the thread of the pool's event loop. Messages that are sent while the
+    link is down are dropped silently. The listener sends them again after `on_up`.
 
     Args:
         transport: how commands are run on the node, such as OpenSSH.
-        config: the configuration of the agent, the program on the node; see `agent.start`.
+        config: the configuration of the agent, the process on the node that manages its workers; see `agent.start`.
         listener: told of messages, breaks, reconnections and the loss of the node.
         session: a random name of this client. An agent gives its calls and results to the same session only.
         command: the command that starts the loader on the node. The loader starts the agent, or connects to it.
-        preamble: the bytes that the loader reads first.
-        liveness: seconds without any message after which the node is given up.
+        preamble: the bytes that the loader reads first. Default: none.
+        liveness: seconds without any bytes from the node after which it is given up.
         awaited: returns the ids of the calls that this client waits for on the node. Any thread may call it.
         reader: decodes values and exceptions of a node whose results must not be unpickled; None if they may be.
 
@@ -124,27 +137,34 @@ class Link:
 
     @property
     def silence(self) -> float | None:
-        """Seconds since the last bytes from the node came, or None before the first frame.
+        """Seconds since any bytes from the node came, or None before the first complete frame (message).
 
-        Pauses of this process are left out.
+        Pauses of this process, such as a suspended laptop, are left out.
         """
         return self._clock() - self._inbox.heard if self._inbox.understood else None
 
     # --- connecting ------------------------------------------------------------------------------------------
 
     async def open(self, stream: CommandStream | None = None, *, start: bool = True) -> Welcome:
-        """Connect for the first time.
+        """Connect to the node for the first time, and start to watch whether it is silent.
+
+        Waits at most `liveness` seconds (the silence after which a node is given up) for the node's answer. Does not
+        retry. Call it once.
 
         Args:
-            stream: a connection at whose other end the loader already runs. Default None: a new one is made.
-            start: True (the default) starts the agent if none runs. False requires that it runs.
+            stream: a connection at whose other end the loader already runs, the program that starts the agent. Default
+                None: a new connection is made.
+            start: True (the default) starts the agent (the process that manages the node's workers) if none runs. False
+                requires that it runs, and waits for a shorter time.
 
         Returns:
-            the first message of the agent: its slots, devices and calls.
+            The first message of the agent: its slots (the places that run one call at a time), devices and calls.
 
         Raises:
-            ConnectionLost: the node cannot be reached, or its agent is gone or serves another client.
+            ConnectionLost: the node cannot be reached, its agent is gone or serves another client, or its answer is not
+                valid (ProtocolError).
             PythonMismatch: the node runs another minor version of Python.
+            OSError: the local command for the connection could not be started.
         """
         self._loop = asyncio.get_running_loop()
         self._inbox.await_first_sign()
@@ -156,7 +176,9 @@ class Link:
     async def _connect(self, start: bool, stream: CommandStream | None = None) -> Welcome:
         """Try once to connect. See `open` for the arguments, the result and the errors.
 
-        A first connection may take `liveness` seconds, a reconnection at most a third of that, or 1 s.
+        With `start` the handshake may take `liveness` seconds, which is the silence after which a node is given up.
+        Without it, it may take a third of that or the time until the node is given up, whichever is less, but at least
+        1 s. If the attempt fails, its transport connection is closed.
         """
         left = self._inbox.heard + self._liveness - self._clock()
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
@@ -192,7 +214,9 @@ class Link:
     async def _watch_liveness(self) -> None:
         """Ping the node regularly, replace a connection that may be dead, and give up a node that is silent.
 
-        A connection may be dead after 15 s without any bytes, or after half of `liveness` if that is less.
+        Checks every second, or four times per `liveness` if that is more often. It replaces a connection after 15 s
+        without any bytes, or after half of `liveness` if that is less. It gives up the node after `liveness` seconds
+        without any bytes, or without a complete frame (message). It runs until the link is closed.
         """
         pause = min(1.0, self._liveness / 4)
         while not self._closed:
@@ -213,14 +237,22 @@ class Link:
                 self.send(self._ping())
 
     async def _reconnect(self, why: str) -> None:
-        """Reconnect, with growing pauses, until `liveness` seconds have passed since the last bytes. Then give up.
+        """Reconnect, with random and growing pauses, until `liveness` seconds have passed since the last bytes came.
 
-        `why` tells what broke the connection.
+        Then it gives up the node. It does so at once after an error that a retry cannot help, such as a wrong host key
+        or an agent that has ended. Does not raise; the listener is told through `on_up` or `on_lost`.
+
+        Args:
+            why: what broke the connection, for the message.
         """
         from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
         def passing(error: BaseException) -> bool:
-            """Return True if a new attempt may succeed after this error."""
+            """Return True if a new attempt may succeed after this error.
+
+            That is any ConnectionLost, except for a node whose agent (the process that manages its workers) is gone, an
+            invalid message or a wrong host key.
+            """
             return isinstance(error, ConnectionLost) and not isinstance(error, (Gone, ProtocolError, HostKeyMismatch))
 
         attempts = AsyncRetrying(
@@ -243,24 +275,31 @@ class Link:
             )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine as a task, which `_shut` cancels."""
+        """Start a coroutine as a task and return at once. The task is cancelled when the link closes."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _give_up(self, error: ConnectionLost) -> None:
-        """Close the link and tell the listener that the node is lost. Do nothing if the link is closed."""
+        """Close the link and tell the listener that the node is lost. Do nothing if the link is closed already."""
         if not self._closed:
             self._shut()
             self._listener.on_lost(error)
 
     def _reject(self, why: str, stream: CommandStream) -> None:
-        """Give up the node because of a message that makes no sense, if it came over the current connection."""
+        """Give up the node with a ProtocolError, because it sent an invalid message for the reason `why`.
+
+        Do nothing if the message came over an earlier connection instead of the current one, or if the link is closed.
+        """
         if self._stream is stream:
             self._give_up(ProtocolError(f"node {self.node}: {why}", self.node))
 
     def _break(self, why: str, stream: CommandStream | None) -> None:
-        """Drop a broken connection and start to reconnect. Do nothing if it is not the current connection."""
+        """Drop a broken connection, tell the listener, and start to reconnect in the background.
+
+        Do nothing if the link is closed or `stream` is not the current connection. If the agent on the node was told to
+        end, only drop the connection: it is over as expected.
+        """
         if self._closed or stream is None or self._stream is not stream:
             return
         said = printable(stream.complaint())
@@ -273,7 +312,10 @@ class Link:
         self._spawn(self._reconnect(why))
 
     def _detach(self) -> None:
-        """Stop reading and writing the current connection, and close it in another thread."""
+        """Stop reading and writing the current connection, and close it in another thread. Do nothing if there is none.
+
+        If the interpreter is about to exit and starts no more threads, close it in this thread instead.
+        """
         stream = self._inbox.close()
         self._outbox.close()
         if stream is None:
@@ -286,31 +328,39 @@ class Link:
             stream.close()
 
     def allow(self, seconds: float) -> None:
-        """Tell the node to end itself after this many seconds from now. Any thread may call this.
+        """Tell the node to end itself this many seconds from now. Any thread may call this. It does not block.
 
-        The node is told at once, and again with each ping. A later call replaces an earlier one, also with a longer
-        time. The pool's `max_lifetime` is not extended by it.
+        The node is told at once, and again with each ping. If the link is down, it is told with the first ping after
+        the reconnection. A later call replaces an earlier one, also with a longer time. The pool's `max_lifetime` is
+        not extended.
         """
         self._allowed = time.monotonic() + seconds
         self.send(self._ping())
 
     def _ping(self) -> list[Buffer]:
-        """Return a PING frame, which has the seconds that are left if `allow` was called. Expect one answer."""
+        """Return the buffers of a PING frame (message), and note that the node may answer with one status report.
+
+        If `allow` was called, the frame has the seconds that the node may still run; 0.0 if they are over.
+        """
         allowed = self._allowed
         self._inbox.expect_pong()
         return frame(Kind.PING, {} if allowed is None else {"left": max(0.0, allowed - time.monotonic())})
 
     def bid_farewell(self) -> None:
-        """Tell the agent to end everything of the pool on its node, and itself. Any thread may call this."""
+        """Tell the agent (the process that manages the node's workers) to end the pool's work on its node, and itself.
+
+        Does not wait for the end. The link does not reconnect when its connection ends after this. Any thread may call
+        this. If the link is down, the message is lost.
+        """
         self._closing = True
         self.send(frame(Kind.BYE, {}))
 
     async def close(self, *, bye: bool) -> None:
-        """Close the link for good.
+        """Close the link for good. The listener is not told.
 
         Args:
-            bye: True tells the agent first to end everything of the pool on the node, and waits up to 5 s for that.
-                False leaves the agent running.
+            bye: True tells the agent on the node to end all work of the pool there, and waits for that at most 5 s. If
+                it takes longer, or the link is down, the link is closed anyway. False leaves the agent running.
         """
         if bye and self.is_up and not self._closed:
             self.bid_farewell()
@@ -320,12 +370,15 @@ class Link:
         self._shut()
 
     def _on_bye(self) -> None:
-        """Note that the agent has announced its end. It is called in the thread that read the message."""
+        """Note that the agent on the node has announced its end, so that `close` stops waiting.
+
+        Do nothing if this client has not asked the agent to end. It is called in the thread that read the message.
+        """
         if self._closing and not self._ended.is_set():
             self._loop.call_soon_threadsafe(self._ended.set)
 
     def _shut(self) -> None:
-        """Mark the link as closed, cancel its tasks and close the connection."""
+        """Mark the link as closed, cancel its tasks except the one that calls this, and close the connection."""
         self._closed = True
         self._ended.set()
         for task in list(self._tasks):
@@ -335,22 +388,22 @@ class Link:
 
     @property
     def _stream(self) -> CommandStream | None:
-        """The current connection; None while there is none."""
+        """The current transport connection; None while there is none."""
         return self._inbox.stream
 
     # --- writing ---------------------------------------------------------------------------------------------
 
     @property
     def is_up(self) -> bool:
-        """True if the link is connected. Frames that are sent while it is not are dropped."""
+        """True if the link is connected. Frames (messages) that are sent while it is False are dropped."""
         return self._outbox.is_open
 
     def _watch_writable(self) -> None:
-        """Have the event loop write more when the socket can take it."""
+        """Have the event loop write more of the queue when the socket can take it. Do nothing without a connection."""
         if self._stream is not None:
             self._loop.add_writer(self._stream.socket, self._on_writable)
 
     def _on_writable(self) -> None:
-        """Write what waits. Stop watching the socket when nothing is left."""
+        """Write more of the send queue. Stop watching the socket when nothing is left to write."""
         if self._outbox.write_more() and self._stream is not None:
             self._loop.remove_writer(self._stream.socket)

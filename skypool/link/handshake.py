@@ -1,6 +1,7 @@
-"""Performs the handshake with a node: compares Python versions, sends skypool's code, and waits for a WELCOME message.
+"""Performs the handshake with a node (a rented machine): compares Python versions and sends skypool's code.
 
-The WELCOME comes from the agent, the program that runs on the node.
+It ends when the WELCOME arrives, the first message of the agent. The agent is the process on the node that manages the
+node's workers.
 """
 
 from __future__ import annotations
@@ -24,19 +25,23 @@ _LONGEST_LINE = 65536
 
 
 class Gone(ConnectionLost):
-    """The error of a reconnection that cannot succeed: the agent has ended, or serves another client."""
+    """An error for a connection attempt that no retry can help.
+
+    The agent, the process on the node that manages its workers, has ended or serves another client.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """The client's side of the handshake with the agent of one node. Each new connection performs it.
+    """The client's side of the handshake with one node. Each new connection to the node performs it.
 
-    The loader is the small program that is started first on the node. It starts the agent, or connects to it.
+    Two programs take part on the node. The loader is a small program that the connection's command starts. It starts
+    the agent, or connects to the running one. The agent manages the node's worker processes.
 
     Attributes:
-        node: the number of the node.
+        node: the number of the node in its pool.
         config: the configuration of the agent; see `agent.start`.
-        session: a random name of this client.
+        session: a random name of this client. The agent uses it to recognise the client after a reconnection.
         awaited: returns the ids of the calls that this client waits for.
     """
 
@@ -46,13 +51,14 @@ class Handshake:
     awaited: Callable[[], Collection[int]]
 
     async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
-        """Start the agent on the node or reach the running one, and wait for its WELCOME, its first message.
+        """Start the agent on the node or reach the running one, and wait for its first message, the WELCOME.
 
-        The node first gets the agent's configuration, and skypool's code if it lacks that.
+        The agent is the process on the node that manages its workers. The node first gets the agent's configuration,
+        and skypool's code if it lacks that. There is no time limit here; the caller sets one.
 
         Args:
-            stream: a connection at whose other end the loader runs.
-            decoder: splits the received bytes into frames. It keeps the rest for later reads.
+            stream: a connection at whose other end the loader runs, the small program that starts the agent.
+            decoder: splits the received bytes into frames (messages). It keeps an incomplete frame for later reads.
             start: True starts the agent if none runs. False requires that it runs.
 
         Returns:
@@ -62,7 +68,9 @@ class Handshake:
             Gone: the agent has ended, or serves another client.
             PythonMismatch: the node runs another minor version of Python.
             ProtocolError: the answer is not that of skypool's loader or agent.
-            EOFError: the connection ended.
+            ValueError: the first line of the answer is not JSON.
+            EOFError: the other end closed the connection.
+            OSError: sending or receiving failed.
         """
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(stream.socket, bundle.prelude(self.config, start))
@@ -83,7 +91,10 @@ class Handshake:
         return await self._welcome(stream, decoder, rest)
 
     def _check_python(self, python: tuple[int, ...]) -> None:
-        """Raise PythonMismatch if the node's Python version differs from this one in its major or minor number."""
+        """Raise PythonMismatch if the node's Python version differs from this one in its major or minor number.
+
+        Other parts of the version, such as the patch level, may differ.
+        """
         ours = sys.version_info[:2]
         if python[:2] != ours:
             theirs = ".".join(map(str, python))
@@ -93,19 +104,19 @@ class Handshake:
             )
 
     async def _welcome(self, stream: CommandStream, decoder: Decoder, rest: bytes) -> tuple[Welcome, list[Frame]]:
-        """Wait for the WELCOME.
+        """Wait for the WELCOME, the first message of the agent (the process on the node that manages its workers).
 
         Args:
             stream: the connection.
-            decoder: splits the received bytes into frames.
+            decoder: splits the received bytes into frames (messages).
             rest: bytes that have arrived already.
 
         Returns:
             (welcome, frames): the WELCOME, and the frames that arrived together with it.
 
         Raises:
-            Gone: the agent serves another client.
-            ProtocolError: the first frame is another one.
+            Gone: the agent refuses this client, because it serves another one.
+            ProtocolError: the first frame is neither this refusal nor a WELCOME, or it is not valid.
             EOFError: the connection ended.
         """
         loop = asyncio.get_running_loop()
@@ -130,17 +141,17 @@ class Handshake:
 
 
 async def _line(stream: CommandStream, got: bytes) -> tuple[bytes, bytes]:
-    """Read a line.
+    """Read bytes from a connection until they contain a complete line, and return that line. There is no time limit.
 
     Args:
         stream: the connection.
-        got: bytes that have arrived already.
+        got: bytes that have arrived already. If they contain a line, nothing is read.
 
     Returns:
-        (line, rest): the line without its end, and the bytes that arrived after it.
+        (line, rest): the line without its newline, and the bytes that arrived after it.
 
     Raises:
-        EOFError: the connection ended.
+        EOFError: the connection ended before the line was complete.
         ProtocolError: more than 64 KiB arrived before the line was complete.
     """
     loop = asyncio.get_running_loop()

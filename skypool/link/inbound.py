@@ -1,8 +1,9 @@
-"""Parses and checks all messages that an agent (the program on a node) sends to its client.
+"""Parses and checks all messages that the agent of a node (a rented machine) sends to its client (the user's process).
 
-`message_of` turns a frame into one of the frozen values below, or raises ProtocolError. No other code looks at the
-header of a frame from a node. A field that is missing, of another type or out of range makes the client give up that
-node, and no other.
+The agent is the process on the node that manages its workers. A message travels as a frame: a small JSON header and a
+body of bytes. `message_of` turns a frame into one of the frozen values below, or raises ProtocolError. No other code
+looks at the header of a frame from a node. If a field is missing, has another type or is out of range, the client gives
+up that node, and no other.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ _PART_KEY = re.compile(r"(\d{1,19}):(\d{1,19})")
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The first line of the loader, the program that starts the agent on a node.
+    """The first line that the loader sends to the client. The loader is the program that starts the agent on a node.
 
     Attributes:
         python: the version of Python on the node, such as (3, 11, 4).
         have: True if the node has this version of skypool's code already.
-        gone: True if no agent runs and none may be started.
+        gone: True if no agent can be reached: the node lacks the code, and the client did not allow to start an agent.
     """
 
     python: tuple[int, ...]
@@ -55,21 +56,23 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The first message of an agent that accepts this client. It describes the node and the calls on it.
+    """The first message of an agent (the process that manages a node's workers) that accepts this client.
+
+    It describes the node and the calls on it. A slot is a place on the node that runs one call at a time.
 
     Attributes:
-        slots: the number of calls that the node runs at once, without those on CPU slots.
+        slots: the number of slots, without CPU slots; at least 1.
         calls: the ids of the calls that the agent knows.
         names: the function names of calls, by id.
         streams: the ids of the calls that are generators.
         functions: the keys of the functions that the node has.
         objects: the keys of the values of `pool.put` that the node has.
-        cpu_slots: the number of calls without a device that run beside the others; 0 if the node has no CPU slots.
-        devices: the number of devices, which are divided among the slots.
+        cpu_slots: the number of additional slots for calls without a device; 0 if the node has none.
+        devices: the number of accelerators, which are divided among the slots.
         cpu_calls: the ids of the calls that run on CPU slots.
         health: the findings about the machine: "devices", "driver", "disk_free" (bytes), "time" (seconds since 1970)
             and "address". `health_check.faults` judges them.
-        trust: "full" if the node pickles results, "data" if it writes them in a format without code.
+        trust: "full" if the node pickles results, "data" if it writes them in a format that cannot run code.
     """
 
     slots: int
@@ -87,7 +90,9 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The first message of an agent that refuses this client because it serves another one.
+    """The first message of an agent (the process that manages a node's workers) that refuses this client.
+
+    The agent serves another client already.
 
     Attributes:
         silent: the seconds since the agent has heard from the other client.
@@ -103,9 +108,9 @@ class Outcome:
     Attributes:
         id: the id of the call.
         ok: True if the function returned, False if it raised.
-        seconds: the time that the call ran.
+        seconds: how long the call ran.
         lens: the lengths of the buffers of its value or exception, in bytes.
-        large: True if these were sent before, in pieces.
+        large: True if these buffers were sent before, in pieces.
     """
 
     id: int
@@ -128,14 +133,14 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """Items that a generator yielded.
+    """One or several items that a generator on the node yielded.
 
     Attributes:
         id: the id of the call.
-        seq: the number of the last item, from 1.
+        seq: the number of the last item, counted from 1 for each call.
         single: True if the value is one item, False if it is a list of items.
         lens: the lengths of the buffers of the value, in bytes.
-        large: True if these were sent before, in pieces.
+        large: True if these buffers were sent before, in pieces.
     """
 
     id: int
@@ -147,7 +152,7 @@ class Yielded:
 
 @dataclass(frozen=True, slots=True)
 class ItemWanted:
-    """A request of a running call for an item of an iterator argument.
+    """A request of a running call for an item of an iterator that the client passed to it as an argument.
 
     Attributes:
         id: the id of the call.
@@ -162,12 +167,12 @@ class ItemWanted:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a large value.
+    """The header of one piece of a large value that is sent in several frames (messages).
 
     Attributes:
         call: the id of the call.
         seq: 0 for a piece of the call's result; for a piece of a generator's items, the number of the last item.
-        at: the place of the piece in the value, in bytes.
+        at: the position of the piece in the value, in bytes from 0.
         size: the size of the whole value, in bytes.
     """
 
@@ -183,7 +188,7 @@ class Recalled:
 
     Attributes:
         calls: the ids of the calls. It may be empty.
-        on_cpu: True if they were for CPU slots.
+        on_cpu: True if they were for CPU slots, which run calls without a device.
     """
 
     calls: Sequence[int]
@@ -192,11 +197,11 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """Output of a call.
+    """The header of a piece of output that a call on the node printed. The bytes come beside it.
 
     Attributes:
         id: the id of the call; 0 if it is not known.
-        slot: the number of the slot that ran it, from 0.
+        slot: the number of the slot (the place on the node that ran the call), from 0.
         fd: 1 for stdout, 2 for stderr.
         seq: the number of this piece of the node's output, from 1.
     """
@@ -209,7 +214,7 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class ModuleAsked:
-    """A request for the source of a module that a worker process imports and the node does not have.
+    """A request for the source of a module that a worker process imports and that the node does not have.
 
     Attributes:
         name: the full name of the module.
@@ -220,15 +225,15 @@ class ModuleAsked:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """A status report of a node, which it sends in answer to a ping.
+    """A status report of a node. The node sends it in answer to a ping, or when the provider takes the machine back.
 
     Attributes:
         busy: the number of calls that run.
-        waiting: the number of calls that wait there for a slot.
+        waiting: the number of calls that wait on the node for a slot (a place that runs one call at a time).
         done: the number of calls that have ended.
         running: the names of a few functions that run.
         interruption: when the provider takes the machine back, in seconds since 1970; None without such a notice.
-        cpu_busy: the number of running calls on CPU slots.
+        cpu_busy: the number of running calls on CPU slots, which run calls without a device.
     """
 
     busy: int
@@ -241,7 +246,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The announcement of an agent that it is about to end."""
+    """The announcement of an agent (the process that manages a node's workers) that it is about to end."""
 
 
 Said = (
@@ -250,7 +255,10 @@ Said = (
 
 
 def message_of(f: Frame) -> Said:
-    """Return the message in a frame from an agent.
+    """Return the message in a frame from an agent, the process that manages a node's workers.
+
+    The value is an object of the class for the frame's kind, such as `Outcome`. It has no reference to the frame's
+    body.
 
     Raises:
         ProtocolError: agents do not send this kind of frame, or a field of it is not valid.
@@ -262,13 +270,14 @@ def message_of(f: Frame) -> Said:
 
 
 def greeting(said: object) -> Greeting:
-    """Return the greeting of the loader.
+    """Return the greeting of the loader, the program that starts the agent on a node.
 
     Args:
-        said: the JSON value of its first line.
+        said: the JSON value of the loader's first line.
 
     Raises:
-        ProtocolError: it is not a greeting, or a field of it is not valid.
+        ProtocolError: `said` is not a dictionary, or a field of it is missing or not valid. "python" must be a list of
+            2 to 5 integers; "have" and "gone" must be booleans.
     """
     if type(said) is not dict:
         raise ProtocolError("the first line of the answer is not skypool's greeting")
@@ -282,12 +291,16 @@ def greeting(said: object) -> Greeting:
 
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
-    """Raise the ProtocolError for the field `name` of the message `what`, which has this value."""
+    """Raise a ProtocolError: in the message called `what`, the field `name` has the invalid value `value`."""
     raise ProtocolError(f"{what} has an invalid {name!r}: {_short(value)}")
 
 
 def _short(value: object) -> str:
-    """Return the type of a value for a message, and the value itself if it is short."""
+    """Return a text about an invalid value for an error message.
+
+    It names the value's type. It shows a string (its first 40 characters, without control characters), a boolean, a
+    float or None as well; not other values, which may be long.
+    """
     kind = type(value).__name__
     if type(value) is str:
         return f"{kind} {printable(value[:40])!r}"
@@ -295,7 +308,9 @@ def _short(value: object) -> str:
 
 
 def _number(what: str, h: Mapping[str, Any], name: str, least: int = 0, most: int = _LARGEST_ID) -> int:
-    """Return the field `name` of a header, an integer from `least` to below `most`.
+    """Return the field `name` of a message's header. It must be an integer from `least` to below `most`.
+
+    Booleans are not accepted. By default the range is 0 to below 2^63.
 
     Raises:
         ProtocolError: the field is missing or not such a number. `what` names the message in the error.
@@ -307,7 +322,11 @@ def _number(what: str, h: Mapping[str, Any], name: str, least: int = 0, most: in
 
 
 def _seconds(what: str, h: Mapping[str, Any], name: str) -> float:
-    """Return the field `name` of a header, seconds from 0 to below 10^12. Raise ProtocolError otherwise."""
+    """Return the field `name` of a message's header as a float. It must be a number of seconds, 0 to below 10^12.
+
+    Raises:
+        ProtocolError: the field is missing or not such a number. `what` names the message in the error.
+    """
     value = h.get(name)
     if (type(value) is float or type(value) is int) and 0 <= value < 1e12:  # this excludes NaN too
         return float(value)
@@ -315,7 +334,11 @@ def _seconds(what: str, h: Mapping[str, Any], name: str) -> float:
 
 
 def _flag(what: str, h: Mapping[str, Any], name: str) -> bool:
-    """Return the field `name` of a header, True or False. Raise ProtocolError if it is anything else."""
+    """Return the field `name` of a message's header, which must be True or False.
+
+    Raises:
+        ProtocolError: the field is missing or anything else. `what` names the message in the error.
+    """
     value = h.get(name)
     if type(value) is bool:
         return value
@@ -323,7 +346,13 @@ def _flag(what: str, h: Mapping[str, Any], name: str) -> bool:
 
 
 def _text(what: str, h: Mapping[str, Any], name: str, most: int = _LONGEST_NAME) -> str:
-    """Return the field `name` of a header, a string of at most `most` characters. Raise ProtocolError otherwise."""
+    """Return the field `name` of a message's header. It must be a string of at most `most` characters, 4096 by default.
+
+    The string may be empty.
+
+    Raises:
+        ProtocolError: the field is missing, too long or not a string. `what` names the message in the error.
+    """
     value = h.get(name)
     if type(value) is str and len(value) <= most:
         return value
@@ -331,7 +360,11 @@ def _text(what: str, h: Mapping[str, Any], name: str, most: int = _LONGEST_NAME)
 
 
 def _numbers(what: str, h: Mapping[str, Any], name: str) -> list[int]:
-    """Return the field `name` of a header, a list of integers from 0 to below 2^63. Raise ProtocolError otherwise."""
+    """Return the field `name` of a message's header. It must be a list of integers from 0 to below 2^63, or empty.
+
+    Raises:
+        ProtocolError: the field is missing or not such a list. `what` names the message in the error.
+    """
     value = h.get(name)
     if type(value) is not list:
         _refuse(what, name, value)
@@ -341,7 +374,12 @@ def _numbers(what: str, h: Mapping[str, Any], name: str) -> list[int]:
 
 
 def _texts(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the field `name` of a header, a list of short strings, as a tuple. Raise ProtocolError otherwise."""
+    """Return the field `name` of a message's header as a tuple. It must be a list of strings; it may be empty.
+
+    Raises:
+        ProtocolError: the field is missing, not such a list, or a string has more than 4096 characters. `what` names
+            the message in the error.
+    """
     value = h.get(name)
     if type(value) is not list or not all(type(each) is str and len(each) <= _LONGEST_NAME for each in value):
         _refuse(what, name, value)
@@ -349,13 +387,15 @@ def _texts(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
-    """Check the fields that describe a value.
+    """Check the fields of a message that describe the value it carries.
 
     Returns:
-        (lens, large): the lengths of its buffers in bytes, and True if the value was sent before, in pieces.
+        (lens, large): the lengths of the value's buffers in bytes, and True if the value was sent before, in pieces.
 
     Raises:
-        ProtocolError: a field is not valid, or the lengths do not fit the frame.
+        ProtocolError: a field is not valid, or there are no buffers or more than 65536. It is also raised if the
+            lengths do not fit the frame's body, which must be empty for a value that was sent in pieces. `what` names
+            the message in the error.
     """
     h = f.header
     lens = _numbers(what, h, "lens")
@@ -374,7 +414,11 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
 
 
 def _outcome(f: Frame) -> Outcome:
-    """Return the message of an OUTCOME frame. Raise ProtocolError if a field is not valid."""
+    """Return the `Outcome` in an OUTCOME frame: the result of one call.
+
+    Raises:
+        ProtocolError: a field is missing or not valid, or the body does not have the length that the fields tell.
+    """
     h = f.header
     what = "an outcome"
     lens, large = _buffers(what, f)
@@ -382,7 +426,11 @@ def _outcome(f: Frame) -> Outcome:
 
 
 def _outcomes(f: Frame) -> Outcomes:
-    """Return the message of an OUTCOMES frame. Raise ProtocolError if its body is not valid."""
+    """Return the `Outcomes` in an OUTCOMES frame: the results of several calls, copied out of the frame.
+
+    Raises:
+        ProtocolError: the body is cut off, or a duration is negative, NaN, or 10^12 seconds or longer.
+    """
     ends = list(ends_in(bytes(f.body)))
     if not all(0 <= seconds < 1e12 for _, _, seconds, _ in ends):
         raise ProtocolError("the result of a call has an invalid duration")
@@ -390,7 +438,13 @@ def _outcomes(f: Frame) -> Outcomes:
 
 
 def _yielded(f: Frame) -> Yielded:
-    """Return the message of a YIELD frame. Raise ProtocolError if a field is not valid."""
+    """Return the `Yielded` in a YIELD frame: items of a generator.
+
+    A missing "single" field counts as False, which means that the value is a list of items.
+
+    Raises:
+        ProtocolError: another field is missing or not valid, or the body does not have the length that the fields tell.
+    """
     h = f.header
     what = "an item of a stream"
     lens, large = _buffers(what, f)
@@ -398,14 +452,25 @@ def _yielded(f: Frame) -> Yielded:
 
 
 def _wanted(f: Frame) -> ItemWanted:
-    """Return the message of a CREDIT frame. Raise ProtocolError if a field is not valid."""
+    """Return the `ItemWanted` in a CREDIT frame: a request for an item of an iterator argument.
+
+    Raises:
+        ProtocolError: a field is missing or not valid.
+    """
     h = f.header
     what = "a request for an item"
     return ItemWanted(_number(what, h, "id"), _number(what, h, "arg", 0, _MOST_ARGUMENTS), _number(what, h, "n", 1))
 
 
 def _piece(f: Frame) -> Piece:
-    """Return the message of a BLOB frame. Raise ProtocolError if a field or the length of its body is not valid."""
+    """Return the `Piece` in a BLOB frame: the header of a piece of a large value.
+
+    The frame's key is the id of a call, or a text "call:number" for items of a generator.
+
+    Raises:
+        ProtocolError: a field is missing or not valid, the value has 64 KiB or less, or the body is not the full piece:
+            1 MiB, or the rest of the value if that is less.
+    """
     h = f.header
     what = "a piece of a value"
     key = h.get("key")
@@ -425,14 +490,22 @@ def _piece(f: Frame) -> Piece:
 
 
 def _recalled(f: Frame) -> Recalled:
-    """Return the message of a RECALLED frame. Raise ProtocolError if a field is not valid."""
+    """Return the `Recalled` in a RECALLED frame: calls that the node gives back. The list may be empty.
+
+    Raises:
+        ProtocolError: a field is missing or not valid.
+    """
     h = f.header
     what = "a list of returned calls"
     return Recalled(_numbers(what, h, "calls"), _flag(what, h, "cpu"))
 
 
 def _printed(f: Frame) -> Printed:
-    """Return the message of an OUTPUT frame. Raise ProtocolError if a field is not valid."""
+    """Return the `Printed` in an OUTPUT frame: which call and stream the output in its body comes from.
+
+    Raises:
+        ProtocolError: a field is missing or not valid. The stream must be 1 or 2.
+    """
     h = f.header
     what = "output"
     slot = _number(what, h, "slot", 0, _MOST_SLOTS)
@@ -441,12 +514,21 @@ def _printed(f: Frame) -> Printed:
 
 
 def _module(f: Frame) -> ModuleAsked:
-    """Return the message of a MODULE frame. Raise ProtocolError if a field is not valid."""
+    """Return the `ModuleAsked` in a MODULE frame: a request for the source of a module.
+
+    Raises:
+        ProtocolError: the name is missing, not a string, or longer than 2^20 characters.
+    """
     return ModuleAsked(_text("a request for a module", f.header, "name", 1 << 20))
 
 
 def _pong(f: Frame) -> Pong:
-    """Return the message of a PONG frame, its texts without control characters. Raise ProtocolError if not valid."""
+    """Return the `Pong` in a PONG frame: a status report. Function names are cleared of control characters.
+
+    Raises:
+        ProtocolError: a field other than "interruption" is missing, a field is not valid, or more than 64 names are
+            listed.
+    """
     h = f.header
     what = "a status report"
     running = _texts(what, h, "running")
@@ -463,17 +545,27 @@ def _pong(f: Frame) -> Pong:
 
 
 def _bye(_: Frame) -> Bye:
-    """Return the message of a BYE frame, which has no fields."""
+    """Return a `Bye`, whatever the BYE frame contains: this message has no fields."""
     return Bye()
 
 
 def _taken(f: Frame) -> Taken:
-    """Return the message of a TAKEN frame. Raise ProtocolError if a field is not valid."""
+    """Return the `Taken` in a TAKEN frame: the agent refuses this client because it serves another one.
+
+    Raises:
+        ProtocolError: the field "silent" is missing or not a valid number of seconds.
+    """
     return Taken(_seconds("the notice of another client", f.header, "silent"))
 
 
 def _welcome(f: Frame) -> Welcome:
-    """Return the message of a WELCOME frame. Raise ProtocolError if a field is not valid."""
+    """Return the `Welcome` in a WELCOME frame: the description of the node. Texts are cleared of control characters.
+
+    Any "trust" other than "data" counts as "full".
+
+    Raises:
+        ProtocolError: another field is missing or not valid.
+    """
     h = header_of(f)
     what = "the WELCOME"
     named = h.get("names")
@@ -546,10 +638,10 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
 
 
 def address(said: str) -> str:
-    """Return the IP address at which the other nodes reach a node, "" if it reports none or no valid one.
+    """Return an IP address in its usual form, or "" if the text is not a valid IPv4 or IPv6 address.
 
     Args:
-        report: the agent's report about its machine; see `Welcome.health`.
+        said: the address at which other nodes reach a node, as the node reports it.
     """
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(said))

@@ -1,6 +1,7 @@
-"""`Inbox`: reads the messages of one node, in the engine's thread or in the thread of a caller that waits for a result.
+"""`Inbox`: receives the messages of one node (a rented machine). It is the counterpart of `outbox`.
 
-It is the counterpart of `outbox`. A connection may break, and be replaced, while a thread reads it.
+It reads in the thread of the pool's event loop, or in the thread of a caller that waits for a result. A connection may
+break and be replaced while a thread reads it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _PONGS_AHEAD = 1000
 
 
 class Arrival(NamedTuple):
-    """A message of a node.
+    """A message of a node, with the value that came with it.
 
     Attributes:
         said: the message.
-        buffers: the value that came with it, copied out of the receive buffer. Default (): none.
+        buffers: the value, copied out of the receive buffer. Default (): none.
     """
 
     said: Said
@@ -52,11 +53,11 @@ class Awaited(Protocol):
 
 
 class Incoming(NamedTuple):
-    """The reading side of one connection.
+    """The reading side of one connection to a node.
 
     Attributes:
         stream: the connection.
-        decoder: splits the received bytes into frames, and keeps an unfinished one.
+        decoder: splits the received bytes into frames (messages), and keeps an incomplete one.
         pieces: the large values that have not arrived completely.
         turns: decides which thread reads.
     """
@@ -70,20 +71,22 @@ class Incoming(NamedTuple):
 class Inbox:
     """A receiver of messages from one node, over one connection after the other.
 
-    Connections are opened and closed in the engine's thread. Any thread may read, one at a time.
+    Connections are opened and closed in the thread of the pool's event loop. Any thread may read, one at a time.
 
     Args:
         clock: measures how long the node is silent.
-        awaited: returns the ids of the calls that somebody waits for. Values of other calls are dropped.
+        awaited: returns the ids of the calls that somebody waits for. Pieces of large values of other calls are
+            dropped.
         on_arrivals: gets the messages, in the order they came, in the thread that read them.
-        on_bye: called when the agent announces its end, in the thread that read the message.
+        on_bye: called when the node announces that it ends its work for this client, in the thread that read the
+            message.
         on_broken: called as (connection, reason) when a connection broke. It may be called in any thread.
         on_senseless: called as (connection, reason) when a message is not valid. It may be called in any thread.
 
     Attributes:
         current: the current connection; None while there is none.
-        heard: when any bytes came last, in seconds by that clock.
-        understood: when a complete frame came last, in seconds by that clock; 0 before the first one.
+        heard: when any bytes came last, in seconds by `clock`.
+        understood: when a complete frame (message) came last, in seconds by `clock`; 0 before the first one.
     """
 
     def __init__(
@@ -115,38 +118,46 @@ class Inbox:
         return None if current is None else current.stream
 
     def await_first_sign(self) -> None:
-        """Start to measure how long the node is silent, before it has sent anything."""
+        """Set the time of the last bytes to now, before the node has sent anything. Its silence counts from here."""
         self.heard = self._clock()
 
     def note_sign_of_life(self) -> None:
-        """Set the times of the last bytes and the last frame to now."""
+        """Set the times of the last bytes and of the last complete frame (message) to now."""
         self.heard = self._clock()
         self.understood = self.heard
 
     def expect_pong(self) -> None:
-        """Allow the node one more status report, because a ping is being sent."""
+        """Allow the node one more status report, because a ping is being sent.
+
+        A node that sends over 1000 more reports than allowed is given up.
+        """
         self._pongs_expected += 1
 
     # --- one connection after the other ----------------------------------------------------------------------
 
     def open(self, loop: asyncio.AbstractEventLoop, stream: CommandStream, decoder: Decoder) -> Incoming:
-        """Make a connection the current one, after its handshake. It is not read before `begin`.
+        """Make a connection the current one, after its handshake, and return its reading side.
+
+        Nothing is read before `begin`. An earlier connection must have been closed with `close`.
 
         Args:
-            loop: the engine's event loop.
+            loop: the pool's event loop.
             stream: the connection.
-            decoder: the decoder that the handshake used. It may hold the first bytes of a frame.
+            decoder: the decoder that the handshake used. It may hold the first bytes of a frame (message).
         """
         self.current = Incoming(stream, decoder, Pieces(), quickest_turns(loop, stream.socket, self._on_readable))
         return self.current
 
     def begin(self, incoming: Incoming, frames: list[Frame]) -> None:
-        """Handle the frames that arrived with the handshake, and start to read."""
+        """Handle the frames (messages) that arrived with the handshake, and have the event loop read from now on.
+
+        If a frame is not valid, call `on_senseless` instead of raising.
+        """
         self._digest(incoming, frames)
         incoming.turns.watch()
 
     def close(self) -> CommandStream | None:
-        """Stop reading the current connection, and return it; None if there was none."""
+        """Stop reading the current connection, and return it without closing it. Return None if there was none."""
         current = self.current
         self.current = None
         if current is None:
@@ -157,9 +168,10 @@ class Inbox:
     # --- reading threads -------------------------------------------------------------------------------------
 
     def drive(self, awaited: Awaited) -> None:
-        """Read in the calling thread until `awaited.ended` is True. This saves waking the engine's thread first.
+        """Read in the calling thread and block until `awaited.ended` is True. There is no time limit.
 
-        Returns early if another thread reads already, or if the connection is missing or breaks.
+        This is faster than waiting until the thread of the event loop has read. Returns early if another thread reads
+        already, or if the connection is missing or breaks. The caller must therefore check `awaited.ended`.
         """
         incoming = self._take_turn()
         if incoming is None:
@@ -172,11 +184,12 @@ class Inbox:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[[], bool]]:
-        """Return a context manager in which the calling thread reads, and the engine's thread does not.
+        """Return a context manager in which the calling thread reads, instead of the thread of the event loop.
 
         Yields:
-            a function that handles what has arrived, without waiting. It returns False if another thread reads already
-            or the connection is over, otherwise True.
+            A function that handles what has arrived, without waiting. It returns True also if nothing has arrived. It
+            returns False if there is nothing to read from: another thread reads already, or the connection is missing
+            or over.
         """
         incoming = self._take_turn()
         if incoming is None:
@@ -188,9 +201,10 @@ class Inbox:
             self._give_turn_back(incoming)
 
     def _take_turn(self) -> Incoming | None:
-        """Make the calling thread the reader of the current connection, and return that.
+        """Make the calling thread the reader of the current connection, and return that connection's reading side.
 
-        Returns None if there is no connection, or another thread reads already.
+        Returns None at once if there is no connection or another thread reads already. After any other result, the
+        caller must call `_give_turn_back`.
         """
         current = self.current
         if current is None or not self._reading.acquire(blocking=False):
@@ -204,7 +218,10 @@ class Inbox:
         return current
 
     def _give_turn_back(self, incoming: Incoming) -> None:
-        """Let the engine's thread read again."""
+        """Stop being the reader, and let the thread of the event loop read again.
+
+        If the connection was replaced meanwhile, the new one is read. Call this in the thread that called `_take_turn`.
+        """
         try:
             incoming.turns.give_back()
         finally:
@@ -214,9 +231,11 @@ class Inbox:
                 current.turns.come_back()
 
     def _read_here(self, incoming: Incoming, wait: bool) -> bool:
-        """Read once in a caller's thread. Return False if the connection is over.
+        """Read once in a caller's thread. Return False if the connection is over, otherwise True.
 
-        If the thread is interrupted, as by Ctrl-C, the connection is broken off, and the node sends its messages again.
+        Returns True also if nothing has arrived. With `wait`, waits up to 0.1 s for data. If an exception such as
+        KeyboardInterrupt interrupts the thread, report the connection as broken and raise the exception again. The node
+        sends its messages again after the reconnection.
         """
         if self.current is not incoming:
             return False
@@ -227,7 +246,10 @@ class Inbox:
             raise
 
     def _on_readable(self) -> None:
-        """Read once in the engine's thread, unless a caller's thread reads."""
+        """Read once in the thread of the event loop. Does not block. Do nothing if there is no connection.
+
+        If a caller's thread reads already, ignore the socket until that caller has finished.
+        """
         current = self.current
         if current is None:
             return
@@ -244,14 +266,17 @@ class Inbox:
     # --- received frames -------------------------------------------------------------------------------------
 
     def _read(self, incoming: Incoming, wait: bool = False) -> bool:
-        """Read once and handle the complete frames. Hold the lock `_reading` while calling it.
+        """Read once and handle the frames (messages) that are complete. The calling thread must hold the reading lock.
+
+        If the connection is over or a message is not valid, call `on_broken` or `on_senseless` instead of raising.
 
         Args:
-            incoming: the connection.
-            wait: True waits for up to 0.1 s if nothing has arrived.
+            incoming: the reading side of the connection.
+            wait: True waits up to 0.1 s if nothing has arrived. Default False.
 
         Returns:
-            False if the connection is over, otherwise True, also if nothing has arrived.
+            False if the connection is over or its bytes are not valid frames, otherwise True, also if nothing has
+            arrived.
         """
         try:
             received = incoming.turns.receive(incoming.decoder.space(), wait)
@@ -273,7 +298,11 @@ class Inbox:
         return True
 
     def _digest(self, incoming: Incoming, frames: list[Frame]) -> None:
-        """Handle frames that have arrived. If that fails in any way, call `on_senseless` with the reason."""
+        """Handle frames (messages) that have arrived, in their order. If that raises an Exception, call `on_senseless`.
+
+        Messages are handed to `on_arrivals` all together, and only if no frame is invalid. They are dropped if a newer
+        connection has taken the place of this one, because the node sends them again there.
+        """
         arrivals: list[Arrival] = []
         try:
             for frame in frames:
@@ -284,10 +313,14 @@ class Inbox:
             self._on_senseless(incoming.stream, complaint(e))
 
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:
-        """Handle one frame. Add its message to `arrivals` if it is for the listener.
+        """Handle one frame (message). Add its message to `arrivals` if it is for the listener.
+
+        A piece of a large value is stored. The announcement that the node ends its work is passed to `on_bye`. Every
+        other message is added.
 
         Raises:
-            ProtocolError: the message is not valid, or must not come at this point.
+            ProtocolError: the message is not valid; it is a WELCOME or a refusal, which only a handshake may have; or
+                the node has sent over 1000 status reports more than it was asked for.
         """
         said = inbound.message_of(frame)
         pieces = incoming.pieces
@@ -316,7 +349,11 @@ class Inbox:
 
 
 def complaint(error: BaseException) -> str:
-    """Return the text of an error that a message of a node caused, safe to show and at most 500 characters of it."""
+    """Return the text of an error that a message of a node caused, without control characters and safe to show.
+
+    At most 500 characters of the error's own text are kept. The text of an error that is not skypool's own begins with
+    "invalid message:" and the error's type.
+    """
     said = printable(str(error))[:500]
     if isinstance(error, SkypoolError):
         return said

@@ -1,6 +1,6 @@
-"""`Outbox`: the send queue of the connection to one node. Small frames overtake large values, which are sent in pieces.
+"""`Outbox`: the send queue of the connection to one node (a rented machine). Any thread may send.
 
-Any thread may send.
+Small frames (messages) overtake large values, which are sent in pieces.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ class Outbox:
 
     @property
     def is_open(self) -> bool:
-        """True if there is a socket. Frames that are sent while there is none are dropped."""
+        """True if there is a socket. Frames (messages) that are sent while it is False are dropped silently."""
         return self._socket is not None
 
     def open(self, connected: socket.socket) -> None:
-        """Send over this connected socket from now on.
+        """Send over this connected socket from now on. What was sent before is not sent again.
 
-        On Linux the socket may be blocking. On systems where MSG_DONTWAIT does not work for `send`, it must not be.
+        On Linux the socket may be blocking. On systems where MSG_DONTWAIT does not work for `send`, it must be
+        non-blocking.
         """
         with self._lock:
             self._socket = connected
 
     def close(self) -> None:
-        """Drop all queued frames, and drop frames that are sent before the next `open`. The socket is not closed."""
+        """Drop all queued frames (messages), and drop what is sent before the next `open`. The socket stays open."""
         with self._lock:
             self._socket = None
             self._waiting = False
@@ -65,7 +66,11 @@ class Outbox:
             self._rest.clear()
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """Send small frames: at once if the queue is empty, otherwise before the next piece of a large value.
+        """Send small frames (messages) without blocking. Drop them silently if there is no socket.
+
+        They are written at once if nothing waits in the queue and there are fewer than 256 buffers. Otherwise they are
+        queued, and go out before the next piece of a large value. If writing fails, `broken` is called with the reason,
+        and nothing is raised.
 
         Args:
             buffers: the encoded frames. They must not be changed afterwards.
@@ -81,10 +86,11 @@ class Outbox:
             self._wait()
 
     def reply(self, buffers: Sequence[Buffer]) -> None:
-        """Send a small frame that answers a request of the node.
+        """Send a small frame (message) that answers a request of the node. It is sent or dropped as `send` does it.
 
         Raises:
-            ProtocolError: more than 16 MiB of such answers wait, because the node does not read them.
+            ProtocolError: more than 16 MiB of earlier answers wait, because the node does not read them. This frame is
+                queued all the same. The count starts anew when no small frames wait any more.
         """
         self.send(buffers)
         with self._lock:
@@ -98,12 +104,15 @@ class Outbox:
                 self._owed += sum(map(len, buffers))
 
     def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
-        """Send a large value in pieces of 1 MiB, and then the frame that refers to it.
+        """Queue a large value in pieces of 1 MiB, and then the frame that refers to it. Does not block.
+
+        Drop both silently if there is no socket. Large values are sent one after the other. Small frames may go out
+        between their pieces.
 
         Args:
-            key: names the value in its pieces and in that frame.
-            buffers: the value.
-            then: the encoded frame that refers to the value.
+            key: names the value in its pieces and in that frame: the id of a call, or a text.
+            buffers: the value. They must not be changed until they are sent.
+            then: the encoded frame (message) that refers to the value.
         """
         with self._lock:
             if self._socket is not None:
@@ -111,15 +120,17 @@ class Outbox:
                 self._wait()
 
     def _wait(self) -> None:
-        """Ask the owner to call `write_more`, unless it was asked already."""
+        """Ask the owner to call `write_more` when the socket can be written to. Do nothing if it was asked already."""
         if not self._waiting:
             self._waiting = True
             self._wake()
 
     def _write_at_once(self, connected: socket.socket, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write to the socket without blocking, and return the buffers that it did not accept.
+        """Write to the socket without blocking, and return what it did not accept.
 
-        If writing fails, report that and return ().
+        Returns:
+            The buffers that are left; the first of them may be the rest of a buffer. Returns () if all was written. It
+            also returns () if writing failed; `broken` is then called with the reason.
         """
         try:
             sent = connected.sendmsg(buffers, (), socket.MSG_DONTWAIT)
@@ -135,10 +146,11 @@ class Outbox:
         return ()
 
     def write_more(self) -> bool:
-        """Write as much of the queue as the socket accepts now, in at most 16 writes.
+        """Write as much of the queue as the socket accepts now, in at most 16 writes. Does not block.
 
         Returns:
-            True if nothing is left or writing failed, False if the owner must call this again.
+            True if nothing is left, there is no socket, or writing failed; `broken` is then called with the reason.
+            False if the owner must call this again.
         """
         with self._lock:
             for _ in range(_TURNS):
@@ -159,9 +171,10 @@ class Outbox:
             return False
 
     def _next(self) -> bool:
-        """Choose what is written next, and return False if nothing is left.
+        """Choose what is written next, and return True. Return False if nothing is left.
 
-        The rest of the last write comes first, then small frames, then one piece of a large value.
+        The rest of the last write comes first, then up to 256 buffers of small frames (messages), then one piece of a
+        large value.
         """
         if not self._rest and self._small:
             self._rest.extend(self._small.popleft() for _ in range(min(_GATHER, len(self._small))))
@@ -175,9 +188,10 @@ class Outbox:
 
 
 def _pieces(key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield a BLOB frame for each piece of a value, and then the frame that refers to the value.
+    """Yield a BLOB frame (message) for each piece of a large value, and then the frame that refers to the value.
 
-    The buffers are padded as `frames.pad` does.
+    Each frame is a list of buffers. A piece has 1 MiB of the value, the last one the rest. Its header has the key, the
+    position in bytes and the size of the value. The value's buffers are padded as `frames.pad` does it.
     """
     size = total_length([len(b) for b in buffers])
     at = 0

@@ -1,6 +1,6 @@
-"""`NodeReports`: turns the output and the status reports of nodes into events.
+"""`NodeReports`: turns the output and the status reports of nodes (rented machines) into events.
 
-Each piece of output becomes an event once, in order, and without terminal control sequences.
+Each piece of output becomes an event once, in order, and without control sequences that would change the terminal.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ _ACK = 256 << 10
 class NodeReports:
     """A converter of the output and the status reports of one pool's nodes into events.
 
-    It is called in the thread that read the message: the engine's, or that of a caller that waits for a result.
+    It is called in the thread that read the message: that of the pool's event loop, or that of a caller that waits for
+    a result.
 
     Args:
         pool: the name of the pool.
         emit: called with each event.
-        acknowledge: called as (node, number): the node may free its output up to that number.
-        is_stranger: returns True for a node whose output is shown as plain text. Others may print colours.
+        acknowledge: called as (node, number): the node may free its output up to the piece with that number.
+        is_stranger: returns True for a node that is not trusted. Its output is shown as plain text; others may print
+            colours.
     """
 
     def __init__(
@@ -45,11 +47,16 @@ class NodeReports:
         self._halves: dict[tuple[int, int, int], str] = {}
 
     def printed(self, node: int, said: Printed, data: Buffer) -> None:
-        """Emit an `Output` event for a piece of output. Ignore a piece that came before, as after a reconnection.
+        """Emit an `Output` event for a piece of output. Ignore a piece that came before.
+
+        Nodes send pieces again after a reconnection. Acknowledge the output to the node when more than 256 KiB came
+        since the last acknowledgement from here. The text of the event may be empty if a character or colour sequence
+        is not complete yet.
 
         Args:
             node: the number of the node.
-            said: the message: the call, its slot, the stream and the number of the piece.
+            said: the message: the call, its slot (the place on the node where it ran), the stream and the number of the
+                piece.
             data: the bytes that were printed.
         """
         if said.seq <= self._heard.get(node, 0):
@@ -63,7 +70,10 @@ class NodeReports:
         self._emit(events.Output(pool=self._pool, node=node, slot=said.slot, call=said.id, stream=said.fd, text=text))
 
     def reported(self, node: int, said: Pong) -> None:
-        """Acknowledge the output of a node, and emit a `NodeStatus` event for its status report."""
+        """Acknowledge all output that has come from a node, then emit a `NodeStatus` event for its status report.
+
+        The event has the numbers of running, waiting and ended calls, and the names of a few running functions.
+        """
         self._acknowledge(node, self._heard.get(node, 0))
         status = events.NodeStatus(
             pool=self._pool,
@@ -79,7 +89,9 @@ class NodeReports:
     def _shown(self, node: int, said: Printed, data: Buffer) -> str:
         """Return a piece of output as text, without control sequences that would change a terminal.
 
-        A character or colour sequence may be split between two pieces. Its first part is kept until the next piece.
+        The bytes are decoded as UTF-8; invalid ones become U+FFFD. Colours are kept, except for nodes that are not
+        trusted. A character or a colour sequence may be split between two pieces. Its first part is kept, and shown
+        with the next piece of the same node, slot and stream.
         """
         source = (node, said.slot, said.fd)
         decoder = self._decoders.get(source)

@@ -1,8 +1,9 @@
-"""`Turns`: decides which thread reads a connection: the engine's thread, or a thread that waits for a result.
+"""`Turns`: decides which thread reads a connection: that of the pool's event loop, or one that waits for a result.
 
-The engine's thread runs the pool's event loop. A thread that waits for a result reads the connection itself, which is
-faster than being woken by the engine. Meanwhile data on the connection must not wake the engine. On Linux, one `epoll`
-call ensures that. On other systems, such as macOS, `PollTurns` does it with functions that every Unix has.
+The docstrings here call the first one the engine's thread, and the second one a caller's thread. A caller's thread
+reads the connection itself, which is faster than being woken by the engine. Meanwhile data on the connection must not
+wake the engine. On Linux, `EpollTurns` ensures that with one system call. On other systems, such as macOS, `PollTurns`
+does it with functions that every Unix has.
 """
 
 from __future__ import annotations
@@ -21,42 +22,59 @@ WAIT = 0.1
 class Turns(Protocol):
     """A protocol by which the engine's thread and callers' threads take turns at reading one connection.
 
-    The `Inbox` that owns the connection has a lock. A thread must hold that lock while it reads.
+    The engine's thread runs the pool's event loop. A caller's thread waits for a result. The `Inbox` that owns the
+    connection has a lock, and a thread must hold that lock while it reads.
     """
 
     def watch(self) -> None:
-        """Call the engine's callback from now on when there is something to read. Call it in the engine's thread."""
+        """Have the engine's callback called from now on when there is something to read.
+
+        Call this in the thread of the event loop.
+        """
 
     def unwatch(self) -> None:
-        """Stop calling the callback for good, because the connection will be closed. Call it in the engine's thread."""
+        """Stop calling the callback for good, because the connection will be closed.
+
+        Call this in the thread of the event loop.
+        """
 
     def take(self) -> None:
-        """Keep incoming data from waking the engine from now on. A caller's thread calls this when it has the lock."""
+        """Keep incoming data from waking the event loop's thread (the engine's) from now on, until `give_back`.
+
+        A thread that waits for a result calls this after it got the lock for reading.
+        """
 
     def give_back(self) -> None:
-        """Wake the engine again when data arrives. The same thread calls this before it releases the lock."""
+        """Let incoming data wake the event loop's thread again.
+
+        The thread that called `take` calls this before it releases the lock for reading.
+        """
 
     def stand_aside(self) -> None:
-        """Ignore incoming data until `come_back`. The engine calls this if it was woken while a caller reads."""
+        """Ignore incoming data until `come_back`.
+
+        The event loop's thread calls this if data woke it while another thread reads.
+        """
 
     def come_back(self) -> None:
-        """Let the engine read again if it has called `stand_aside`.
+        """Let the event loop's thread read again if it has called `stand_aside`. Do nothing otherwise.
 
         A caller's thread calls this after it has read and released the lock.
         """
 
     def receive(self, space: memoryview, wait: bool) -> int:
-        """Read once from the connection. The calling thread must hold the lock.
+        """Read once from the connection. The calling thread must hold the lock for reading.
 
         Args:
-            space: the memory to read into.
-            wait: True waits up to `WAIT` seconds for data.
+            space: the memory to read into. At most its length is read.
+            wait: True waits up to `WAIT` (0.1) seconds for data. False does not block.
 
         Returns:
-            the number of bytes that were read; 0 if the other end has closed the connection.
+            The number of bytes that were read; 0 if the other end has closed the connection.
 
         Raises:
             BlockingIOError: there was no data.
+            OSError: the connection is broken or closed.
         """
         ...
 
@@ -65,9 +83,9 @@ class EpollTurns:
     """`Turns` for Linux: an epoll object stands between the event loop and the socket. A switch is one system call.
 
     Args:
-        loop: the engine's event loop.
-        connected: the socket of the connection. It becomes blocking, with a receive timeout of `WAIT`.
-        on_readable: the engine's callback.
+        loop: the pool's event loop.
+        connected: the socket of the connection. It becomes blocking, with a receive timeout of `WAIT` (0.1) seconds.
+        on_readable: the callback that the loop calls when there is something to read.
     """
 
     def __init__(
@@ -83,7 +101,7 @@ class EpollTurns:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(WAIT * 1e6)))
 
     def watch(self) -> None:
-        """Call the engine's callback from now on when there is something to read."""
+        """Have the event loop call the callback from now on when there is something to read."""
         self._loop.add_reader(self._epoll, self._on_readable)
 
     def unwatch(self) -> None:
@@ -91,35 +109,50 @@ class EpollTurns:
         self._loop.remove_reader(self._epoll)
 
     def take(self) -> None:
-        """Keep incoming data from waking the engine from now on, by switching the epoll object off."""
+        """Keep incoming data from waking the event loop, by switching the epoll object off, until `give_back`.
+
+        Raises:
+            OSError, ValueError: the socket is closed.
+        """
         self._epoll.modify(self._socket, 0)
 
     def give_back(self) -> None:
-        """Wake the engine again when data arrives, by switching the epoll object on. Do nothing if it is closed."""
+        """Let incoming data wake the event loop again, by switching the epoll object on.
+
+        Does not raise if the connection was closed meanwhile.
+        """
         try:
             self._epoll.modify(self._socket, select.EPOLLIN)
         except (ValueError, OSError):
             return  # the connection was closed meanwhile
 
     def stand_aside(self) -> None:
-        """Do nothing, because the epoll object is switched off already."""
+        """Do nothing, because `take` has switched the epoll object off already."""
 
     def come_back(self) -> None:
         """Do nothing, because `give_back` has switched the epoll object on again."""
 
     def receive(self, space: memoryview, wait: bool) -> int:
-        """Read once from the connection; see `Turns.receive`."""
+        """Read once from the connection into `space`, and return the number of bytes; 0 if the other end has closed it.
+
+        With `wait`, wait up to 0.1 s for data; otherwise do not block.
+
+        Raises:
+            BlockingIOError: there was no data.
+        """
         return self._receive(space, 0, 0 if wait else socket.MSG_DONTWAIT)
 
 
 class PollTurns:
-    """`Turns` for any Unix. If data wakes the engine while a caller reads, it ignores the socket until `come_back`.
+    """`Turns` for any Unix. If data wakes the event loop while another thread reads, the loop ignores the socket.
+
+    It does so until `come_back`.
 
     Args:
-        loop: the engine's event loop.
+        loop: the pool's event loop.
         connected: the socket of the connection. It becomes non-blocking, because MSG_DONTWAIT does not keep `send` from
             blocking on every Unix.
-        on_readable: the engine's callback.
+        on_readable: the callback that the loop calls when there is something to read.
     """
 
     def __init__(
@@ -135,46 +168,60 @@ class PollTurns:
         connected.setblocking(False)
 
     def watch(self) -> None:
-        """Call the engine's callback from now on when there is something to read. Do nothing after `unwatch`."""
+        """Have the event loop call the callback when there is something to read. Do nothing if `unwatch` ran before."""
         if not self._over:
             self._aside = False
             self._loop.add_reader(self._socket, self._on_readable)
 
     def unwatch(self) -> None:
-        """Stop calling the callback for good."""
+        """Stop calling the callback for good. A later `watch` does nothing."""
         self._over = True
         self._loop.remove_reader(self._socket)
 
     def take(self) -> None:
-        """Do nothing, because the engine notices that the lock is taken."""
+        """Do nothing, because the event loop's thread notices that the lock for reading is taken."""
 
     def give_back(self) -> None:
-        """Do nothing, because `come_back` lets the engine read again."""
+        """Do nothing, because `come_back` lets the event loop's thread read again."""
 
     def stand_aside(self) -> None:
-        """Ignore incoming data until `come_back`. The engine calls this if it was woken while a caller reads."""
+        """Ignore incoming data until `come_back`.
+
+        The event loop's thread calls this if data woke it while another thread reads.
+        """
         self._loop.remove_reader(self._socket)
         self._aside = True
 
     def come_back(self) -> None:
-        """Let the engine read again if it has called `stand_aside`. A caller's thread calls this."""
+        """Let the event loop read again if `stand_aside` was called. Otherwise do nothing.
+
+        A caller's thread calls this. It does not wait: the event loop's thread calls `watch` soon after.
+        """
         if self._aside:
             self._loop.call_soon_threadsafe(self.watch)
 
     def receive(self, space: memoryview, wait: bool) -> int:
-        """Read once from the connection; see `Turns.receive`."""
+        """Read once from the connection into `space`, and return the number of bytes; 0 if the other end has closed it.
+
+        With `wait`, wait up to 0.1 s for data; otherwise do not block.
+
+        Raises:
+            BlockingIOError: there was no data.
+        """
         if wait and not self._poll.poll(WAIT * 1000):
             raise BlockingIOError
         return self._socket.recv_into(space)
 
 
 def quickest_turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]) -> Turns:
-    """Return the quickest kind of turns on this system: `EpollTurns` on Linux, otherwise `PollTurns`.
+    """Return the quickest kind of turns on this system: `EpollTurns` where Python has epoll (Linux), else `PollTurns`.
+
+    Turns let the event loop's thread and threads that wait for results read one connection in alternation.
 
     Args:
-        loop: the engine's event loop.
-        connected: the socket of the connection.
-        on_readable: the engine's callback, which the loop calls when there is something to read.
+        loop: the pool's event loop.
+        connected: the socket of the connection. This makes it blocking on Linux, and non-blocking elsewhere.
+        on_readable: the callback that the loop calls when there is something to read.
     """
     kind = EpollTurns if hasattr(select, "epoll") else PollTurns
     return kind(loop, connected, on_readable)

@@ -16,7 +16,7 @@ from skypool.model import Need, Offer
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One requirement that an offer must meet.
+    """One requirement that an offer must meet, and the texts that say so.
 
     Attributes:
         title: the reason for many rejected offers together, such as "have fewer vCPUs".
@@ -30,7 +30,14 @@ class Check:
 
 
 def rejected(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer]]:
-    """Yield each rejected offer with the first check that it fails, grouped by check."""
+    """Yield each offer that does not meet the need (the user's requirements), with the first check that it fails.
+
+    Offers are grouped by check; within a check, the order is that of `offers`. Offers that meet the need are not
+    yielded.
+
+    Yields:
+        (check, offer).
+    """
     left = list(offers)
     for check in checks_of(offers, need):
         served = []
@@ -43,7 +50,15 @@ def rejected(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer
 
 
 def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
-    """Return the checks that a need requires. Checks that reject the most offers come first, for speed."""
+    """Return the checks that a need (the user's requirements) asks for, in the order in which to apply them.
+
+    Checks that reject the most offers come first, for speed. Two apply to every need: an offer must have a finite price
+    that is not negative, and must not be out of stock.
+
+    Args:
+        offers: all offers that will be checked. Accelerators, regions and slices are looked up among them.
+        need: the requirements.
+    """
     found = [*_hardware(offers, need), *_place_and_market(offers, need), *_sizes(need)]
     found.append(
         Check("have no price", lambda o: 0 <= o.usd_per_hour < math.inf, lambda o: f"its price is {o.usd_per_hour}")
@@ -61,9 +76,10 @@ def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
 
 
 def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
-    """Yield the checks of accelerator and processor architecture that a need requires.
+    """Yield the checks of accelerator and processor architecture for a need (the user's requirements).
 
-    If only CPUs are wanted, slices of several hosts are rejected.
+    If the need accepts a machine without an accelerator, only slices (several hosts rented together) with an
+    accelerator that is not asked for are rejected. An offer of unknown architecture passes.
     """
     asked = [each for each in need.accelerators if each.kind != "cpu"]
     if asked and len(asked) == len(need.accelerators):
@@ -90,7 +106,11 @@ def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
 
 
 def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
-    """Yield the checks of region, market and stock that a need requires."""
+    """Yield the checks of region, market (on-demand or spot) and stock for a need (the user's requirements).
+
+    Regions match patterns such as "eu-*" without regard to case. An offer that does not say whether it is in stock
+    passes. The check of stock is always yielded, the others only if the need asks for them.
+    """
     if need.regions:
         patterns = [each.casefold() for each in need.regions]
         regions = {offer.region for offer in offers}
@@ -111,12 +131,15 @@ def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
 
 
 def _market(market: str) -> str:
-    """Return the name of a market in a sentence: "as spot" or "on demand"."""
+    """Return the name of a market in a sentence: "as spot" for "spot", "on demand" for anything else."""
     return "as spot" if market == "spot" else "on demand"
 
 
 def _sizes(need: Need) -> Iterator[Check]:
-    """Yield the checks of vCPUs, memory and disk that a need requires. An offer that does not state a size passes."""
+    """Yield the checks of vCPUs, memory and disk for a need (the user's requirements).
+
+    A requirement of 0 gives no check. An offer that does not state a size passes.
+    """
     if need.vcpus:
         yield Check(
             "have fewer vCPUs",

@@ -1,4 +1,8 @@
-"""Validates the requirements for each node (accelerator, market, region, size) and builds the `Need`."""
+"""Validates the requirements for each node (accelerator, market, region, size) and builds the `Need`.
+
+A node is a machine of the pool. Each function checks one argument of `ComputePool` or `sky.plan` and returns its plain
+form.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,10 @@ _ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm6
 
 
 class NodeTerms(TypedDict, total=False):
-    """Keyword arguments of `ComputePool` and `plan` for the requirements of each node, except its accelerator."""
+    """Keyword arguments of `ComputePool` and `plan` for the requirements of each node (machine). All are optional.
+
+    The accelerator is not among them.
+    """
 
     market: Wanted
     max_usd_per_hour: float | None
@@ -42,10 +49,11 @@ def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
     """Return the `nodes` argument as a tuple (fewest, most).
 
     Args:
-        nodes: an integer from 1, which is both the fewest and the most, or a pair (fewest, most).
+        nodes: an integer from 1, which is both the fewest and the most, or a pair (fewest, most). A list of two is
+            accepted as well.
 
     Raises:
-        UsageError: `nodes` is neither, or its fewest exceed its most.
+        UsageError: `nodes` is neither, a number is below 1, or its fewest exceed its most.
     """
     if isinstance(nodes, (tuple, list)):
         if len(nodes) != 2:
@@ -62,13 +70,14 @@ def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tuple[Driver, ...]:
-    """Return the drivers that a `provider` argument means, in its order.
+    """Return the drivers that a `provider` argument means, in its order. A driver is the object for one cloud.
 
     Args:
-        provider: a driver, the name of one, or a list of these. None means "local", this machine.
+        provider: a driver, the name of one, or a list or tuple of these. None means "local", this machine.
 
     Raises:
-        UsageError: the list is empty, a name is unknown, or a value is not a driver.
+        UsageError: the list is empty, a name is unknown, or a value is not a driver, such as a driver's class.
+        ImportError: the package of a named driver cannot be imported.
     """
     if provider is None:
         provider = "local"
@@ -84,10 +93,10 @@ def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tup
 
 
 def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]:
-    """Return the accelerators that an `accelerator` argument means; an empty tuple for None.
+    """Return the accelerators that an `accelerator` argument means, in its order; an empty tuple for None.
 
     Args:
-        accelerator: an `Accelerator`, the name of one, or a list of these. Any of them may serve.
+        accelerator: an `Accelerator`, the name of one, or a list or tuple of these. Any of them may serve.
 
     Raises:
         UsageError: the list is empty, or `accelerators.parse` does not accept a value.
@@ -103,8 +112,8 @@ def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]
 def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
     """Raise UsageError if several nodes are requested and the accelerators come with different numbers of hosts.
 
-    A pool of such accelerators would have a different number of nodes for each choice. With `nodes` 1, any mix is
-    accepted.
+    Hosts are machines that are rented together. A pool of such accelerators would have a different number of nodes for
+    each choice. With `nodes` 1, any mix is accepted. Return nothing.
 
     Args:
         accelerators: the accelerators of which any may serve.
@@ -126,7 +135,9 @@ def need_asked(
     bases: Mapping[str, str],
     node: NodeTerms,
 ) -> Need:
-    """Build the `Need` of one node from a caller's arguments.
+    """Build the `Need` (requirements) of one node from a caller's arguments.
+
+    A missing keyword sets no requirement, except that `market` is then "on-demand".
 
     Args:
         function: the function that the user called, for the argument names in an error message.
@@ -136,7 +147,7 @@ def need_asked(
         node: the caller's other keywords, which must be keys of `NodeTerms`. `rank` is ignored; see `order_asked`.
 
     Raises:
-        UsageError: a keyword does not exist, or a value is invalid.
+        UsageError: a keyword does not exist, or a value is invalid. A number that sets a limit must be finite.
     """
     for name in node:
         if name not in NodeTerms.__annotations__ and name != "rank":  # see `order_asked`
@@ -168,8 +179,10 @@ def need_asked(
 def slots_asked(slots: SlotsAsked) -> SlotsAsked:
     """Return the `slots` argument, checked: an integer from 1, "per-device", or None.
 
+    A slot runs one call at a time.
+
     Raises:
-        UsageError: `slots` is anything else.
+        UsageError: `slots` is anything else, such as 0, True or 1.5.
     """
     if slots is None:
         return None
@@ -185,14 +198,16 @@ def slots_asked(slots: SlotsAsked) -> SlotsAsked:
 
 
 def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
-    """Return the order in which offers are ranked. Accept its former name, `rank`, with a deprecation warning.
+    """Return the order in which offers are ranked, checked.
+
+    Its former name `rank` is accepted too, with a DeprecationWarning. It is not removed from `node`.
 
     Args:
         order_by: a value of `OrderBy`.
         node: the caller's other keywords. `rank` is among them if the caller gave it.
 
     Raises:
-        UsageError: the value is not in `ORDERS`, or both names are given.
+        UsageError: the value is not in `ORDERS`, or `rank` is given together with an `order_by` other than "cheapest".
     """
     if "rank" in node:
         warn_renamed("rank=", "order_by=")
@@ -205,7 +220,7 @@ def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
 def regions_asked(region: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the `region` argument as a tuple of region names and patterns.
 
-    Returns an empty tuple for None, which means any region.
+    Return an empty tuple for None, which means any region. Whether a provider has such a region is not checked.
 
     Raises:
         UsageError: `region` is an empty list, or contains anything but non-empty strings.
@@ -224,10 +239,10 @@ def regions_asked(region: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def image_asked(image: Image | None) -> Image:
-    """Return the image that was given, or an empty image for None.
+    """Return the image that was given, or an empty `Image` for None.
 
     Raises:
-        UsageError: `image` is not an `Image`.
+        UsageError: `image` is neither None nor an `Image`.
     """
     from skypool_images import Image
 
@@ -237,9 +252,9 @@ def image_asked(image: Image | None) -> Image:
 
 
 def bases_asked(image: Image, drivers: tuple[Driver, ...]) -> dict[str, str]:
-    """Return the base images that an image sets, by the name of the provider.
+    """Return the base images that an image sets, as {name of the provider: base image}.
 
-    Providers for which the image sets no base image are left out.
+    Providers for which the image sets no base image are left out, so the result may be empty.
 
     Args:
         image: the pool's `Image`.

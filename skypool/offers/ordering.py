@@ -25,9 +25,15 @@ UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB 
 
 
 def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
-    """Return the offers sorted by the figure that `order_by` names.
+    """Return a new list of the offers, sorted by the figure that `order_by` names, the lowest first.
 
-    Sorting by numbers alone is fast, so names are compared only among offers with equal figures.
+    Offers without that figure come last. Among equal figures, the order is price, provider, region, zone and instance
+    type. Sorting by numbers alone is fast, so names are compared only among offers with equal figures.
+
+    Args:
+        offers: the offers. The list is not changed.
+        order_by: "cheapest" sorts by the price of the whole offer. The others divide that price; see `divisor`.
+        today: the day by which spot prices from tables count as outdated. An outdated one is replaced by `price_bound`.
     """
     bounds = {id(offer): price_bound(offer) for offer in offers if not has_known_price(offer, today)}
     price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
@@ -51,17 +57,25 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
 
 
 def _names(offer: Offer) -> tuple[object, ...]:
-    """Return the sort key for offers with the same figure: price, provider, place, type."""
+    """Return the sort key for offers with the same figure: price, provider, region, zone and instance type."""
     return offer.usd_per_hour, offer.provider, offer.region, offer.zone, offer.instance_type
 
 
 def _share(price: float, amount: float) -> float:
-    """Return the price divided by the amount; infinity if the amount is 0."""
+    """Return the price divided by the amount; infinity if the amount is 0, so that such an offer is sorted last."""
     return price / amount if amount else math.inf
 
 
 def divisor(offer: Offer, order_by: OrderBy) -> float:
-    """Return by how much an offer's price is divided for this order: devices, GB or TFLOPs. 0 if that is unknown."""
+    """Return by how much an offer's price is divided for this order: devices, GB or TFLOPs. 0 if that is unknown.
+
+    An offer without an accelerator gives 0. A part of a card counts with its share of the TFLOPs of the card.
+
+    Args:
+        offer: the offer.
+        order_by: "per-device" gives the number of devices, "per-gb" the memory of all devices in GB. Otherwise the
+            result is the dense BF16 TFLOPs of all devices.
+    """
     has = offer.accelerator
     if has is None:
         return 0.0
@@ -74,15 +88,16 @@ def divisor(offer: Offer, order_by: OrderBy) -> float:
 
 
 def has_known_price(offer: Offer, today: date) -> bool:
-    """Return False if an offer has an outdated spot price.
+    """Return False if an offer has an outdated spot price. Return True for every other offer.
 
-    A spot price is outdated if it comes from a table that is older than `SPOT_DAYS` or has an unknown day.
+    A spot price is outdated if it comes from a table that is older than `SPOT_DAYS` (30 days) or has an unknown day.
+    On-demand prices, and spot prices that the provider reported, never are.
     """
     return offer.market != "spot" or not offer.price_source.is_outdated(today, SPOT_DAYS)
 
 
 def price_bound(offer: Offer) -> float:
-    """Return the price that replaces an outdated spot price in the ranking.
+    """Return the price in USD per hour that replaces an outdated spot price in the ranking.
 
     This is the on-demand price, or the spot price if that is higher; infinity if the on-demand price is unknown.
     """

@@ -1,4 +1,4 @@
-"""`sky.plan`: the offers that a pool of these arguments would rent, with prices. It rents nothing."""
+"""`sky.plan`: the offers that a pool with these arguments would rent, with prices. It rents nothing."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ def plan(
 ) -> Plan:
     """Return the plan of a `ComputePool` with the same arguments: the offers it would rent, best first. Rent nothing.
 
-    The plan also says why each other offer does not serve. If a provider cannot be reached, its cached offers serve,
-    and the plan says how old they are.
+    The plan also says why each other offer does not meet the requirements. If a provider cannot be reached, its cached
+    offers are used, and the plan says how old they are. This blocks until all providers have answered, or for about 30
+    s.
 
     Args:
         provider, accelerator, image, nodes, slots, order_by, node: as `ComputePool` takes them.
-        refresh: ask every provider again, also if its cached offers are still valid.
+        refresh: True to ask every provider again, also if its cached offers are still valid.
 
     Raises:
-        NoOffers: no offer serves. The error carries the plan.
-        SkypoolError: the only provider failed: its own error.
+        NoOffers: no offer meets the requirements. The error carries the plan.
+        SkypoolError: there is only one provider, and it failed: its own error.
         UsageError: an argument is invalid.
     """
     drivers = drivers_asked(provider)

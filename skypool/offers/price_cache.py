@@ -35,52 +35,66 @@ _TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, at REAL NOT 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A provider's offers, and their age in seconds: 0 if the provider was asked just now."""
+    """A provider's offers, and their age in seconds: 0 if the provider was asked just now.
+
+    A cached answer may be up to 7 days old.
+    """
 
     offers: tuple[Offer, ...]
     age: float = 0.0
 
 
 def question(need: Need) -> Need:
-    """Return the need without its price cap, so that one cached answer serves for any cap."""
+    """Return a copy of the need without its price cap, so that one cached answer serves for any cap."""
     return replace(need, max_usd_per_hour=None)
 
 
 def keeps(driver: Driver) -> float:
-    """Return for how many seconds a driver's offers are valid; 0 if they are not to be cached."""
+    """Return for how many seconds a driver's offers are valid; 0.0 if they are not to be cached.
+
+    This is the driver's attribute `offers_keep`. Without that attribute, the result is 0.0.
+    """
     return float(getattr(driver, "offers_keep", 0.0))
 
 
 def holds(driver: Driver, need: Need, offers: Iterable[Offer]) -> float:
-    """Return for how many seconds these offers are valid: the driver's `offers_keep`.
+    """Return for how many seconds these offers are valid: the driver's `offers_keep`, or less.
 
-    Returns at most `PASSING` if the offers depend on the moment. That is so if any offer on the need's markets is a
-    spot offer, or says whether it is in stock.
+    Return at most `PASSING` (300 s) if the offers depend on the moment. That is so if any offer on the need's markets
+    is a spot offer, or says whether it is in stock. Offers on other markets do not matter.
     """
     passing = any(o.available is not None or o.market == "spot" for o in offers if o.market in need.markets)
     return min(keeps(driver), PASSING) if passing else keeps(driver)
 
 
 def read(driver: Driver, need: Need) -> Answer | None:
-    """Return the last cached answer for this driver's settings and this need, up to `FORGET` seconds old.
+    """Return the last cached answer for this driver's settings and this need, up to `FORGET` (7 days) old.
 
-    The answer may be older than `holds` allows: the caller compares. Returns None if there is none, or if the driver's
-    offers are not cached.
+    The answer may be older than `holds` allows: the caller compares. The price cap of the need does not matter. Return
+    None if there is none, if the driver's offers are not cached, or if the file cannot be read.
     """
     found = recall(_key(driver, need), tuple) if keeps(driver) > 0 else None
     return Answer(*found) if found else None
 
 
 def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
-    """Store a driver's offers for a need. Does nothing if the driver's offers are not cached."""
+    """Store a driver's offers for a need, in place of older ones. Do nothing if the driver's offers are not cached.
+
+    Errors of the file are ignored.
+    """
     if keeps(driver) > 0:
         remember(_key(driver, need), offers)
 
 
 def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
-    """Return what `remember` stored under a key, with its age in seconds.
+    """Return (value, age) for the value that `remember` stored under a key; its age is in seconds.
 
-    Returns None if nothing is stored, if it is older than `FORGET` or of another kind, or if the file cannot be read.
+    Return None if nothing is stored, if it is older than `FORGET` (7 days), or if the file cannot be read or is
+    damaged.
+
+    Args:
+        key: the key.
+        kind: the type that the value must have. A value of another type gives None.
     """
     try:
         with _book() as book:
@@ -95,13 +109,13 @@ def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
 
 
 def remember(key: str, value: object) -> None:
-    """Store a value under a key for all processes of this user, and delete entries older than `FORGET`.
+    """Store a value under a key for all processes of this user, and delete entries older than `FORGET` (7 days).
 
-    Does not raise if the file cannot be written.
+    This does not raise if the file cannot be written; the value is then not stored.
 
     Args:
         key: a name of the caller's choice; an older value under it is replaced.
-        value: any object that can be pickled.
+        value: any object that can be pickled. An error of pickling is raised.
     """
     blob = zlib.compress(pickle.dumps(value, protocol=5), 1)
     now = time.time()
@@ -114,7 +128,10 @@ def remember(key: str, value: object) -> None:
 
 
 def path() -> Path:
-    """Return the path of the cache file. Its folder is private to this user, because the file is unpickled."""
+    """Return the path of the cache file, which need not exist.
+
+    Its folder is private to this user, because the file is unpickled.
+    """
     import platformdirs  # imported here because nodes, which import this module too, do not have it
 
     return Path(platformdirs.user_cache_dir("skypool")) / "offers" / "offers.sqlite"
@@ -150,8 +167,9 @@ def _opened(file: Path) -> sqlite3.Connection:
 def _key(driver: Driver, need: Need) -> str:
     """Return the key of an answer: a hash of the driver's class and settings, and of the need.
 
-    The hash also covers the fields of `Need` and `Offer`, so that a new version ignores old answers. The settings are
-    those in the driver's `repr`, which contains no secrets.
+    It is a text of 64 hexadecimal digits. The price cap of the need is left out. The hash also covers the fields of
+    `Need` and `Offer`, so that a new version ignores old answers. The settings are those in the driver's `repr`, which
+    contains no secrets.
     """
     asked = replace(question(need), bases=dict(sorted(need.bases.items())))
     kind = f"{type(driver).__module__}.{type(driver).__qualname__}"

@@ -1,6 +1,6 @@
 """Filters and ranks offers: rejects those that do not meet the need, with a reason, and sorts the rest by price.
 
-This module is pure: it takes offers and returns a `Plan`.
+This module is pure: it takes offers and returns a `Plan`. The need is the user's requirements for one machine.
 `filters` has the checks, and `ordering` the order of what passes them.
 """
 
@@ -22,7 +22,7 @@ from skypool.offers.ordering import SPOT_DAYS, UNITS, OrderBy, divisor, has_know
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An offer that does not meet the need, and the reason in words."""
+    """An offer that does not meet the need, and the reason in words: that of the first requirement that it fails."""
 
     offer: Offer
     reason: str
@@ -54,33 +54,36 @@ class Plan:
 
     @property
     def rank(self) -> OrderBy:
-        """Return `order_by`. This former name is deprecated and warns."""
+        """Return `order_by`. This former name is deprecated and gives a DeprecationWarning."""
         warn_renamed("Plan.rank", "Plan.order_by")
         return self.order_by
 
     @property
     def best(self) -> Offer | None:
-        """Return the offer that is tried first; None if no offer serves."""
+        """Return the offer that is tried first; None if no offer meets the need."""
         return self.offers[0] if self.offers else None
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return the price in USD per hour of the fewest nodes (or slices) on the best offer.
+        """Return the price in USD per hour of the fewest wanted nodes (or slices) on the best offer.
 
-        Returns None if no offer serves.
+        Return None if no offer meets the need.
         """
         return self.offers[0].usd_per_hour * self.nodes[0] if self.offers else None
 
     @property
     def rejected(self) -> list[Rejected]:
-        """Return the offers that do not serve, each with its reason. The reasons are formatted on every access."""
+        """Return the offers that do not meet the need, each with its reason, as a new list; [] if all meet it.
+
+        Each offer has only the first reason. The reasons are formatted on every access.
+        """
         return [Rejected(offer, check.why(offer)) for check, offer in rejected(self.considered, self.need)]
 
     @property
     def is_short(self) -> bool:
-        """Return True if no offer serves now, but waiting may help.
+        """Return True if no offer meets the need now, but waiting may help. Return False if any offer meets it.
 
-        That is so if an offer would serve if it were in stock, or if the providers had no offers at all.
+        Waiting may help if an offer would meet the need if it were in stock, or if no provider returned any offer.
         """
         missing = [replace(offer, available=None) for offer in self.considered if offer.available is False]
         return not self.offers and (
@@ -88,13 +91,14 @@ class Plan:
         )
 
     def explain(self, most: int = 20) -> str:
-        """Return the plan as text: each serving offer with its place and price, and why the others were rejected.
+        """Return the plan as text: each offer that meets the need, with its price, and why the others were rejected.
 
-        Warnings and failed providers follow. If more than `most` offers were rejected, each kind of reason is one line
-        with an example.
+        Advice, failed providers and warnings follow. If more than `most` offers were rejected, each kind of reason is
+        one line with an example.
 
         Args:
-            most: how many serving offers, and how many rejected ones, are listed one by one. The rest is counted.
+            most: how many offers that meet the need, and how many rejected ones, are listed one by one. The rest is
+                counted. Default 20.
         """
         lines = [self._heading(), *self._places(most), *self._reasons(most), *self.advice()]
         lines += [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
@@ -102,10 +106,11 @@ class Plan:
         return "\n".join(line for line in lines if line)
 
     def advice(self) -> list[str]:
-        """Return lines that say how to get an offer: for each requirement, how many offers would serve without it.
+        """Return lines that say how to get an offer: for each requirement, how many offers would do without it.
 
-        Requirements without which no offer would serve either are left out. The list is empty if an offer serves
-        already.
+        Only one requirement at a time is dropped, and never the accelerators. A requirement is left out if no offer
+        would do without it either. If stock is short, a line says that a pool may wait. The list is empty if an offer
+        meets the need already.
         """
         if self.offers:
             return []
@@ -163,14 +168,16 @@ def rank_offers(
     notes: Sequence[str] = (),
     today: date | None = None,
 ) -> Plan:
-    """Reject the offers that do not meet the need, and rank the rest. Ties are ordered by provider, place and name.
+    """Reject the offers that do not meet the need, and return a `Plan` with the rest ranked.
 
-    A spot price from a table older than `SPOT_DAYS` is outdated. Such an offer is ranked by the on-demand price of the
-    same machine, and last if that is unknown.
+    Ties are ordered by price, provider, place and type. A spot price from a table older than `SPOT_DAYS` (30 days) is
+    outdated. Such an offer is ranked by the on-demand price of the same machine, and last if that is unknown. If no
+    offer serves, the plan has none; nothing is raised.
 
     Args:
         offers: the offers of all providers.
-        need: the requirements of one node. With market "spot-if-available", spot offers come before all others.
+        need: the requirements of one node (machine). With market "spot-if-available", spot offers come before all
+            others.
         order_by: "cheapest" ranks by the price of a node. The others divide that price by the number of devices, by
             dense BF16 TFLOPs, or by GB of device memory. An offer without that figure comes last.
         nodes: how many nodes or slices are wanted, as (fewest, most); for the plan only.
@@ -212,7 +219,11 @@ def named(offer: Offer) -> str:
 
 
 def described(offer: Offer) -> str:
-    """Return an offer on one line: its name, market, price, number of hosts if several, and the day of its price."""
+    """Return an offer on one line: its name, market, price, number of hosts if several, and the day of its price.
+
+    The price is in USD per hour with four decimals. The day is left out if the provider stated the price when it was
+    asked.
+    """
     hosts = f" for {offer.hosts} hosts" if offer.hosts > 1 else ""
     return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h{hosts}{_day(offer)}"
 
@@ -221,7 +232,7 @@ def described(offer: Offer) -> str:
 
 
 def _day(offer: Offer) -> str:
-    """Return ", price as of 2026-03-02 (table)"; "" if the provider stated the price when it was asked."""
+    """Return ", price as of 2026-03-02 (table)"; "" for a price that the provider itself stated without a day."""
     return f", {offer.price_source}" if str(offer.price_source) else ""
 
 
@@ -232,7 +243,15 @@ def _instead(offer: Offer) -> str:
 
 
 def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
-    """Yield a warning for each price table that served, and one for each provider with outdated spot prices."""
+    """Yield a warning for each price table that prices of these offers come from.
+
+    Tables with the most prices come first. A warning for each provider with outdated spot prices follows. Nothing is
+    yielded if no price is from a table.
+
+    Args:
+        offers: the offers that meet the need.
+        today: the day to which the ages of prices refer.
+    """
     served = Counter((offer.provider, offer.price_source) for offer in offers if offer.price_source.kind == "table")
     every = Counter(offer.provider for offer in offers) if served else Counter[str]()
     for (provider, source), count in sorted(served.items(), key=lambda pair: -pair[1]):
@@ -246,14 +265,20 @@ def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
 
 
 def _from(source: PriceSource) -> str:
-    """Return a phrase that says from which table prices come, and why the provider's own prices were not used."""
+    """Return a phrase that says from which table prices come, and why the provider's own prices were not used.
+
+    The reason and the origin of the table are left out if they are unknown.
+    """
     origin = f" ({source.origin})" if source.origin else ""
     why = f": {source.why}" if source.why else ""
     return f"come from a table of {source.as_of or 'an unknown day'}{origin}, not from the provider{why}"
 
 
 def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
-    """Return a phrase with the price per unit by which an offer is ranked; "" for the order "cheapest"."""
+    """Return a phrase with the price per unit by which an offer is ranked; "" for the order "cheapest".
+
+    If the amount or the price is unknown, the phrase says so.
+    """
     if order_by == "cheapest":
         return ""
     amount = divisor(offer, order_by)
@@ -263,7 +288,11 @@ def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
 
 
 def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
-    """Yield a warning if offers come last because their accelerators lack the figure for this order."""
+    """Yield a warning if offers come last because their accelerators lack the figure for this order.
+
+    It is a single text with the number of such offers and the names of the accelerators. Nothing is yielded for the
+    order "cheapest".
+    """
     if order_by == "cheapest":
         return
     unranked = [offer for offer in offers if not divisor(offer, order_by)]

@@ -1,4 +1,4 @@
-"""Asks all providers for their offers at once, and ranks the answers."""
+"""Asks all providers (clouds) for their offers at once, and ranks the answers."""
 
 from __future__ import annotations
 
@@ -39,21 +39,24 @@ async def look_around(
     refresh: bool = False,
     offline: bool = False,
 ) -> Plan:
-    """Ask all providers for offers at once, each with its own time limit, and return the ranked plan.
+    """Ask all providers for offers at once, each with its own time limit of 30 s, and return the ranked plan.
 
-    A provider that fails does not stop the others; its error is in the plan's `failures`.
+    A provider that fails does not stop the others; its error is in the plan's `failures`. Cached offers that are still
+    valid are used without asking the provider.
 
     Args:
         drivers: the providers.
-        need: the requirements of one node.
+        need: the requirements of one node (machine).
         order_by: as `rank_offers` takes it.
-        nodes: how many nodes or slices are wanted, as (fewest, most).
-        refresh: ask every provider again, also if its cached offers are still valid.
-        offline: if a provider cannot be reached, use its cached offers and note their age in the plan.
+        nodes: how many nodes or slices are wanted, as (fewest, most). A slice is several machines that are rented
+            together.
+        refresh: True to ask every provider again, also if its cached offers are still valid.
+        offline: True to use a provider's cached offers, up to 7 days old, if it cannot be reached. Their age is noted
+            in the plan. This does not help if the provider refuses, for example wrong credentials.
 
     Raises:
-        NoOffers: no offer serves; it carries the plan.
-        Exception: the only provider failed: its own error.
+        NoOffers: no offer meets the need. The error carries the plan.
+        Exception: there is only one provider, and it failed: its own error.
     """
     answers = await asyncio.gather(*(_asked(each, need, refresh) for each in drivers), return_exceptions=True)
     offers: list[Offer] = []
@@ -80,12 +83,16 @@ async def look_around(
 async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
     """Return a provider's offers: the cached ones while they are valid, new ones otherwise.
 
+    The driver runs in another thread. It goes on there after a timeout, but its answer is not used here.
+
     Args:
-        refresh: ask the provider also if its cached offers are still valid.
+        driver: the provider.
+        need: the requirements of one node (machine).
+        refresh: True to ask the provider also if its cached offers are still valid.
 
     Raises:
         UsageError: the need has `private_network`, and this provider's machines cannot reach each other.
-        ProviderError: the provider did not answer within `_OFFERS_TIMEOUT`.
+        ProviderError: the provider did not answer within `_OFFERS_TIMEOUT` (30 s).
         Exception: any error of the driver.
     """
     if need.private_network and not abilities(driver).private_network:
@@ -110,7 +117,11 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
 
 
 def _ask(driver: Driver, need: Need) -> Answer:
-    """Ask a driver for its offers and return them. Cache them, unless the driver says that some are missing."""
+    """Ask a driver for its offers and return them with age 0. This blocks until the provider answers.
+
+    The offers are cached, unless the driver says that some are missing or that its offers must not be cached. The price
+    cap of the need is not part of the question. Errors of the driver are raised unchanged.
+    """
     offers = Answers(driver.offers(price_cache.question(need)))
     if not offers.lacks:
         price_cache.write(driver, need, tuple(offers))
@@ -118,7 +129,11 @@ def _ask(driver: Driver, need: Need) -> Answer:
 
 
 def _ago(age: float) -> str:
-    """Return an age in seconds as a text in its largest unit of which it has at least two: "3 h", "90 min"."""
+    """Return an age as a text in its largest unit of which it has at least two: "3 d", "3 h", "90 min" or "100 s".
+
+    Args:
+        age: the age in seconds. It is rounded to a whole number of the unit.
+    """
     for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
         if age >= 2 * seconds:
             return f"{age / seconds:.0f} {unit}"

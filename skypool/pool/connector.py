@@ -1,4 +1,4 @@
-"""`Connector`: turns rented machines into nodes. It reaches them, sets them up by the image, and opens their links."""
+"""`Connector`: turns rented machines into nodes. It reaches them, sets them up by the image, and connects to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from skypool.wire.transport import CommandStream
 class Connector:
     """A part of the engine that turns rented machines into nodes: it reaches them, sets them up and connects to them.
 
-    Its methods run in the engine's thread.
+    Its methods run in the engine's thread. On each node an agent runs: the process that starts and watches the calls.
 
     Args:
         terms: the checked arguments of the pool.
@@ -36,12 +36,12 @@ class Connector:
         trust_levels: decides for each node if its results may be unpickled.
         emit: called with each event for the user.
         state: returns the current state of the pool.
-        apply: passes a state machine event to `lifecycle`.
-        listener_of: returns the listener for the link of a node, by the node's number.
+        apply: passes an event to `lifecycle`, the state machine of the pool.
+        listener_of: returns the listener for messages of a node, by the node's number.
         awaited: returns the ids of the calls that the client waits for on a node, by the node's number.
 
     Attributes:
-        links: the link to each node, by the node's number.
+        links: the link (connection) to each node, by the node's number.
         welcomes: the first message of each node's agent, by the node's number.
         lenders: the senders of the user's modules to each node, by the node's number.
     """
@@ -80,17 +80,20 @@ class Connector:
             progress: called as (bytes done, bytes in all); see `NodeSetup.pack`.
 
         Raises:
-            UsageError: a file or a variable that the image names does not exist.
+            UsageError: a file or an environment variable that the image names does not exist.
         """
         self._node_setup.pack(progress)
 
     async def reach(self, node: int) -> None:
-        """Ask the driver how to reach a machine, and wait until its shell answers.
+        """Ask the driver how to reach the machine of a node, and wait until its shell answers.
 
-        Report the result to the state machine, as `Reached` or `Failed`. Raises nothing.
+        Report the result to the state machine (see `lifecycle`), as `Reached` or `Failed`. A failure is not raised.
 
         Args:
             node: the number of the node.
+
+        Raises:
+            LookupError: the node has no machine.
         """
         instance = self._state().instance_of(node)
         try:
@@ -107,9 +110,13 @@ class Connector:
         self._apply(states.Reached(node))
 
     async def _access(self, node: int) -> Access:
-        """Ask the driver how to reach the machine of a node, and return the answer.
+        """Ask the driver how to reach the machine of a node, and return the answer. The driver runs in another thread.
 
-        The first host of a TPU slice is asked about before the others. So only one thread waits for the slice.
+        The first host of a TPU slice is asked about before the others, which wait until it is answered or has failed.
+        So only one thread waits for the slice.
+
+        Raises:
+            ProviderError: the driver cannot say how to reach it.
         """
         instance = self._state().instance_of(node)
         came = self._came.setdefault(instance.slice or str(node), asyncio.Event())
@@ -121,12 +128,16 @@ class Connector:
             came.set()
 
     async def bootstrap(self, node: int) -> None:
-        """Run the image's script on a machine that was reached, open its link and check its hardware.
+        """Run the image's script on a machine that was reached, connect to it and check its hardware.
 
-        Report the result to the state machine, as `Bootstrapped` or `Failed`. Raises nothing.
+        Report the result to the state machine (see `lifecycle`), as `Bootstrapped` or `Failed`. A failure is not
+        raised.
 
         Args:
             node: the number of the node.
+
+        Raises:
+            KeyError: `reach` did not succeed before, or its connection was dropped.
         """
         access, setup, stream = self._reached.pop(node)
         instance = self._state().instance_of(node)
@@ -146,24 +157,27 @@ class Connector:
         self._apply(states.Bootstrapped(node))
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
-        """Report to the rental and to the state machine that an instance could not become a node."""
+        """Report to the rental and to the state machine that an instance could not become a node.
+
+        The state machine gets a `Failed` event, and decides what follows. The instance is not ended here.
+        """
         await asyncio.to_thread(self._rental.rejected, instance, error)
         self._apply(states.Failed(instance.node, error))
 
     async def open(
         self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False
     ) -> Welcome:
-        """Connect to the agent of an instance.
+        """Connect to the agent of an instance: the process on the node that runs calls.
 
         Args:
             instance: the machine.
             access: the driver's description of how to reach the machine.
             python: the path of the Python interpreter on the node; "" to look for one.
-            stream: a connection at whose other end the loader already runs. Default None: a new one is made.
+            stream: a connection at whose other end skypool's loader already runs. Default None: a new one is made.
             attach: True requires that the agent runs. False (the default) starts it.
 
         Returns:
-            the first message of the agent.
+            The first message of the agent. It is also in `welcomes`, and the connection in `links`.
 
         Raises:
             ConnectionLost, PythonMismatch: the agent cannot be reached or used; see `Link.open`.
@@ -194,7 +208,11 @@ class Connector:
         return welcome
 
     async def _agent_config(self, instance: Instance, access: Access) -> AgentConfig:
-        """Return the configuration of the agent of an instance; `agent.start` describes the keys."""
+        """Return the configuration of the agent (the process on the node that runs calls) of an instance.
+
+        `agent.start` describes its fields. It has the image's environment variables and secrets. The call may take
+        long, as a driver may be asked if the machine's results may be unpickled.
+        """
         terms = self._terms
         state = self._state()
         slots: SlotsAsked | tuple[SlotPlan, ...] = terms.need.slots
@@ -226,11 +244,12 @@ class Connector:
         )
 
     def _place(self, instance: Instance) -> SlicePlace:
-        """Return the place of a node in its TPU slice, for `runtime.InstanceInfo`.
+        """Return the place of a node in its TPU slice (hosts that are rented together), for `runtime.InstanceInfo`.
 
         Returns:
-            "host" (from 0) and "hosts"; for a TPU also "chips" of this node and "slice_chips". Unknown keys are left
-            out.
+            The node's position `host` (from 0) and the number of `hosts`; for a TPU also the `chips` of this node, and
+            the `slice_chips` of the whole slice. A machine of its own has host 0 of 1, and the chips are 0 without a
+            TPU.
         """
         state = self._state()
         node = state.nodes.get(instance.node)

@@ -1,6 +1,7 @@
 """`PoolEngine`: runs a pool. It rents, connects, sets up, replaces and ends nodes, as `lifecycle` decides.
 
-It runs in the thread of `skypool.event_loop`.
+`lifecycle` is a pure state machine: it gets events, and returns actions. The engine performs the actions. It runs in
+the thread of `skypool.event_loop`.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _GROW_AGAIN_AT_MOST = 300.0
 class PoolEngine:
     """The engine of one pool: it performs the actions of the state machine, and reports their results to it.
 
-    It has the rented machines, the links to the nodes and the dispatch of calls. All methods run in the engine's
-    thread, which is that of `skypool.event_loop`, unless they say otherwise.
+    It has the rented machines, the links (connections) to the nodes, and the dispatch, which sends calls to nodes. All
+    methods run in the engine's thread, which is that of `skypool.event_loop`, unless they say otherwise.
 
     Args:
         terms: the checked arguments of the pool.
@@ -60,8 +61,8 @@ class PoolEngine:
         state: the state of the pool, as `lifecycle` keeps it.
         dispatch: sends calls to nodes.
         rental: rents and ends machines.
-        departures: follows the nodes with a spot notice.
-        inherited: the futures of the calls of a former client, after an attach.
+        departures: follows the nodes with a spot notice: the provider's announcement that it takes the machine back.
+        inherited: the futures of the calls of a former client, after an attach; otherwise empty.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -98,7 +99,10 @@ class PoolEngine:
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
     def words(self) -> dict[int, str]:
-        """Return the state of each node by its number, as `ComputePool.nodes` shows it. Any thread may call this."""
+        """Return the state of each node by its number, as `ComputePool.nodes` shows it. Any thread may call this.
+
+        A ready node whose connection is down is "reconnecting". Nodes that have ended are included.
+        """
         return {node: self._word(state) for node, state in sorted(self.state.nodes.items())}
 
     def _word(self, node: states.Node) -> str:
@@ -110,6 +114,9 @@ class PoolEngine:
 
     async def start(self) -> None:
         """Rent the machines and set them up, or take over those of another process. Return when the pool is ready.
+
+        If this is cancelled, the machines are ended before the cancellation is raised. Machines of a pool that is taken
+        over keep running then.
 
         Raises:
             SkypoolError: the pool could not become ready. Its machines were ended; if the end of some is not confirmed,
@@ -139,7 +146,7 @@ class PoolEngine:
         """Return the error that ended the pool before it was ready, after ending what is left of it.
 
         The error gets a note for each other node that failed differently. It gets another note if the end of a machine
-        is not confirmed.
+        is not confirmed. If there is no error, return PoolClosed: the pool was stopped.
         """
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         nodes = [node for node in self.state.nodes.values() if node.error is not None]
@@ -161,6 +168,8 @@ class PoolEngine:
     async def stop(self, reason: BaseException | None = None) -> None:
         """End all calls and machines, and wait until the provider confirms that the machines have ended.
 
+        If the pool has ended already, only wait for what is left of its end.
+
         Args:
             reason: the error that calls raise which have not ended. Default None: a PoolClosed error.
 
@@ -181,15 +190,21 @@ class PoolEngine:
             raise together(f"pool {name!r}: it is not confirmed that every machine has ended", left)
 
     def _unproved(self) -> list[StillRunning]:
-        """Return the errors of machines whose end is not confirmed. An error of several machines is returned once."""
+        """Return the errors of machines whose end is not confirmed; [] if there are none.
+
+        An error of several machines is returned once.
+        """
         errors = [node.error for node in self.state.nodes.values()]
         return list({id(e): e for e in errors if isinstance(e, StillRunning)}.values())
 
     def end_now(self) -> None:
-        """End every machine from the calling thread. It is for the interpreter's exit, when no thread can be started.
+        """End every machine from the calling thread, and block until that is confirmed.
+
+        It is for the interpreter's exit, when no thread can be started. Any thread may call this.
 
         Raises:
             StillRunning: the end of a machine is not confirmed. It is the first such error.
+            ErrorGroup: all known machines have ended, but other resources of the pool are left.
         """
         for link in self._links.values():
             link.bid_farewell()
@@ -199,7 +214,7 @@ class PoolEngine:
             raise next(iter(failed.values()))
 
     async def _until(self, *phases: Phase) -> None:
-        """Wait until the pool is in one of these phases."""
+        """Wait until the pool is in one of these phases. There is no time limit."""
         while self.state.phase not in phases:
             self._changed.clear()
             await self._changed.wait()
@@ -207,7 +222,10 @@ class PoolEngine:
     # --- decisions and actions -------------------------------------------------------------------------------
 
     def apply(self, event: states.Event) -> None:
-        """Pass an event to the state machine, and perform the actions that follow."""
+        """Pass an event to the state machine, and perform the actions that follow.
+
+        It does not wait: actions that take time run as tasks. The user is told of changed phases, and `_until` wakes.
+        """
         before = self.state
         self.state, actions = lifecycle.step(self.state, event)
         self._tell_phases(before, self.state)
@@ -234,7 +252,7 @@ class PoolEngine:
                 self.emit(phase)
 
     def _perform(self, action: states.Action) -> None:
-        """Perform an action of the state machine, or start a task that does."""
+        """Perform an action of the state machine, or start a task that does. It does not wait for the task."""
         match action:
             case states.Launch(nodes):
                 self._spawn(self._launch(nodes))
@@ -269,7 +287,8 @@ class PoolEngine:
     def advise_map(self, on_cpu: bool) -> None:
         """Emit a notice that `slots="per-device"` would let `map` run more calls at once. Emit it once per pool.
 
-        Nothing is emitted if the user set `slots`, or if no node has several devices. Any thread may call this.
+        Nothing is emitted if the user set `slots`, if no node has several devices, or if nodes are slices of several
+        hosts. Any thread may call this.
 
         Args:
             on_cpu: True if the mapped function needs no device; then nothing is emitted either.
@@ -287,14 +306,14 @@ class PoolEngine:
             )
 
     def _packing(self) -> Callable[[int, int], None]:
-        """Return a function that emits progress events, about once a second and at the end.
+        """Return a function that emits events about the packing of files, at most once a second, and one at the end.
 
-        The function takes the bytes that are packed and the bytes in all.
+        The function takes the bytes that are packed and the bytes in all. Other calls of it do nothing.
         """
         said = time.monotonic()
 
         def tell(done: int, total: int) -> None:
-            """Emit a progress event, unless the last one was less than a second ago."""
+            """Emit a progress event, unless the last one was less than a second ago and bytes are left."""
             nonlocal said
             if done == total or time.monotonic() - said >= _SAY_EVERY:
                 said = time.monotonic()
@@ -303,11 +322,11 @@ class PoolEngine:
         return tell
 
     def _notice(self, text: str) -> None:
-        """Emit a message for the user."""
+        """Emit a message for the user. Any thread may call this."""
         self.emit(events.Notice(pool=self.terms.name, text=text))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task that `stop` cancels, and return the task."""
+        """Run a coroutine as a task, and return the task at once. `stop` cancels all such tasks."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -332,7 +351,8 @@ class PoolEngine:
     def _note_growth(self, error: Exception | None) -> None:
         """Note the result of an attempt to add a node to a ready pool: its error, or None if it succeeded.
 
-        After each failure, the next attempt waits twice as long. The same failure is reported to the user only once.
+        A failure delays the next attempt, by 5 s at first. Each further failure doubles the delay, up to 300 s; a
+        success resets it. The user is told of a failure, but not again while the same one repeats.
         """
         if error is None:
             self._grow_pause = _GROW_AGAIN
@@ -347,7 +367,11 @@ class PoolEngine:
             self._notice(f"the pool cannot grow; it goes on with its nodes, and tries again in {pause:g} s: {error}")
 
     async def _tend(self) -> None:
-        """Record regularly in the ledger that this pool is alive, and end the pool when its budget is spent."""
+        """Record regularly in the ledger that this pool is alive, and end the pool when its budget is spent.
+
+        The ledger is the local database of rented machines. The pool also ends if another process has begun to end it.
+        Nodes are told how long the budget lasts. Returns when the pool begins to end.
+        """
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
             try:
                 left = await asyncio.to_thread(self.rental.tend)
@@ -360,14 +384,21 @@ class PoolEngine:
             await self._pause(min(left, self.rental.pulse))
 
     async def _close(self) -> None:
-        """Remove what is left of the rental, such as keys, and close the pool's record in the ledger."""
+        """Remove what is left of the rental, such as keys, and close the pool's record in the ledger.
+
+        If the end of a machine is not confirmed, nothing is removed or closed.
+
+        Raises:
+            StillRunning, ErrorGroup: something could not be removed.
+        """
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
-        """End the machines of these nodes, and report the result of each to the state machine.
+        """End the machines of these nodes, and report each as ended, or as not confirmed, to the state machine.
 
         Attempts are repeated every 5 s, until the provider confirms the end of all machines. When the pool is ending,
-        there is one more attempt.
+        there is one more attempt. A machine that was lost, and cannot be reached from here, is given up and counts as
+        ended; the user is told.
         """
         from tenacity import AsyncRetrying, retry_if_result
 
@@ -377,7 +408,7 @@ class PoolEngine:
         is_last = False
 
         async def end() -> Mapping[int, StillRunning]:
-            """Try once to end the machines that are left. Return the errors by the number of the node."""
+            """Try once to end the machines that are left. Return the errors by node number; empty if all ended."""
             nonlocal is_last
             is_last = self.state.phase in (Phase.DRAINING, Phase.ENDED)
             return await self._end(left)
@@ -401,13 +432,13 @@ class PoolEngine:
                 self.apply(states.StillThere(node, error))
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
-        """Try once to end machines. Remove those from `left` whose end is confirmed, and report them.
+        """Try once to end machines. Report each whose end is confirmed to the state machine, and remove it from `left`.
 
         Args:
             left: the machines, by the number of their node.
 
         Returns:
-            the error of each machine whose end is not confirmed, by the number of its node.
+            The error of each machine whose end is not confirmed, by the number of its node.
         """
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
@@ -427,15 +458,16 @@ class PoolEngine:
             await link.close(bye=True)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep for this many seconds, or until the pool begins to end."""
+        """Sleep for this many seconds, or until the pool begins to end. Return at once if it has begun."""
         until = time.monotonic() + seconds
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED) and time.monotonic() < until:
             await asyncio.sleep(0.05)
 
     async def _stop_reaching(self, node: int) -> None:
-        """Cancel a task that still connects to a node, and wait for its end.
+        """Cancel the task that still connects to a node or sets it up, wait for its end, and close its connection.
 
-        Otherwise it might start an agent after the machine was reported as ended.
+        Otherwise it might start an agent (the process that runs calls on the node) after the machine was reported as
+        ended. Does nothing if there is no such task or connection.
         """
         task = self._reaching.pop(node, None)
         if task is not None and not task.done():
@@ -444,9 +476,13 @@ class PoolEngine:
         await self._connector.drop(node)
 
     async def _adopt(self) -> None:
-        """Connect to the nodes of a pool that another process started, and take them over.
+        """Connect to the nodes of a pool that another process started, and take them over. The pool is then ready.
 
-        If one node cannot be taken over, none is. The links are then closed, and all nodes keep running.
+        If one node cannot be taken over, none is. The links are then closed, and all nodes keep running. Streams of
+        items that the former process was reading are cancelled.
+
+        Raises:
+            SkypoolError: the pool is not found, is held by another process, or a node cannot be reached.
         """
         instances = await asyncio.to_thread(self.rental.adopt)
         try:
@@ -474,13 +510,21 @@ class PoolEngine:
     def _on_welcome(self, node: int, welcome: Welcome) -> None:
         """Take over the calls that another process sent to a node, at the first connection after `attach`.
 
-        Do nothing at later connections.
+        Their futures are added to `inherited`. Does nothing at later connections, and in a pool that was not attached.
+
+        Args:
+            node: the number of the node.
+            welcome: the node's first message, which lists its calls.
         """
         if self.terms.attach and node not in self.dispatch.node_queues:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
 
     async def _watch_pressure(self) -> None:
-        """Watch a pool that may grow. Report to the state machine when calls have been waiting for a second."""
+        """Watch a pool that may grow. Report to the state machine when calls have been waiting for a second.
+
+        Nothing is reported during the pause after a failed attempt to grow. Returns when the pool is no longer ready,
+        and at once if it may not grow.
+        """
         waited = 0
         while self.state.phase is Phase.READY and self.terms.maximum > self.terms.minimum:
             await asyncio.sleep(0.25)
@@ -492,7 +536,7 @@ class PoolEngine:
     # --- messages from nodes ---------------------------------------------------------------------------------
 
     def _listener_of(self, node: int) -> NodeListener:
-        """Return a new listener for the link of a node."""
+        """Return a new listener for the link (connection) of a node. It handles the node's messages."""
         return NodeListener(
             node,
             self.terms.name,
@@ -507,10 +551,11 @@ class PoolEngine:
         )
 
     def _on_notice(self, node: int, at: float) -> None:
-        """Handle a node's notice that its provider takes the machine back. Any thread may call this.
+        """Handle a node's notice that its provider takes the machine back. Does not block.
 
-        The node and its slice get no more calls from now on, before the engine's thread has handled the notice. A call
-        may end because of the notice, and its caller may send the next one at once.
+        Any thread may call this. The node and its slice (hosts that are rented together) get no more calls from now on.
+        This does not wait for the engine's thread. A call may end because of the notice, and its caller may send the
+        next one at once.
 
         Args:
             node: the number of the node.
@@ -521,13 +566,13 @@ class PoolEngine:
             self.dispatch.drain(each.node)
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
-        """Emit a `CallFailed` event. Any thread may call this."""
+        """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this."""
         name = self.terms.name
         words = f"{type(error).__name__}: {blame.text_of(error)}"
         self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=words))
 
     def _on_retry(self, pending: PendingCall, error: BaseException) -> None:
-        """Emit a `CallRetried` event. Any thread may call this."""
+        """Emit a `CallRetried` event for the user: a call runs again because of `error`. Any thread may call this."""
         name = self.terms.name
         self.emit(
             events.CallRetried(
@@ -536,14 +581,17 @@ class PoolEngine:
         )
 
     def _on_lost(self, node: int, error: ConnectionLost) -> None:
-        """Handle the loss of a node that its link has given up."""
+        """Handle the loss of a node that its link (connection) has given up. Returns at once; a task does the rest."""
         self._spawn(self.departures.lost(node, error))
 
     def _on_drained(self, node: int) -> None:
         Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
-        """Have item `n` (from 1) of a call's iterator argument number `arg` (from 0) read and sent to its node."""
+        """Have item `n` (from 1) of a call's iterator argument number `arg` (from 0) read and sent to its node.
+
+        The first request for an argument makes the `Feeder` that reads it; later ones use the same.
+        """
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:
             feeder = self._feeders[pending.id, arg] = Feeder(self.dispatch, pending, arg)

@@ -1,6 +1,6 @@
 """The state machine of a pool: (state, event) -> (state, actions). It uses no clock, no network and no asyncio.
 
-It decides when to launch, replace, drain and end nodes, also after a spot notice.
+It decides when to launch, replace, drain (give no more calls) and end nodes, also when a provider takes a machine back.
 
     planned → launching → booting → bootstrapping → ready → draining → ended
 
@@ -58,7 +58,7 @@ from skypool.pool.states import (
 
 
 def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
-    """Decide what follows from an event.
+    """Decide what follows from an event. The function is pure: it returns a new state, and changes nothing.
 
     Args:
         pool: the state before the event.
@@ -66,7 +66,11 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
 
     Returns:
         (pool, actions): the state after the event, and the actions that the engine must perform, in order. An event
-        that no longer matters gives the same state and no actions.
+        that no longer matters gives the same state and no actions. But a `Stop` with an error always replaces the error
+        of the pool.
+
+    Raises:
+        KeyError: the event names a node that the pool does not have.
     """
     match event:
         case Start(hosts):
@@ -101,7 +105,15 @@ def _with(pool: Pool, node: int, **changes: Any) -> Pool:
 
 
 def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
-    """Launch the fewest slices of a planned pool. `hosts` is the number of nodes of each."""
+    """Launch the fewest slices of a planned pool. Do nothing if it is not planned any more.
+
+    Args:
+        pool: the state before.
+        hosts: the number of nodes of each slice (machines that are rented together).
+
+    Returns:
+        (pool, actions), as for `step`.
+    """
     if pool.phase is not Phase.PLANNED:
         return pool, []
     numbers = tuple(range(0, pool.minimum * hosts, hosts))
@@ -111,11 +123,15 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
-    """Reach the instances of a slice that was rented, or end them if the pool is ending.
+    """Reach the instances of a slice that was rented, or end them if the pool is ending or has ended.
 
     Args:
+        pool: the state before.
         head: the number of the first host.
         instances: the hosts of the slice, in order.
+
+    Returns:
+        (pool, actions), as for `step`.
     """
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
@@ -126,7 +142,11 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
 
 
 def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Mark a node as set up. When all hosts of its slice are, make them ready and give them calls."""
+    """Mark a node as set up. When all hosts of its slice are, make them ready and give them calls.
+
+    If that makes the launching pool complete, the pool becomes ready. Does nothing for a node that was not being set
+    up. Returns (pool, actions), as `step` does.
+    """
     if pool.nodes[node].phase is not Phase.BOOTSTRAPPING:
         return pool, []
     pool = _with(pool, node, waits=True)
@@ -145,7 +165,16 @@ def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
 def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
     """End what is left of a slice whose node failed, and launch another slice in its place if that may help.
 
-    If no other is launched and the pool cannot go on without it, end the pool with the error.
+    If no other is launched and the pool cannot go on without it, end the pool with the error. Does nothing for a node
+    that is being ended or has ended. While the pool is ending, no slice is launched.
+
+    Args:
+        pool: the state before.
+        node: the number of the node that failed.
+        error: why it failed.
+
+    Returns:
+        (pool, actions), as for `step`.
     """
     state = pool.nodes[node]
     hosts = pool.slice_of(node)
@@ -185,12 +214,17 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
 def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool, list[Action]]:
     """Let a slice that the provider takes back end its calls, and launch another if fewer than the minimum are left.
 
-    If the pool is not ready yet, no call runs, so the slice is ended at once.
+    If the pool is not ready yet, no call runs, so the slice is ended at once. Does nothing if the node is not ready,
+    had a notice before, or the pool is ending.
 
     Args:
-        node: the number of the node that had the notice.
+        pool: the state before.
+        node: the number of the node whose machine the provider takes back.
         at: when its machine goes, in seconds since 1970.
         served: the seconds for which the node was ready.
+
+    Returns:
+        (pool, actions), as for `step`.
     """
     state = pool.nodes[node]
     if state.phase is not Phase.READY or state.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
@@ -210,7 +244,10 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
 
 
 def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Note that no call is left on a node that the provider takes back. End its slice when that holds for all hosts."""
+    """Note that no call is left on a node that the provider takes back. End its slice when that holds for all hosts.
+
+    Does nothing for other nodes. Returns (pool, actions), as `step` does.
+    """
     if pool.nodes[node].taken is None:
         return pool, []
     pool = _with(pool, node, waits=True)
@@ -225,7 +262,11 @@ def _one_more(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
-    """Launch one more slice if the pool is ready, may be larger, and none is being launched."""
+    """Launch one more slice if the pool is ready, may be larger, and none is being launched.
+
+    Does nothing otherwise, and if new slices would probably fail or soon be taken back. Returns (pool, actions), as
+    `step` does.
+    """
     if pool.phase is not Phase.READY or pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING):
         return pool, []
     if pool.count(Phase.READY) >= pool.maximum or is_hopeless(pool) or is_churning(pool):
@@ -234,7 +275,11 @@ def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
-    """End every node that has an instance. Nodes that are still being launched are ended when they arrive."""
+    """Begin to end the pool: end every node that has an instance.
+
+    Nodes that are still being launched are ended when they arrive. Does nothing if the pool is ending or has ended.
+    Without any node, it has ended at once. Returns (pool, actions), as `step` does.
+    """
     if pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
     pool = replace(pool, phase=Phase.DRAINING)
@@ -260,7 +305,7 @@ def _terminated(pool: Pool, node: int, error: BaseException | None) -> tuple[Poo
 
 
 def _closed(pool: Pool) -> tuple[Pool, list[Action]]:
-    """Mark a draining pool as ended if all its nodes have ended. Otherwise return it unchanged."""
+    """Mark an ending pool as ended if all its nodes have ended. Otherwise return it unchanged and no actions."""
     if pool.phase is Phase.DRAINING and all(n.phase is Phase.ENDED for n in pool.nodes.values()):
         return replace(pool, phase=Phase.ENDED), [Announce(Phase.ENDED)]
     return pool, []

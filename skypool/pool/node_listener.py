@@ -21,7 +21,7 @@ _NOTICED_AGAIN = 0.1
 
 
 class NodeListener:
-    """The listener of one node's link; see `skypool.link.connection.Listener`.
+    """The listener of one node's link (the connection to it); see `skypool.link.connection.Listener`.
 
     Args:
         node: the number of the node.
@@ -63,7 +63,14 @@ class NodeListener:
         self._noticed = -math.inf
 
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
-        """Pass messages on. It is called in the engine's thread, or in that of a caller that waits for a result."""
+        """Pass messages of the node on, each to the object that handles it.
+
+        It is called in the engine's thread, or in that of a caller that waits for a result. Messages about calls are
+        passed on together, after all others. Requests for the source of a module are answered at once.
+
+        Args:
+            arrivals: the messages, in the order they came.
+        """
         about_calls = []
         for arrival in arrivals:
             said = arrival.said
@@ -80,7 +87,10 @@ class NodeListener:
             self._dispatch.arrived(self._node, about_calls)
 
     def _on_pong(self, said: Pong) -> None:
-        """Pass a status report on, and a notice in it that the machine is taken back."""
+        """Pass a status report on. If it says that the provider takes the machine back, pass on that notice, too.
+
+        A notice that follows another within 0.1 s is ignored.
+        """
         now = time.monotonic()
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:
             self._noticed = now

@@ -1,4 +1,7 @@
-"""`ComputePool`: a group of rented machines, which a user starts, sends calls to, and stops."""
+"""`ComputePool`: a group of rented machines, which a user starts, sends calls to, and stops.
+
+A call is a Python function with its arguments, which a node (one of the machines) runs.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ tracebacks.install()
 
 
 class PoolOptions(NodeTerms, total=False):
-    """The keyword arguments of `ComputePool` except `provider` and `name`. `ComputePool` describes each."""
+    """The keyword arguments of `ComputePool` except `provider` and `name`. `ComputePool` describes each.
+
+    All of them may be left out.
+    """
 
     accelerator: AcceleratorAsked
     image: Image | None
@@ -190,7 +196,8 @@ class ComputePool(Executor):
     def start(self) -> ComputePool:
         """Rent the machines, set them up, and return this pool when it is ready for calls.
 
-        A pool is ready when the fewest of its `nodes` are. Returns at once if the pool was started before.
+        A pool is ready when the fewest of its `nodes` are. Blocks until then. Returns at once if the pool was started
+        before. If the wait is interrupted, as by Ctrl-C, the machines are ended.
 
         Raises:
             PoolClosed: the pool has ended. Make a new one.
@@ -205,7 +212,11 @@ class ComputePool(Executor):
         return self
 
     def _begin(self) -> None:
-        """Make the engine, and wait until it is ready. End everything if that fails or is interrupted."""
+        """Make the engine (the part that rents and runs the machines), and wait until the pool is ready.
+
+        If that fails or is interrupted, end everything, mark the pool as ended, and raise the error. Machines of
+        another process that could not be taken over (see `attach`) keep running.
+        """
         from skypool import console
 
         self._begun = engine = PoolEngine(self._terms, self.events)
@@ -229,6 +240,8 @@ class ComputePool(Executor):
     ) -> ComputePool:
         """Take over a running pool whose former process is gone, and return it. Its calls are in `inherited`.
 
+        Blocks until the pool is ready. If it cannot be taken over, its machines keep running.
+
         Args:
             name: the name of the pool.
             provider: the provider of its machines, as for `ComputePool`. Default None: the one that is recorded in the
@@ -238,7 +251,7 @@ class ComputePool(Executor):
 
         Raises:
             UsageError: the ledger does not know the pool, an argument is not valid, or its process still runs.
-            ConnectionLost: a node cannot be reached, or still hears from the former process.
+            ConnectionLost: a node cannot be reached, or the former process is still connected to it.
             SkypoolError: the provider has no machine of that pool.
         """
         if provider is None:
@@ -250,8 +263,9 @@ class ComputePool(Executor):
     def stop(self) -> None:
         """End every call and every machine now, and wait until the provider confirms that the machines have ended.
 
-        Calls that have not ended raise PoolClosed. Does nothing if the pool was not started or has ended already. If
-        this is interrupted, as by Ctrl-C, a separate process goes on ending the machines.
+        Calls that have not ended raise PoolClosed. If the pool was not started, only mark it as ended, so that it
+        cannot be started. Does nothing if it has ended already, or belongs to the process that this one was forked
+        from. If this is interrupted, as by Ctrl-C, a separate process goes on ending the machines.
 
         Raises:
             StillRunning: the end of some machines is not confirmed, so they may still cost money. The message names
@@ -270,7 +284,14 @@ class ComputePool(Executor):
             self._end(engine)
 
     def _end(self, engine: PoolEngine) -> None:
-        """Stop an engine, and wait for it. If that is interrupted, start a process that ends its machines."""
+        """Stop an engine (the part that rents and runs the machines), and wait until its machines have ended.
+
+        If the wait is interrupted by KeyboardInterrupt or SystemExit, start a process that ends the machines, and raise
+        the interruption.
+
+        Raises:
+            StillRunning, ErrorGroup: the end of some machines is not confirmed; see `stop`.
+        """
         try:
             Loop.shared().run(engine.stop())
         except (KeyboardInterrupt, SystemExit):
@@ -281,18 +302,22 @@ class ComputePool(Executor):
             self._quiet()
 
     def _quiet(self) -> None:
-        """Detach the console from this pool, if it is attached."""
+        """Stop the output about this pool on the terminal. Do nothing if there is none."""
         hush = self._hush
         self._hush = None
         if hush is not None:
             hush()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait until all calls have ended, and end the pool, as `concurrent.futures.Executor.shutdown` does.
+        """Wait until all calls have ended, then end the pool and wait until its machines have ended.
+
+        This is `concurrent.futures.Executor.shutdown`. Does nothing if the pool has ended already. A pool that was not
+        started cannot be started afterwards.
 
         Args:
             wait: has no effect. `wait=False` waits too, because machines that cost money are not left alone.
-            cancel_futures: True ends the calls at once instead of waiting for them. Default False.
+            cancel_futures: True ends the calls at once instead of waiting for them; they raise PoolClosed. Default
+                False.
 
         Raises:
             StillRunning, ErrorGroup: the end of some machines is not confirmed; see `stop`.
@@ -304,7 +329,10 @@ class ComputePool(Executor):
         self.stop()
 
     def __enter__(self) -> ComputePool:
-        """Start the pool, wait until it is ready, and return it; see `start`. `await call` uses it inside the block."""
+        """Start the pool, wait until it is ready, and return it; see `start`.
+
+        Inside the `with` block, `await call` sends the call to this pool.
+        """
         self.start()
         calls.current.append(self)
         return self
@@ -312,13 +340,19 @@ class ComputePool(Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the calls and end the pool. If the block raised, end the calls at once. See `shutdown`."""
+        """Wait for the calls and end the pool. If the block raised, end the calls at once. See `shutdown`.
+
+        The exception of the block is not suppressed.
+        """
         if self in calls.current:
             calls.current.remove(self)
         self.shutdown(cancel_futures=kind is not None)
 
     async def __aenter__(self) -> ComputePool:
-        """Start the pool in another thread, wait until it is ready, and return it. If cancelled, end the pool."""
+        """Start the pool in another thread, wait until it is ready, and return it. The event loop is not blocked.
+
+        If the task is cancelled meanwhile, end the pool and raise CancelledError. The errors are those of `start`.
+        """
         try:
             await asyncio.to_thread(self.start)
         except asyncio.CancelledError:
@@ -330,13 +364,18 @@ class ComputePool(Executor):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the calls and end the pool, in another thread. If the block raised, end the calls at once."""
+        """Wait for the calls and end the pool, in another thread. If the block raised, end the calls at once.
+
+        The event loop is not blocked. The exception of the block is not suppressed. The errors are those of `stop`.
+        """
         if self in calls.current:
             calls.current.remove(self)
         await asyncio.to_thread(self.shutdown, cancel_futures=kind is not None)
 
     def _working(self) -> PoolEngine:
-        """Return the engine of the pool. Start the pool if it was not started.
+        """Return the engine of the pool: the part that rents and runs the machines.
+
+        If the pool was not started, start it, which blocks until the pool is ready.
 
         Raises:
             PoolClosed: the pool has ended, or belongs to the process that this one was forked from.
@@ -367,18 +406,20 @@ class ComputePool(Executor):
     def send(
         self, call: Call[T], *, node: NodesAsked = None, world: World | None = None
     ) -> CallFuture[T] | CallFuture[list[T]]:
-        """Send a call, and return its future without waiting. `call > pool` does the same.
+        """Send a call, and return its future without waiting for the result. `call > pool` does the same.
+
+        If the pool was not started, this starts it, and blocks until it is ready.
 
         Args:
             call: the call, such as `train(3)`.
-            node: the number of the node that runs it. "all" or a list of numbers sends the call to each of these
-                nodes, and the future's result is a list, ordered by node number. Default None: the call's own `node`
-                option.
-            world: for skypool's own use: what a call that is sent to several nodes knows of the others.
+            node: the number of the node that runs it. "all" or a list of numbers sends the call to each of these nodes,
+                and the future's result is a list, ordered by node number. Default None: the call's own `node` option.
+            world: for skypool's own use: the position of the node among those that run this call, and their addresses.
 
         Raises:
             PickleError: the function or an argument cannot be pickled. The message names it.
-            UsageError: the function is a generator function, or the pool does not have a node that is named.
+            UsageError: `call` is not a call, the function is a generator function, or the pool does not have a node
+                that is named.
             PoolClosed: the pool has ended.
         """
         call_asked(call).sent = True  # also if it is refused here: the error is enough, without a warning
@@ -402,16 +443,23 @@ class ComputePool(Executor):
         node: int | None,
         world: World | None = None,
     ) -> tuple[PendingCall, Dispatch]:
-        """Pickle a call and hand it to the dispatch. Start the pool if it was not started.
+        """Pickle a call, and queue it for the nodes. Does not wait for the result.
+
+        If the pool was not started, start it, which blocks until the pool is ready.
 
         Args:
             call: the call.
-            outlet: takes the result.
+            outlet: the object that gets the result, such as a future.
             node: the number of the node that must run it; None for any.
-            world: what the call knows of its other parts, if it is sent to several nodes.
+            world: for a call that runs on several nodes: the position of this node among them, and their addresses.
 
         Returns:
-            the pending call, and the dispatch that has it.
+            (pending call, dispatch): the queued call, and the object that sends the pool's calls to nodes.
+
+        Raises:
+            PickleError: the function or an argument cannot be pickled.
+            UsageError: the pool does not have the node.
+            PoolClosed: the pool has ended.
         """
         payload, feeds = call.payload()
         options = call.options
@@ -434,11 +482,12 @@ class ComputePool(Executor):
         For a generator, return a `Stream` of its items at once. If the call's option `node` is "all" or a list of
         numbers, run it on each of these nodes. The result is then the list of values, ordered by node number.
 
-        Raise the exception that the function raised. If the wait is interrupted, as by Ctrl-C, stop the call.
+        Raise the exception that the function raised. If the wait is interrupted, as by Ctrl-C, stop the call. If the
+        pool was not started, start it first.
 
         Raises:
             PickleError: the function, an argument or the result cannot be pickled.
-            UsageError: the pool does not have the node that the call names.
+            UsageError: the argument is not a call, or the pool does not have the node that the call names.
             ConnectionLost, WorkerDied, CallTimeout: the call was lost, or ran longer than its `timeout`.
             PoolClosed: the pool has ended, or ended before the call did.
         """
@@ -458,7 +507,16 @@ class ComputePool(Executor):
             raise
 
     def _stream(self, call: Call[Any], node: int | None, world: World | None) -> Stream[Any]:
-        """Send a call of a generator function, and return the stream of its items."""
+        """Send a call of a generator function, and return the stream of its items at once.
+
+        Args:
+            call: the call.
+            node: the number of the node that must run it; None for any.
+            world: for a call that runs on several nodes: the position of this node among them, and their addresses.
+
+        Raises:
+            PickleError, UsageError, PoolClosed: the call cannot be sent; see `send`.
+        """
         items: Items[Any] = Items(call.function.name)
         self._submit(call, items, node, world)
         return Stream(items, Loop.shared().loop.call_soon_threadsafe)
@@ -467,13 +525,14 @@ class ComputePool(Executor):
         """Run a call on every node, wait for all, and return the list of values. `call @ pool` does the same.
 
         The list is ordered by node number. If the call's option `node` is a number or a list of numbers, only these
-        nodes run it. For a generator, return a list of `Stream` objects at once.
+        nodes run it. For a generator, return a list of `Stream` objects at once. Nodes that their provider is taking
+        back are left out, unless they are named.
 
         If the function raises on one node, that exception is raised when all nodes have ended.
 
         Raises:
             ExceptionGroup: the function raised on several nodes.
-            UsageError: the pool does not have a node that the call names.
+            UsageError: the argument is not a call, or the pool does not have a node that the call names.
             PickleError: the function or an argument cannot be pickled.
             PoolClosed: the pool has ended.
         """
@@ -483,14 +542,16 @@ class ComputePool(Executor):
         return results_of([self.send(call, node=node, world=world) for node, world in worlds.items()])
 
     def _worlds(self, named: NamedNodes) -> dict[int, World]:
-        """Choose the nodes of a call that runs on several. If all nodes are being replaced, wait for the first new one.
+        """Choose the nodes of a call that runs on several. Start the pool if it was not started.
+
+        If no node is named and all are being replaced, block until the first new one is ready.
 
         Args:
-            named: the checked `node` of the call; None or "all" for every node.
+            named: the checked `node` of the call: a number, a tuple of numbers, or None or "all" for every node.
 
         Returns:
-            a mapping of each chosen node's number to (position, addresses): the position of the node among the chosen
-            ones, from 0, and the addresses of all of them.
+            A mapping of each chosen node's number, in ascending order, to (position, addresses). The position is that
+            of the node among the chosen ones, from 0; the addresses are those of all of them.
 
         Raises:
             UsageError: the pool does not have a node that is named.
@@ -509,15 +570,17 @@ class ComputePool(Executor):
         return {node: (place, addresses) for place, node in enumerate(there)}
 
     def run_group(self, group: Group[R]) -> R:
-        """Run the calls of a group at the same time. `group >> pool` does the same.
+        """Run the calls of a group at the same time, and wait for all. `group >> pool` does the same.
 
         Returns:
-            a tuple of the values, in the order of the calls, when all have ended. For `gather(…, stream=True)`: an
-            iterator of the values, at once.
+            A tuple of the values, in the order of the calls, when all have ended. For `gather(…, stream=True)`: an
+            iterator of the values, at once. It gives them in the order of the calls, or as they arrive, as `gather` was
+            told.
 
         Raises:
             ExceptionGroup: several calls raised. If only one did, its exception is raised.
             UsageError: the argument is not a group, or a call names a node that the pool does not have.
+            PickleError, PoolClosed: a call cannot be sent; see `send`.
         """
         if not isinstance(group, Group):
             raise UsageError(f"run_group() takes a group of calls made by gather() or &, not {group!r:.80}")
@@ -531,7 +594,9 @@ class ComputePool(Executor):
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
     def submit(self, fn: ComputeFunction[P, T] | Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
-        """Send `fn(*args, **kwargs)` to one node, and return its future without waiting.
+        """Send `fn(*args, **kwargs)` to one node, and return its future without waiting for the result.
+
+        If the pool was not started, this starts it, and blocks until it is ready.
 
         Args:
             fn: the function. It may be decorated with `@compute`, and need not be.
@@ -575,7 +640,7 @@ class ComputePool(Executor):
 
         The calls are sent before this returns; see `buffersize`. A node runs as many calls at once as it has slots.
         With the pool's default `slots=None`, a node with accelerators runs one call at a time. To use only some nodes,
-        name them: `pool.map(f.with_options(node=[0, 2]), items)`.
+        name them: `pool.map(f.with_options(node=[0, 2]), items)`. If the pool was not started, this starts it first.
 
         If a call raises, the iterator raises its exception in its place. When the iterator is closed or has raised, the
         remaining calls are stopped.
@@ -612,9 +677,10 @@ class ComputePool(Executor):
         return calls_.results(items, until)
 
     def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]:
-        """Return a function as a `ComputeFunction`, with default options if it is not decorated.
+        """Return a function as a `ComputeFunction`: unchanged if it is decorated, otherwise with default options.
 
-        Up to 257 undecorated functions are remembered, so that they are pickled only once.
+        Up to 257 undecorated functions are remembered, so that they are pickled only once. One more makes the pool
+        forget all earlier ones. Bound methods and other callable objects are not remembered.
 
         Raises:
             UsageError: the argument is a call, or not callable.
@@ -635,10 +701,10 @@ class ComputePool(Executor):
         return known
 
     def put(self, value: T) -> Ref[T]:
-        """Send a value to every node once, and return a reference to it.
+        """Send a value to every node once, and return a reference to it, without waiting for the nodes.
 
         Pass the reference as an argument of calls: the function gets the value. Nodes that join later get it too. Use
-        this for a large value that many calls need. `drop` frees it.
+        this for a large value that many calls need. `drop` frees it. If the pool was not started, this starts it first.
 
         Raises:
             PickleError: the value cannot be pickled.
@@ -655,7 +721,7 @@ class ComputePool(Executor):
     def drop(self, ref: Ref[T]) -> None:
         """Free a value of `put` on all nodes. Calls must not use the reference afterwards.
 
-        Does nothing if the pool has ended or the value was freed before.
+        It does not wait for the nodes. Does nothing if the pool has ended or the value was freed before.
 
         Raises:
             UsageError: the argument is not a reference that `put` returned.
@@ -670,11 +736,19 @@ class ComputePool(Executor):
     __array_ufunc__ = None  # makes numpy leave `array @ pool` to `__rmatmul__`
 
     def __rrshift__(self, value: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `>> pool` is not a call."""
+        """Raise a UsageError: the left operand of `>> pool` is not a call.
+
+        Python uses this method only if the left operand does not handle `>>`, as a call does. The message advises what
+        to write.
+        """
         raise calls.no_call(value, ">>")
 
     def __rmatmul__(self, value: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `@ pool` is not a call."""
+        """Raise a UsageError: the left operand of `@ pool` is not a call.
+
+        Python uses this method only if the left operand does not handle `@`, as a call does. The message advises what
+        to write.
+        """
         raise calls.no_call(value, "@")
 
     def __lt__(self, value: object) -> NoReturn:
@@ -691,7 +765,8 @@ class ComputePool(Executor):
     def phase(self) -> str:
         """The phase of the pool: "planned" until `start` has returned, then "ready", "draining" and "ended".
 
-        It is "ended" too after `start` has failed.
+        "draining" means that the machines are being ended. The phase is "ended" too while `stop` waits, and after
+        `start` has failed.
         """
         if self._engine is not None:
             return self._engine.state.phase.value
@@ -710,16 +785,17 @@ class ComputePool(Executor):
 
     @property
     def inherited(self) -> list[CallFuture[object]]:
-        """The futures of the calls that the former process had sent, after `attach`; otherwise empty.
+        """The futures of the calls that the former process had sent, after `attach`; otherwise an empty list.
 
-        `future.name` is the name of the function.
+        `future.name` is the name of the function. The list is a copy. It is also empty after the pool was stopped.
         """
         return [] if self._engine is None else list(self._engine.inherited)
 
     def explain(self) -> str:
         """Return a text about the plan: each offer with its price or the reason against it, and each failed attempt.
 
-        Before the pool has planned anything, the text says so.
+        If the pool has no plan, the text says only that. It has none before it starts, and while it waits for machines
+        that are out of stock.
         """
         rental = self._begun.rental if self._begun else None
         if rental is None or rental.plan is None:
@@ -731,7 +807,7 @@ class ComputePool(Executor):
     def receipt(self) -> Receipt:
         """The costs of the pool in US dollars, with a line for each machine, until its end or until now.
 
-        Empty before the pool is started.
+        It has no lines before the pool is started.
         """
         return Receipt(self.name, (), time.time()) if self._begun is None else self._begun.rental.receipt
 

@@ -31,9 +31,10 @@ LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
 
 
 def may_replace(pool: Pool, lost: Node) -> bool:
-    """Return True if a lost slice may be replaced.
+    """Return True if a lost slice (one machine, or several hosts rented together) may be replaced.
 
-    A slice that was taken back may, unless `is_churning`. For other losses, the number of replacements is limited.
+    A slice that its provider took back may, unless `is_churning`. For other losses, the pool may have at most 3
+    replacements for each slice of its maximum.
 
     Args:
         pool: the state of the pool.
@@ -43,14 +44,18 @@ def may_replace(pool: Pool, lost: Node) -> bool:
 
 
 def is_churning(pool: Pool) -> bool:
-    """Return True if too many slices in a row were taken back soon after they were ready."""
+    """Return True if the provider took back too many slices in a row soon (300 s) after they were ready.
+
+    A slice is one machine, or several hosts rented together. Too many are more than 3 for each slice of the pool's
+    maximum.
+    """
     return pool.hasty > REPLACEMENTS * pool.maximum
 
 
 def alike(error: BaseException) -> str:
     """Return the type and text of an error, with "#" for each word that has a digit.
 
-    Errors of the same cause on different machines then have equal texts.
+    A word is a run of characters without spaces. Errors of the same cause on different machines then have equal texts.
     """
     return re.sub(r"\S*\d\S*", "#", f"{type(error).__name__}: {error}")
 
@@ -58,7 +63,8 @@ def alike(error: BaseException) -> str:
 def is_hopeless(pool: Pool) -> bool:
     """Return True if another machine would probably fail too.
 
-    That is so if two slices failed with the same text before they were ready, or too many failed in all.
+    That is so if two slices failed with the same text (see `alike`) before they were ready. It is also so if more than
+    3 for each slice of the pool's maximum failed in all.
     """
     times = pool.failures.values()
     return max(times, default=0) >= SAME_FAILURE_LIMIT or sum(times) > REPLACEMENTS * pool.maximum
@@ -67,11 +73,12 @@ def is_hopeless(pool: Pool) -> bool:
 def can_go_on(pool: Pool, hopeless: bool) -> bool:
     """Return True if a pool can go on after the loss of a slice that is not replaced.
 
-    A ready pool can if a node is ready or being set up. A pool that is not ready yet can if enough slices are left.
+    A ready pool can if a node is ready, or if one is being launched or set up. A pool that is not ready yet can if at
+    least `minimum` slices are left.
 
     Args:
         pool: the state after the loss.
-        hopeless: True if no other machine would succeed. Then only a node that is ready counts.
+        hopeless: True if no other machine would succeed. Then only a ready node of a ready pool counts.
     """
     if pool.phase is Phase.READY and any(node.phase is Phase.READY for node in pool.nodes.values()):
         return True

@@ -1,4 +1,7 @@
-"""Ends open pools when the interpreter exits, also after SIGTERM or when the terminal closes."""
+"""Ends open pools when the interpreter exits, also after SIGTERM or when the terminal closes.
+
+A child process that was forked does not end the pools of its parent.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,13 @@ from skypool.errors import together
 
 
 class Living(Protocol):
-    """A protocol for objects that are ended at the interpreter's exit, such as the engine of a pool."""
+    """A protocol for objects that must be ended before the interpreter exits, such as the engine of a pool."""
 
     def end_now(self) -> None:
-        """End everything in the calling thread, without starting other threads."""
+        """End everything in the calling thread, without starting other threads.
+
+        Errors may be raised. They do not keep other objects from being ended; see `_end_all`.
+        """
         ...
 
 
@@ -28,7 +34,7 @@ _at_exit = threading.Event()
 def watch(each: Living) -> None:
     """Call `each.end_now` when the interpreter exits, unless `forget` is called before.
 
-    In the main thread, this also lets SIGTERM and SIGHUP exit the interpreter.
+    If this is called in the main thread, it also lets SIGTERM and SIGHUP exit the interpreter in the usual way.
     """
     _living.add(each)
     if not _at_exit.is_set():
@@ -41,8 +47,8 @@ def watch(each: Living) -> None:
 def _exit_on_signals() -> None:
     """Let SIGTERM and SIGHUP exit the interpreter instead of killing it. Call it in the main thread.
 
-    A handler of the program stays, and so does SIG_IGN. For example, `nohup` ignores SIGHUP so that a program goes on
-    without its terminal.
+    A handler that the program has set stays, and so does SIG_IGN. For example, `nohup` ignores SIGHUP so that a program
+    goes on without its terminal.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -50,27 +56,33 @@ def _exit_on_signals() -> None:
 
 
 def _exit(number: int, _frame: object) -> NoReturn:
-    """Exit the interpreter with the status 128 + the number of the signal."""
+    """Handle a signal: raise SystemExit with the status 128 + the number of the signal.
+
+    After SIGHUP, further SIGHUPs are ignored.
+    """
     if number == signal.SIGHUP:  # it often comes twice, from the shell and from the kernel
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def forget(each: Living) -> None:
-    """Do not end this object at the interpreter's exit."""
+    """Do not end this object at the interpreter's exit. Do nothing if it is not watched."""
     _living.discard(each)
 
 
 def is_elsewhere(each: Living) -> bool:
     """Return True if an object belongs to the parent process, from which this process was forked.
 
-    Such an object must not be ended here.
+    Such an object must not be ended here. False for objects of this process and for objects that were not watched.
     """
     return each in _elsewhere
 
 
 def _forked() -> None:
-    """Mark all watched objects as those of the parent process. It runs in each forked child."""
+    """Mark all watched objects as those of the parent process, so that this process does not end them.
+
+    It runs in each forked child.
+    """
     _elsewhere.update(_living)
     _living.clear()
 
@@ -79,7 +91,11 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _end_all() -> None:
-    """End all watched objects, and raise the errors afterwards. It runs when the interpreter exits."""
+    """End all watched objects one after the other. It runs when the interpreter exits.
+
+    An error does not keep the other objects from being ended. A single error is raised as it is, several as an
+    ErrorGroup.
+    """
     errors: list[Exception] = []
     for each in list(_living):
         try:

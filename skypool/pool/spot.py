@@ -22,7 +22,7 @@ _ASK = 5.0
 
 
 class Departures:
-    """An observer of the spot notices of one pool. It reports them, and the ends that follow, to the state machine.
+    """An observer of the nodes of one pool that providers take back. It reports this to the state machine as events.
 
     Its methods run in the engine's thread.
 
@@ -44,11 +44,15 @@ class Departures:
         self._since: dict[int, float] = {}
 
     def admitted(self, node: int) -> None:
-        """Note that a node is ready from now on."""
+        """Note that a node is ready from now on, to know later how long it served."""
         self._since[node] = time.monotonic()
 
     def noticed(self, node: int, at: float) -> None:
-        """Report the first notice of a node as an `Interrupted` event. Ignore further ones.
+        """Report the first spot notice of a node as an `Interrupted` event. Ignore further ones.
+
+        A spot notice is the provider's announcement that it takes the machine back.
+
+        For a pool that was taken over from another process, the node counts as ready for an endless time.
 
         Args:
             node: the number of the node.
@@ -59,15 +63,16 @@ class Departures:
             self._apply(states.Interrupted(node, at, served))
 
     async def follow(self, node: int, at: float, is_up: Callable[[], bool]) -> None:
-        """Wait until a node with a notice is gone, and report it as failed.
+        """Wait until a node that its provider takes back is gone, and report it as failed. There is no time limit.
 
-        The provider is asked, because it often knows earlier than the link. It is asked every 5 s once the announced
-        time has passed or the link is down. Returns when the node is no longer ready.
+        The provider is asked, because it often knows earlier than the connection. It is asked every 5 s once the
+        announced time has passed or the connection is down. Returns when the node is no longer ready, for whatever
+        reason.
 
         Args:
             node: the number of the node.
             at: when the machine goes, in seconds since 1970.
-            is_up: returns True while the link is connected.
+            is_up: returns True while the connection to the node works.
         """
         asked = 0.0
         while self._state().nodes[node].phase is states.Phase.READY:
@@ -78,13 +83,13 @@ class Departures:
                     self._apply(states.Failed(node, taken_back(node)))
 
     async def lost(self, node: int, error: ConnectionLost) -> None:
-        """Report a node that its link has given up as failed.
+        """Report a node whose connection was given up as failed.
 
-        If it is a spot machine and the provider says that it has ended, report an interruption first.
+        If it is a spot machine and the provider says that it has ended, report first that the provider took it back.
 
         Args:
             node: the number of the node.
-            error: why the link gave up.
+            error: why the connection was given up.
         """
         instance = self._state().instance_of(node)
         if instance.offer is not None and instance.offer.market == "spot" and await self._is_gone(node):
@@ -94,7 +99,7 @@ class Departures:
     async def _is_gone(self, node: int) -> bool:
         """Ask the provider, and return True if the machine of a node has ended, is ending or is not listed any more.
 
-        Returns False if the provider cannot be asked.
+        Returns False if it still runs, or if the provider cannot be asked. The request runs in another thread.
         """
         instance = self._state().instance_of(node)
         try:

@@ -1,6 +1,7 @@
 """The state of a pool and its nodes, the events that change it, and the actions that follow. All are plain values.
 
-A slice is one machine, or several hosts that a provider rents out only together. A node is the number of a node.
+`lifecycle` is the state machine that uses them, and the engine performs the actions. A slice is one machine, or several
+hosts that a provider rents out only together. Each host is a node, and a field called `node` has the number of a node.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from skypool.model import Instance
 
 
 class Phase(Enum):
-    """A phase in the life of a pool or a node, in the order they follow."""
+    """A phase in the life of a pool or a node, in the order they follow.
+
+    A pool has no booting or bootstrapping phase: it is launching until it is ready.
+    """
 
     PLANNED = "planned"
     LAUNCHING = "launching"
@@ -26,7 +30,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The state of one node.
+    """The state of one node (a rented machine, or one host of a slice).
 
     Attributes:
         node: the number of the node.
@@ -35,7 +39,7 @@ class Node:
         error: why the node failed; None if it did not.
         taken: when the provider takes the machine back, in seconds since 1970; None if it has not announced that. The
             node stays ready for the calls that it runs already.
-        host: the position of the node in its slice, from 0.
+        host: the position of the node in its slice (hosts that are rented together), from 0.
         waits: True if the node waits for the other hosts of its slice, to become ready or to leave together.
     """
 
@@ -49,18 +53,24 @@ class Node:
 
     @property
     def head(self) -> int:
-        """The number of the first host of the same slice."""
+        """The number of the first host of the same slice (hosts that are rented together).
+
+        For the first host, and for a machine of its own, that is the node's own number.
+        """
         return self.node - self.host
 
     @property
     def word(self) -> str:
-        """The phase as users see it: "leaving" for a ready node whose machine is taken back, else the phase's name."""
+        """The phase as users see it: "leaving" for a ready node whose machine is taken back, else the phase's value.
+
+        The value is a word such as "booting" or "ready".
+        """
         return "leaving" if self.taken is not None and self.phase is Phase.READY else self.phase.value
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The state of a pool.
+    """The state of a pool. A slice is one machine, or several hosts that a provider rents out only together.
 
     Attributes:
         minimum: the number of slices that make the pool ready, and that are kept by replacement.
@@ -70,7 +80,7 @@ class Pool:
         failures: how often each kind of failure ended a rented node before it was ready, by the text of the failure.
         replaced: the number of slices that replaced failed ones. Those that replaced a machine which was taken back do
             not count.
-        hasty: the number of slices in a row that were taken back before they had served `WORTHWHILE` seconds.
+        hasty: the number of slices in a row that were taken back before they had served `WORTHWHILE` (300) seconds.
         first: the first failure that ended a rented node before it was ready. Later failures may follow from it.
         error: the error that ended the pool; None if there is none.
         hosts: the number of nodes of each slice, as expected before it is launched.
@@ -88,15 +98,18 @@ class Pool:
     hosts: int = 1
 
     def count(self, *phases: Phase) -> int:
-        """Return the number of slices in any of these phases, without those that are being taken back."""
+        """Return the number of slices whose first host is in any of these phases.
+
+        Slices that their provider is taking back do not count.
+        """
         firsts = (node for node in self.nodes.values() if not node.host)
         return sum(node.phase in phases and node.taken is None for node in firsts)
 
     def instance_of(self, node: int) -> Instance:
-        """Return the instance of a node.
+        """Return the instance (the rented machine) of a node.
 
         Raises:
-            LookupError: the node has not been launched yet.
+            LookupError: the pool has no such node, or the node has not been launched yet.
         """
         instance = self.nodes[node].instance
         if instance is None:
@@ -104,7 +117,13 @@ class Pool:
         return instance
 
     def slice_of(self, node: int) -> list[Node]:
-        """Return all nodes of the slice that a node belongs to, itself included."""
+        """Return all nodes of the slice (hosts that are rented together) that a node belongs to, itself included.
+
+        A machine of its own is a list of one.
+
+        Raises:
+            KeyError: the pool has no such node.
+        """
         head = self.nodes[node].head
         return [state for state in self.nodes.values() if state.head == head]
 
@@ -114,10 +133,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """An event: the user has started the pool.
+    """An event: the user has started the pool. It is ignored if the pool was started before.
 
     Attributes:
-        hosts: the number of nodes of each slice.
+        hosts: the number of nodes of each slice: 1, or more if the provider rents out several hosts only together.
     """
 
     hosts: int = 1
@@ -125,12 +144,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """An event: a slice was rented.
+    """An event: a slice was rented: one machine, or several hosts that are rented only together.
+
+    If the pool is ending, its machines are ended at once.
 
     Attributes:
         node: the number of its first host.
         instance: the machine of the first host.
-        others: the machines of the other hosts. Their numbers are `node` + 1 and so on.
+        others: the machines of the other hosts; () for one machine. Their numbers are `node` + 1 and so on.
     """
 
     node: int
@@ -140,14 +161,20 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """An event: the machine of the node with the number `node` answers, so that its setup can begin."""
+    """An event: the machine of the node with the number `node` accepts commands, so that its setup can begin.
+
+    It is ignored if the node is not booting.
+    """
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """An event: the node with the number `node` is set up as the image says, and its hardware is as expected."""
+    """An event: the node with the number `node` is set up as the image says, and its hardware is as expected.
+
+    The node gets calls once all nodes of its slice (hosts that are rented together) are set up.
+    """
 
     node: int
 
@@ -155,6 +182,9 @@ class Bootstrapped:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """An event: a node could not be launched, reached or set up, or was lost later.
+
+    Its machine is ended, with all hosts that are rented together with it. It is ignored if the node is being ended or
+    has ended.
 
     Attributes:
         node: the number of the node.
@@ -169,6 +199,8 @@ class Failed:
 class Interrupted:
     """An event: the provider has announced that it will take a node's machine back.
 
+    It is ignored if the node is not ready, or if its provider announced that before.
+
     Attributes:
         node: the number of the node.
         at: when the machine goes, in seconds since 1970.
@@ -182,26 +214,41 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """An event: no call is left on the node with the number `node`, whose machine is being taken back."""
+    """An event: no call is left on the node with the number `node`, whose machine is being taken back.
+
+    The machine is then ended, once that is so for all hosts that are rented together with it.
+    """
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """An event: calls have been waiting for a while, because every slot (place where one call runs) is busy."""
+    """An event: calls have been waiting for a while, because every slot (place where one call runs) is busy.
+
+    A pool that may grow then launches one more slice: one machine, or several hosts that are rented only together.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """An event: the pool must end. `error` is the reason; None if the user stopped the pool."""
+    """An event: the pool must end, with all its machines.
+
+    If it is ending already, only the error of the pool is replaced.
+
+    Attributes:
+        error: the reason; None if the user stopped the pool, which keeps the error that the pool has.
+    """
 
     error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """An event: the provider has confirmed that the machine of the node with the number `node` has ended."""
+    """An event: the provider has confirmed that the machine of the node with the number `node` has ended.
+
+    When that is so for all nodes of an ending pool, the pool has ended.
+    """
 
     node: int
 
@@ -209,6 +256,8 @@ class Terminated:
 @dataclass(frozen=True, slots=True)
 class StillThere:
     """An event: an attempt to end a machine is over, but its provider has not confirmed the end.
+
+    The node counts as ended all the same, with this error. It also becomes the error of the pool if the pool has none.
 
     Attributes:
         node: the number of its node.
@@ -239,21 +288,31 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """An action of the engine: rent one slice for each number in `nodes`, which becomes that of its first host."""
+    """An action of the engine: rent one slice for each number in `nodes`, which becomes that of its first host.
+
+    A slice is one machine, or several hosts that a provider rents out only together. The engine reports each as
+    `Launched`, and each that it could not rent as `Failed`.
+    """
 
     nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """An action of the engine: connect to the machine of the node with the number `node`."""
+    """An action of the engine: connect to the machine of the node with the number `node`.
+
+    The engine reports the result as `Reached` or `Failed`.
+    """
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """An action of the engine: set up the node with the number `node` as the image says."""
+    """An action of the engine: set up the node with the number `node` as the image says.
+
+    The engine reports the result as `Bootstrapped` or `Failed`.
+    """
 
     node: int
 
@@ -269,9 +328,11 @@ class Admit:
 class Drain:
     """An action of the engine: send no more calls to a node, because the provider takes its machine back.
 
+    The calls that run there go on, and the machine is ended once they have ended.
+
     Attributes:
         node: the number of the node.
-        at: when the provider takes the machine, in seconds since 1970. The pool ends it once its calls have ended.
+        at: when the provider takes the machine, in seconds since 1970.
     """
 
     node: int
@@ -282,10 +343,12 @@ class Drain:
 class Dismiss:
     """An action of the engine: send no more calls to a slice that failed. Its calls run on other nodes or fail.
 
+    A slice is one machine, or several hosts that a provider rents out only together.
+
     Attributes:
         node: the number of the node that failed.
         error: why it failed.
-        others: the numbers of the other hosts of the slice, which are removed at the same time.
+        others: the numbers of the other hosts of the slice, which are removed at the same time; () for one machine.
     """
 
     node: int
@@ -295,14 +358,21 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """An action of the engine: end the machines of the nodes with these numbers, until the provider confirms that."""
+    """An action of the engine: end the machines of the nodes with the numbers in `nodes`.
+
+    The engine tries until the provider confirms that, and reports each as `Terminated`. When the pool is ending it
+    gives up after one more attempt, and reports what is not confirmed as `StillThere`.
+    """
 
     nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """An action of the engine: tell the user that the pool has reached `phase`."""
+    """An action of the engine: tell the user that the pool has reached `phase`.
+
+    For the phases draining and ended, the engine also rents nothing more and ends all calls.
+    """
 
     phase: Phase
 

@@ -39,7 +39,8 @@ def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
         driver: the driver that rented it.
 
     Returns:
-        the decision; "data" if some offer of the driver says so, or nothing could be found out.
+        The decision and its reason. When the driver's offers are requested, it is "data" if some offer says so, or if
+        there are none or they cannot be requested. Otherwise it is "full".
     """
     if asked is not None:
         return Word(asked, f'the pool has trust="{asked}"')
@@ -59,7 +60,7 @@ def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
 
 @dataclass
 class TrustLevels:
-    """The decisions about the results of all nodes of a pool.
+    """The decisions about the results of all nodes of a pool: they are unpickled, or read as plain data only.
 
     Args:
         asked: the `trust` of the pool; None if the user left it out.
@@ -75,10 +76,10 @@ class TrustLevels:
     _told: set[tuple[str, Word]] = field(default_factory=set)
 
     def judge(self, instance: Instance, driver: Driver) -> Trust:
-        """Decide how the results of a machine are read from now on.
+        """Decide how the results of a machine are read from now on, and remember it for the machine's node.
 
         Return "full" if they may be unpickled, and "data" if they are read as plain data only. It may block; see
-        `trust_word`.
+        `trust_word`. A later call for the same node replaces the decision.
         """
         said = trust_word(self.asked, instance, driver)
         self._words[instance.node] = (instance.provider, said)
@@ -106,7 +107,11 @@ class TrustLevels:
         return self._readers[node] is not None
 
     def announce(self) -> None:
-        """Tell the user for which providers results are read as plain data only. Each provider is named only once."""
+        """Tell the user for which providers results are read as plain data only. Each provider is named only once.
+
+        Call it when nodes have been judged; each message has the number of nodes. It does nothing if all results are
+        unpickled.
+        """
         for about in dict.fromkeys(self._words.values()):
             provider, said = about
             if said.trust == "data" and about not in self._told:

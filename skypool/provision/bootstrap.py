@@ -1,7 +1,7 @@
-"""Sets up a machine over ssh: connects, sends script, files and secrets, and follows the steps to the end.
+"""Sets up a machine over SSH: connects, sends script, files and secrets, and follows the steps to the end.
 
-All of it uses one connection: the shell that runs the steps becomes the agent's loader. `skypool_images.steps.assemble`
-describes the lines that the script prints.
+All of it uses one connection. At the end, the shell that ran the steps becomes the loader, the program that starts the
+agent (the process that runs calls). `skypool_images.steps.assemble` describes the lines that the script prints.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from skypool_images.payload import Packed
 _BLOCK = 4096
 """Bytes that `dd` on the machine reads at a time. Everything that is sent is padded to a multiple of it."""
 _CHUNK = 256
-"""Number of blocks (1 MiB in all) after which the machine's guard is asked for more time. On a slow line that takes
-seconds."""
+"""Number of blocks (1 MiB in all) after which the machine asks its guard, the process that ends it, for more time.
+
+On a slow line that takes seconds.
+"""
 _TAIL = 30
 """Number of output lines of a step that an error shows."""
 _LONGEST = 1 << 20
@@ -55,8 +57,8 @@ class SetupBundle:
             command line.
         guest: name and owner of the pool, if it takes the machine for itself. Other pools are told this text. "" if
             several pools may share the machine.
-        guard: path of the file that postpones the machine's own end; "" for none.
-        lease: seconds that the guard is asked for at a time.
+        guard: path of the file that postpones the machine's own end when it is written; "" for none.
+        lease: seconds by which each write postpones it.
     """
 
     script: str
@@ -69,7 +71,13 @@ class SetupBundle:
     lease: float = 0.0
 
     def stage(self) -> bytes:
-        """Return the shell program that is sent to the machine first. It reads everything else from its stdin."""
+        """Return the shell program that is sent to the machine first. It reads everything else from its stdin.
+
+        The program contains the settings, but no secrets and no files. It has a fixed length, padded with newlines.
+
+        Raises:
+            UsageError: the program is too long, for example because of long settings.
+        """
         blocks = _blocks(self.script.encode())
         told = {
             "guest": self.guest,
@@ -95,7 +103,10 @@ class SetupBundle:
 
     @property
     def words(self) -> bytes:
-        """The bytes that the first shell program reads: the script, then the secrets, each padded to whole blocks."""
+        """The bytes that the first shell program reads: the script, then the secrets as shell code.
+
+        Each of the two is padded with newlines to whole blocks of 4096 bytes.
+        """
         return bundle.padded(self.script.encode(), _BLOCK) + bundle.padded(self._hidden, _BLOCK)
 
     @property
@@ -104,12 +115,16 @@ class SetupBundle:
 
     @property
     def alive(self) -> int:
-        """Seconds between two signs of life of the machine: 5, or less if the guard's lease is short."""
+        """Whole seconds between two signs of life that the machine prints.
+
+        This is 5, or a third of `lease` if that is shorter and the machine has a guard (a process that ends it). It is
+        at least 1.
+        """
         return min(_ALIVE, max(1, int(self.lease / 3))) if self.guard else _ALIVE
 
 
 def _script(name: str) -> str:
-    """Return the text of a file in `scripts`."""
+    """Return the text of the shell program `name` (without ".sh") in the folder `scripts` of this package."""
     return (files("skypool.provision") / "scripts" / f"{name}.sh").read_text("utf-8")
 
 
@@ -127,11 +142,12 @@ def _blocks(data: bytes) -> int:
 async def reach(access: Access, setup: SetupBundle, node: int) -> CommandStream:
     """Connect to a machine that may still boot, and return the stream when a shell there answers.
 
-    Failed attempts are repeated with random pauses of up to 3 s, within the limits below.
+    Failed attempts are repeated with random pauses of up to 3 s, within the limits below. They count from the first
+    attempt.
 
     Args:
         access: how the machine is reached.
-        setup: its first shell text is sent with each attempt.
+        setup: its first shell program is sent with each attempt.
         node: number of the node, for error messages.
 
     Raises:
@@ -139,6 +155,7 @@ async def reach(access: Access, setup: SetupBundle, node: int) -> CommandStream:
         ProtocolError: after `access.settling` seconds something still prints before a command there begins.
         HostKeyMismatch: the host key was still wrong after `access.keying` seconds.
         HostBusy: the machine serves another pool. It is raised at once.
+        UsageError: the first shell program is too long. It is raised at once.
         ConnectionLost: nobody answered within `access.booting` seconds.
     """
     from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
@@ -189,10 +206,12 @@ async def _knock(transport: Transport, stage: bytes, node: int) -> CommandStream
 
 
 async def _line(stream: CommandStream) -> str:
-    """Read one line from the stream, and no byte beyond it. Return it without its end.
+    """Read one line from the stream, and no byte beyond it. Return it decoded as UTF-8, without newlines at its end.
+
+    Waits without a time limit.
 
     Raises:
-        EOFError: the stream ended first. The text is what came until then.
+        EOFError: the stream ended first. Its text is what came until then.
     """
     loop = asyncio.get_running_loop()
     got = bytearray()
@@ -208,21 +227,23 @@ async def _line(stream: CommandStream) -> str:
 
 
 async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: int, silence: float, tell: Tell) -> str:
-    """Run the setup script on a machine that `reach` connected, and return the Python interpreter for the agent.
+    """Run the setup script on a machine that `reach` connected, and return the path of the Python for the agent.
 
-    Afterwards the agent's loader runs at the other end of the stream. If this fails, the stream is closed.
+    The agent is the process that runs calls there. Afterwards the loader, the program that starts the agent, runs at
+    the other end of the stream. If this fails or is cancelled, the stream is closed.
 
     Args:
         stream: the stream that `reach` returned.
         setup: what is sent to the machine.
         pool: name of the pool, for events.
         node: number of the node, for events and errors.
-        silence: seconds without output after which the machine is given up; at least 15.
-        tell: called with an event for each step and each line of output.
+        silence: seconds without output after which the machine is given up. Less than 15 counts as 15.
+        tell: called with an event for each step and each line of output, and during the sending of files.
 
     Raises:
         BootstrapError: a step failed.
-        ConnectionLost: the connection broke, or the machine was silent for too long.
+        ConnectionLost: the connection broke or ended, or the machine was silent for too long.
+        OSError: the connection broke while this function was sending files or signs of life.
     """
     course = _Course(pool, node, tell)
     send = asyncio.get_running_loop().sock_sendall
@@ -246,7 +267,13 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
 
 
 async def _send_files(stream: CommandStream, files: Packed, pool: str, node: int, tell: Tell) -> None:
-    """Send the archive of the image's files piece by piece. Emits an event about once a second, and at the end."""
+    """Send the archive of the image's files piece by piece. Return when all is sent.
+
+    `tell` gets a FilesProgress event (in bytes) about once a second, and one at the end.
+
+    Raises:
+        OSError: the connection broke.
+    """
     sent = 0
     said = time.monotonic()
     while part := await asyncio.to_thread(files.read, sent):
@@ -261,6 +288,16 @@ async def _lines(
     stream: CommandStream, setup: SetupBundle, course: _Course, silence: float, node: int
 ) -> AsyncIterator[str]:
     """Send the script and the secrets, then yield the lines that the machine prints until it closes the stream.
+
+    Lines are decoded as UTF-8, without the newline. A line of more than 1 MiB is yielded in parts. An incomplete last
+    line is dropped.
+
+    Args:
+        stream: the stream to the machine.
+        setup: has the script and the secrets.
+        course: names the current step in errors.
+        silence: seconds without output after which the machine is given up.
+        node: number of the node, for errors.
 
     Raises:
         ConnectionLost: the machine was silent for `silence` seconds, or the connection broke.
@@ -289,9 +326,15 @@ async def _lines(
 class _Course:
     """The progress of one bootstrap, read from the lines that the script prints. It emits an event for each step.
 
+    Args:
+        pool: name of the pool, for events.
+        node: number of the node, for events and errors.
+        tell: called with each event.
+
     Attributes:
         began: True once the script has begun.
-        python: path of the interpreter for the agent once all steps are done; None before.
+        python: path of the interpreter for the agent (the process that runs calls) once all steps are done; None
+            before.
     """
 
     def __init__(self, pool: str, node: int, tell: Tell) -> None:
@@ -313,11 +356,14 @@ class _Course:
 
     @property
     def last(self) -> str:
-        """The last lines that the current step printed, at most 30, joined by newlines."""
+        """The last lines that the current step printed, at most 30, joined by newlines; "" if there are none."""
         return "\n".join(self._tail)
 
     def hear(self, line: str) -> str:
         """Process one line that the setup script printed, and return its first word, such as "@done".
+
+        Emits an event when a step begins, is skipped, is retried or is done, and for a line of output. Output is a line
+        that begins with "|", or with no known word.
 
         Raises:
             BootstrapError: the line says that a step failed.

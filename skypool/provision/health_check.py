@@ -15,9 +15,12 @@ CLOCK_SKEW = 30.0
 def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib: float = 1.0) -> list[str]:
     """Return the reasons why a node must not be used, each as text. The list is empty if the node is good.
 
+    The checks are of the devices and their driver's version (if an accelerator other than a CPU was bought), of free
+    disk space and of the clock. The clock may differ by `CLOCK_SKEW` (30) seconds.
+
     Args:
         bought: accelerator that the offer promised; None if it promised none.
-        report: what the agent found on the node.
+        report: what the agent (the process that runs calls there) found on the node.
         now: the client's time when the report came, in seconds since 1970.
         disk_gib: disk space that must be free, in GiB.
     """

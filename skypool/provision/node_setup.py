@@ -1,4 +1,7 @@
-"""Prepares the setup that is sent to each machine of a pool: the image's script, files, settings and secrets."""
+"""Prepares the setup that is sent to each rented machine of a pool: the image's script, files, settings and secrets.
+
+A pool is a group of machines; an image describes the software that they need.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,12 @@ from skypool_images.payload import Packed, Progress
 
 
 class NodeSetup:
-    """The image's files, secrets and scripts for the machines of one pool. Local files are read once for all nodes.
+    """The image's files, secrets and scripts for the machines of one pool. Local files are read once for all machines.
 
     Call `pack` first, and then `bundle_for` for each machine.
+
+    Args:
+        terms: the pool's request: its image, name and lease.
 
     Attributes:
         secrets: values of the image's secrets by name; empty before `pack`.
@@ -30,8 +36,10 @@ class NodeSetup:
     def pack(self, progress: Progress | None = None) -> None:
         """Read the files and secrets that the image names. Call it before anything is rented.
 
+        Returns when all are read.
+
         Args:
-            progress: called with the number of bytes that were read so far, and the total.
+            progress: called with the number of bytes that were read so far, and the total. None for no calls.
 
         Raises:
             UsageError: a local file or an environment variable is missing, or has an invalid value.
@@ -39,13 +47,15 @@ class NodeSetup:
         self._payload, self.secrets = packed(self._terms.image, progress)
 
     def bundle_for(self, access: Access, instance: Instance) -> SetupBundle | None:
-        """Return what a machine needs before its agent can start. Returns None if the machine's own Python is enough.
+        """Return what a machine needs before its agent (the process that runs calls) can start.
 
-        It is enough if the machine has a known Python, the image asks for nothing, and the machine needs no lock.
+        Returns None if nothing is needed. That is so if the machine has a known Python, the image asks for nothing
+        else, and several pools may share the machine. Secrets are included only if the installation of packages needs
+        them.
 
         Args:
             access: how the machine is reached.
-            instance: the machine. The accelerator of its offer decides what is installed.
+            instance: the machine. The accelerator of its offer decides which drivers and libraries are installed.
         """
         image = self._terms.image
         sold = instance.offer.accelerator if instance.offer else None
@@ -85,5 +95,9 @@ def _installs(name: str, script: str) -> bool:
     """Return True if a secret is needed while packages are installed.
 
     Such a secret is named UV_INDEX_…_USERNAME or UV_INDEX_…_PASSWORD, or the script uses it as ${NAME}.
+
+    Args:
+        name: name of the secret.
+        script: setup script of the image.
     """
     return bool(re.fullmatch(r"UV_INDEX_\w+_(USERNAME|PASSWORD)", name)) or f"${{{name}}}" in script

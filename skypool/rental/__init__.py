@@ -1,5 +1,7 @@
 """Rented machines from the order to the proof that they ended, and their cost.
 
+An order is a request to a provider to create machines.
+
 - `request`: the checked arguments of a pool.
 - `launch`: rents the best offer that is in stock, and tries the next one when it is not.
 - `rental`: rents for one pool, keeps the lease in the tags of its machines, and watches the budget.
@@ -9,7 +11,7 @@
 - `ledger_file`: the SQLite file of the ledger.
 - `ledger_schema`: the tables of the ledger.
 - `records`: the objects that are read from the tables.
-- `ledger_damage`: detects a damaged file and sets it aside.
+- `ledger_damage`: detects a damaged file and gives it a new name.
 - `budget`: costs, budgets and receipts.
 - `reaper`: terminates all machines of a pool and proves it.
 - `reaper_process`: runs the reaper in a process of its own.

@@ -1,4 +1,7 @@
-"""Costs of a pool: what is spent and left, the `Budget`, and the `Receipt`. No function here does I/O."""
+"""Costs of a pool: one `Line` for each machine, the `Receipt` of a pool, and the `Budget`.
+
+No function here does I/O.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a receipt: one instance and its cost. For a slice, each host has a line with its share.
+    """A line of a receipt: one instance and its cost.
 
-    Times are in seconds since 1970.
+    Each host of a slice (hosts that are rented only together) has a line with its share of the price. Times are
+    in seconds since 1970.
 
     Attributes:
         provider: name of the driver.
@@ -58,7 +62,7 @@ class Line:
 
     @property
     def lived(self) -> float:
-        """Seconds for which the instance existed and was billed, until it ended or until now."""
+        """Seconds for which the instance was billed, until its end or the time `until`; 0 if billing has not begun."""
         return max(0.0, self.until - self.begins)
 
     @property
@@ -68,13 +72,14 @@ class Line:
 
     @property
     def usd(self) -> float:
-        """The cost of the instance in US dollars."""
+        """The cost of the instance in US dollars, from the beginning of billing; 0 if it is not billed yet."""
         return self.usd_between(-math.inf)
 
     def usd_between(self, start: float, end: float = math.inf) -> float:
         """Return the part of the instance's cost, in US dollars, for the time from `start` to `end`.
 
-        Both are in seconds since 1970. Each moment counts with the price that was valid then.
+        Both are in seconds since 1970. Each moment counts with the price that was valid then. The minimum time that is
+        charged for counts, even if the instance ended earlier. Returns 0 for times in which nothing is charged.
         """
         start = max(start, self.begins)
         end = min(end, self.begins + self.seconds)
@@ -85,7 +90,10 @@ class Line:
         return usd
 
     def at(self, now: float) -> Line:
-        """Return a copy of the line with the cost until `now` (seconds since 1970). An ended line stays the same."""
+        """Return a copy of the line with the cost until `now`, in seconds since 1970.
+
+        A line of an instance that has ended is returned unchanged.
+        """
         return self if self.ended else replace(self, until=now)
 
 
@@ -97,7 +105,8 @@ class Receipt:
         pool: name of the pool.
         lines: the instances and their costs.
         at: time at which it was made, in seconds since 1970.
-        unanswered: number of orders without an answer. Machines that they may have made are not included.
+        unanswered: number of orders (requests for machines) that the provider did not answer. The cost of machines that
+            they may have made is not included.
     """
 
     pool: str
@@ -107,7 +116,7 @@ class Receipt:
 
     @property
     def usd(self) -> float:
-        """The cost of all instances of the pool so far, in US dollars."""
+        """The cost of all instances of the pool so far, in US dollars; 0 without instances."""
         return sum(each.usd for each in self.lines)
 
     @property
@@ -192,11 +201,17 @@ class Budget:
         return max(0.0, self.max_usd - spent)
 
     def warns(self, spent: float) -> bool:
-        """Return True if `spent` US dollars reach the share `warn` of the budget, so that the user should be warned."""
+        """Return True if `spent` US dollars reach the share `warn` of the budget, so that the user should be warned.
+
+        It is also True if they exceed that share.
+        """
         return spent >= self.warn * self.max_usd
 
     def lasts(self, lines: Iterable[Line], now: float, more: Iterable[Offer] = ()) -> float:
         """Return the seconds until the budget is spent by these instances and additional ones on these offers.
+
+        The minimum time that each machine is charged for counts as spent at once. Prices are assumed to stay as they
+        are.
 
         Args:
             lines: the instances and their costs.
@@ -204,7 +219,8 @@ class Budget:
             more: offers on each of which one more machine (or slice) is rented from now on.
 
         Returns:
-            The seconds; `math.inf` if nothing costs anything.
+            The seconds: 0 if the budget is spent and a machine costs more from now on, `math.inf` if no machine costs
+            anything.
         """
         open_lines = []
         spent = 0.0
@@ -223,7 +239,7 @@ class Budget:
     def check_first_hour(self, offers: Sequence[Offer], spent: float = 0.0, lifetime: float | None = None) -> None:
         """Raise BudgetExceeded if the first hour of one machine (or slice) on each offer costs more than is left.
 
-        If an offer has a longer minimum time that is charged for, that time counts.
+        If an offer has a minimum time that is charged for, and it is longer than that, it counts instead.
 
         Args:
             offers: the offers.
@@ -249,10 +265,13 @@ class Budget:
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
     """Return the time when the amount is spent, in seconds since 1970; `math.inf` if it never is.
 
+    Returns `now` if nothing is left and something costs money now.
+
     Args:
         left: US dollars that are left.
-        now: the time now.
-        costs: a price in US dollars per hour, and the time from which it is charged, for each machine.
+        now: the time now, in seconds since 1970.
+        costs: for each machine, its price in US dollars per hour, and the time from which it is charged. The order does
+            not matter.
     """
     rate = 0.0
     at = now
@@ -269,6 +288,9 @@ def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> floa
 
 def by_day(lines: Iterable[Line], start: float = 0.0) -> dict[str, float]:
     """Return the charges in US dollars for each day (UTC), by dates such as "2026-08-20", the earliest first.
+
+    A day on which nothing was charged is missing, or has 0. Instances that are not billed yet are ignored. Returns {}
+    if no instance is billed.
 
     Args:
         lines: the instances and their costs.

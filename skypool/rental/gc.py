@@ -1,7 +1,8 @@
 """Finds machines and other resources that pools left behind at all providers, and ends them (`skypool gc`).
 
 They are found by their tags. The ledger (the local database of rented machines) is not needed. If there is one, it
-helps to judge what is still in use, and the ends are recorded in it.
+helps to judge what is still in use, and the ends are recorded in it. `survey` finds and judges, `terminate_found` ends,
+and `reconcile` corrects the ledger.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Thing = Instance | Leftover
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A thing that a pool of this user has at a provider, and the judgement of it.
+    """A thing (machine or other resource) that a pool of this user has at a provider, and the judgement of it.
 
     Attributes:
         thing: the instance or other resource.
@@ -58,8 +59,8 @@ class Survey:
     """The result of asking all providers what pools of this user have there.
 
     Attributes:
-        found: the things that were found.
-        asked: drivers that were asked.
+        found: the things (machines and other resources) that were found.
+        asked: drivers that were asked, also those that could not answer.
         failures: drivers that could not answer, with their errors.
         at: time when they were asked, in seconds since 1970 by `clock.now()`.
     """
@@ -82,7 +83,7 @@ def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Dri
 
     Returns:
         The drivers, and the errors of drivers that cannot be made. The errors are by the provider's name, or by text
-        such as "aws of pool mine".
+        such as "aws of pool mine". A provider for which another driver was made has no error by its name.
 
     Raises:
         SkypoolError, ImportError: no driver can be made for one of the given names. This is the first such error.
@@ -117,6 +118,16 @@ def _text(note: registry.DriverNote) -> str:
 def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
     """Ask all drivers at once what pools of this user have there, and judge each thing. Nothing is ended.
 
+    Blocks until all have answered. The things are sorted by provider and pool. One that several drivers found is listed
+    once.
+
+    Args:
+        drivers: drivers to ask, each in a thread of its own.
+        ledger: helps to judge; None to do without it.
+
+    Returns:
+        The survey. A driver that fails is in its `failures`.
+
     Raises:
         LedgerError: the ledger cannot be read. Without a ledger this cannot happen.
     """
@@ -138,9 +149,9 @@ def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
 
 
 def _asked(driver: Driver) -> list[Thing] | Exception:
-    """Return all instances and other resources that this user's pools have at a provider.
+    """Return all instances and other resources that this user's pools have at a provider. Does not raise.
 
-    If the provider cannot be asked, the error is returned instead.
+    Instances that have ended are left out. If the provider cannot be asked, the error is returned instead.
     """
     try:
         there: list[Thing] = [each for each in driver.instances() if each.state != "ended"]
@@ -152,7 +163,7 @@ def _asked(driver: Driver) -> list[Thing] | Exception:
 def _key(thing: Thing) -> tuple[str, ...]:
     """Return a key that identifies a thing and sorts the instances of a pool before its other resources.
 
-    The same thing found by two drivers of a provider has the same key.
+    It begins with the provider and the pool. The same thing found by two drivers of a provider has the same key.
     """
     if isinstance(thing, Instance):
         return thing.provider, thing.pool, "", f"{thing.node:06d}", thing.id, thing.token
@@ -162,14 +173,18 @@ def _key(thing: Thing) -> tuple[str, ...]:
 def judged(
     things: Sequence[Thing], renews: bool, records: Sequence[Record], now: float
 ) -> list[tuple[Thing, Verdict, str]]:
-    """Return each thing with its verdict and the reason. This function does no I/O.
+    """Return each thing with its verdict and the reason, in the given order. This function does no I/O.
 
     Args:
-        things: things at one provider.
+        things: things (machines and other resources) at one provider.
         renews: True if the provider's tags are renewed while a client lives. If they are not, the time on a tag that
             has passed proves nothing.
-        records: the ledger's records.
+        records: the ledger's records of pools; empty if there is no ledger.
         now: the time in seconds since 1970.
+
+    Returns:
+        For each thing (thing, verdict, reason). The verdict is "live" if it is in use, "lost" if it is not, and
+        "unknown" if that cannot be told.
     """
     made = [(thing, *_judged(thing, renews, _record_of(thing, records), now)) for thing in things]
     at_stake: dict[str, set[Verdict]] = {}
@@ -183,10 +198,10 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
     """Return a thing with its verdict and reason, adjusted to the instances of its pool.
 
     A resource that is no instance becomes live if an instance of its pool is live. A lost one becomes unknown if an
-    instance of its pool is unknown.
+    instance of its pool is unknown, and none is live. Instances are returned unchanged.
 
     Args:
-        thing: the thing.
+        thing: the thing: a machine or other resource.
         verdict: its own verdict.
         why: reason for that.
         instances: verdicts of the instances of its pool.
@@ -199,9 +214,10 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
 
 
 def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
-    """Return the record of the pool that rented a thing; None if none is known.
+    """Return the ledger's record of the pool that a thing belongs to; None if there is none.
 
-    The name of the pool alone decides only if the thing has no token, as another client may use the same name.
+    For an instance with a token, the pool must have rented that instance, as another client may use the same pool name.
+    For anything else the name decides, and the newest pool of that name is returned.
     """
     same = [each for each in records if each.pool == thing.pool]
     if not isinstance(thing, Instance) or not thing.token:
@@ -233,9 +249,11 @@ def _clock(time: float) -> str:
 def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = silently) -> None:
     """Terminate these things and prove it: first the instances of a provider, then its other resources.
 
+    Blocks. A failing provider does not keep the others from being tried. Does nothing if `found` is empty.
+
     Args:
-        found: the things.
-        patience: seconds for which failures are tried again.
+        found: the things (machines and other resources).
+        patience: seconds for which failures of each provider are tried again. Default 120.
         say: called with each error before the next attempt.
 
     Raises:
@@ -266,13 +284,19 @@ def _terminate_group(group: Sequence[Found]) -> None:
 def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list[str]:
     """Close the ledger's records of pools that have no running process and no resource left, and delete their keys.
 
+    A record stays open if one of the pool's providers was not asked or did not answer. It also stays open if machines
+    may still appear or run where they cannot be seen from here.
+
     Args:
-        ledger: the ledger.
+        ledger: the ledger (the local database of rented machines).
         seen: what was found.
         ended: things that were ended since then.
 
     Returns:
-        The names of the closed pools.
+        The names of the closed pools, the oldest first; [] if there are none.
+
+    Raises:
+        LedgerError: the ledger cannot be read.
     """
     gone = {_key(each.thing) for each in ended}
     there = {each.thing.pool for each in seen.found if _key(each.thing) not in gone}

@@ -1,6 +1,6 @@
 """Keeps track of the machines of one pool, from the order to the proof of their end, and records them in the ledger.
 
-The ledger is the local database of rented machines.
+The ledger is the local database of rented machines. An order is a request to a provider to create machines.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def _key(instance: Instance) -> _Key:
 class Holdings:
     """The record of the machines that one pool has rented. Its methods block, and any thread may call them.
 
-    It is the `Book` of the pool's launcher, and the `Progress` listener of each order. Without a ledger, as before the
-    pool begins, nothing is written down.
+    It is the `Book` of the pool's launcher (see `launch`), and the `Progress` listener of each order, which drivers
+    call. An order is a request to a provider to create machines. Without a ledger, as before the pool begins, nothing
+    is written down.
 
     Args:
         terms: checked arguments of the pool.
@@ -66,43 +67,53 @@ class Holdings:
 
     @property
     def there(self) -> list[Instance]:
-        """The instances that were rented or taken over, and are not proved to have ended."""
+        """The instances that were rented or taken over, and are not proved to have ended. The list is a copy."""
         return list(self._there.values())
 
     @property
     def unclear(self) -> set[str]:
-        """Names of the providers that may have machines of orders to which no answer came."""
+        """Names of the providers that may have machines of orders to which no answer came; empty if there are none."""
         return set(self._open.values())
 
     @property
     def receipt(self) -> Receipt:
-        """The cost of each instance, until its end or until now. It is empty without a ledger."""
+        """The cost of each instance, until its end or until now. It has no lines without a ledger."""
         if self.ledger is None:
             return Receipt(self._terms.name, (), time.time())
         return self.ledger.receipt(self.session)
 
     def driver_of(self, instance: Instance) -> Driver:
-        """Return the driver of the provider that an instance is rented from."""
+        """Return the driver of the provider that an instance is rented from.
+
+        Raises:
+            StopIteration: the pool has no driver of that provider.
+        """
         return next(each for each in self._terms.drivers if each.name == instance.provider)
 
     def take_over(self, instances: Sequence[Instance]) -> None:
-        """Add instances that another process left to the machines of this pool."""
+        """Add instances that another process left to the machines of this pool. Nothing is written to the ledger."""
         self.tried |= {each.provider for each in instances}
         self._there |= {_key(each): each for each in instances}
 
     def record_in(self, ledger: Ledger, session: str) -> None:
-        """Set the ledger into which everything is recorded from now on, and the pool's session in it."""
+        """Set the ledger into which everything is recorded from now on, and the pool's session (run of the pool) in it.
+
+        What was recorded before in memory only is not written.
+        """
         self.ledger = ledger
         self.session = session
 
     # --- orders of a launch ----------------------------------------------------------------------------------
 
     def intend(self, order: Order, offer: Offer) -> None:
-        """Record that a create is about to be sent. If this raises, the create must not be sent.
+        """Record that an order (a request for machines) is about to be sent. If this raises, it must not be sent.
+
+        The user gets a notice if machines of this offer go on costing money when the client is killed. Without a
+        ledger, the order is noted in memory only.
 
         Raises:
             LedgerError: the ledger cannot be written.
-            PoolClosed: another process ends the pool.
+            PoolClosed: the pool has ended, or another process is ending it.
         """
         self.tried.add(offer.provider)
         if not self._terms.ends_itself(offer):
@@ -116,14 +127,20 @@ class Holdings:
             self.ledger.intend(self.session, order.token, offer, order.nodes)
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
-        """Record the time when the create of each node is first sent. Some providers bill a machine from then on."""
+        """Note when the request for each node's machine is first sent. Some providers bill a machine from then on.
+
+        A node that has a time already keeps it. The times are kept in memory, and written when the machines are made.
+        """
         asked = self._asked.setdefault(order.token, {})
         now = clock.now()
         for node in nodes:
             asked.setdefault(node, now)
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record machines of an order whose launch is still under way. They cost something even if the launch fails."""
+        """Record machines of an order that is not answered yet. They cost something even if the launch fails later.
+
+        It may be called several times for an order. Without a ledger, they are noted in memory only.
+        """
         self._made.setdefault(order.token, {}).update({_key(each): each for each in instances})
         if self.ledger is not None:
             self.ledger.made(
@@ -135,13 +152,19 @@ class Holdings:
             )
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that machines have ended which an unfinished launch made and terminated again."""
+        """Record that these machines have ended. An unfinished launch made them and terminated them again.
+
+        The order itself stays open.
+        """
         for each in instances:
             self._made.get(order.token, {}).pop(_key(each), None)
             self._write_end(each)
 
     def rented(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that an order succeeded with these instances. Others that its launch made are recorded as ended."""
+        """Record that an order succeeded with these instances. Others that its launch made are recorded as ended.
+
+        Without a ledger, the instances are noted in memory only. Does not raise if the ledger cannot be written.
+        """
         self._there |= {_key(each): each for each in instances}
         self._open.pop(order.token, None)
         asked = self._asked.pop(order.token, None)
@@ -154,9 +177,10 @@ class Holdings:
                 self._write_end(each)
 
     def refused(self, order: Order, error: Exception) -> None:
-        """Record that the provider refused an order. The error is kept as the reason.
+        """Record that the provider refused an order. The text of the error is kept as the reason.
 
-        Send times are forgotten for nodes of which no machine was made, so that a later attempt gets its own.
+        Send times are forgotten for nodes of which no machine was made, so that a later attempt gets its own. Does not
+        raise if the ledger cannot be written.
         """
         made = {each.node for each in self._made.get(order.token, {}).values()}
         for node in self._asked.get(order.token, {}).keys() - made:
@@ -168,7 +192,8 @@ class Holdings:
     def failed(self, order: Order) -> None:
         """Terminate what is left of an order that is given up, as its machines cost something and serve nobody.
 
-        Machines of an order without an answer are looked for now, and again by `terminate_lost`.
+        If the order got no answer, its machines are looked for now, and again by later calls of `terminate_lost`. Does
+        not raise if the end of a machine is not proved: the machine is then in `there`, and its provider in `unclear`.
         """
         asked = self._asked.pop(order.token, {})
         if order.token in self._open:
@@ -188,7 +213,10 @@ class Holdings:
     # --- while they run --------------------------------------------------------------------------------------
 
     def runs(self, instance: Instance) -> None:
-        """Record that an instance runs. If its provider bills it only from then on, its cost begins."""
+        """Record that an instance runs. If its provider bills it only from then on, its cost begins.
+
+        Only the first call for an instance has an effect, and none if its provider bills it from another time.
+        """
         key = _key(instance)
         if key not in self._billed and self._waits_of([instance]):
             self._billed.add(key)
@@ -196,7 +224,10 @@ class Holdings:
                 self.ledger.billed(self.session, [instance])
 
     def _waits_of(self, instances: Iterable[Instance]) -> bool:
-        """Return True if a provider of these instances bills a machine only once it runs."""
+        """Return True if a provider of these instances bills a machine only once it runs.
+
+        Return False for no instances.
+        """
         return any(abilities(self.driver_of(each)).billed_from == "running" for each in instances)
 
     # --- the end of machines ---------------------------------------------------------------------------------
@@ -204,15 +235,18 @@ class Holdings:
     def terminate(
         self, instances: Sequence[Instance], silent: Mapping[int, float] | None = None
     ) -> Mapping[int, StillRunning]:
-        """Terminate instances and prove that they ended.
+        """Terminate instances and prove that they ended. Blocks until the providers have answered.
+
+        Instances of providers that the pool has no driver for are ignored.
 
         Args:
             instances: instances to terminate.
             silent: seconds since the last sign of life, by node, of nodes that gave one. If such a machine does not
                 exist any more, it is recorded as ended at its last sign of life. Its provider stopped billing it then.
+                Silence of at most 5 s is ignored.
 
         Returns:
-            The errors of instances whose end could not be proved, by node.
+            The errors of instances whose end could not be proved, by node; empty if all have ended.
         """
         errors: dict[int, StillRunning] = {}
         for driver in self._terms.drivers:
@@ -233,7 +267,9 @@ class Holdings:
     def terminate_lost(self) -> None:
         """Look for machines of orders that were given up without an answer, and terminate them.
 
-        A provider's lists may lag, so each order is looked for again for up to 120 s.
+        Call it repeatedly: a provider's lists may lag, so each order is looked for until its machines have ended, or
+        120 s have passed. If a provider cannot be asked, the user is told, and its orders are looked for again at the
+        next call. Does not raise.
         """
         for token, (provider, at) in list(self._lost.items()):
             driver = next(each for each in self._terms.drivers if each.name == provider)
@@ -252,22 +288,24 @@ class Holdings:
                 del self._lost[token]
 
     def note_ended(self, instance: Instance) -> None:
-        """Record that an instance has ended. Call it if that is proved, or if it costs nothing and cannot be asked."""
+        """Record that an instance has ended. Call it if that is proved, or if it costs nothing and is out of reach."""
         self._there.pop(_key(instance), None)
         self._write_end(instance)
 
     def _write_end(self, instance: Instance) -> None:
-        """Record in the ledger that an instance has ended now."""
+        """Record in the ledger that an instance has ended now. Do nothing without a ledger."""
         if self.ledger is not None:
             self.ledger.ended(self.session, instance.provider, instance.id)
 
     def _settle(self, driver: Driver, instances: Sequence[Instance], silent: Mapping[int, float]) -> None:
         """Record which of these instances died earlier, and which have begun to be billed, before they are terminated.
 
+        If the provider cannot be asked, the user is told, and nothing is recorded. Does nothing without a ledger.
+
         Args:
             driver: driver of the instances.
             instances: instances that are about to be terminated.
-            silent: seconds since the last sign of life, by node.
+            silent: seconds since the last sign of life, by node. Silence of at most 5 s is ignored.
         """
         now = clock.now()
         quiet = {each.id: silent[each.node] for each in instances if silent.get(each.node, 0.0) > _QUIET}

@@ -1,4 +1,7 @@
-"""Rents machines: tries the ranked offers one after the other until enough machines are made."""
+"""Rents machines: tries the ranked offers one after the other until enough machines are made.
+
+An order is a request to a provider to create machines.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,11 @@ Attempts = list[tuple[Offer, ProviderError]]
 
 
 class Book(Protocol):
-    """A record of orders: each create is written down before it is sent, and then what became of it."""
+    """A record of orders (requests for machines): each is written down before it is sent, and then what became of it.
+
+    `intend` is called before each attempt to send an order. `rented` or `refused` follow when it is answered, and
+    `failed` when it is given up.
+    """
 
     def intend(self, order: Order, offer: Offer) -> None: ...
     def rented(self, order: Order, instances: Sequence[Instance]) -> None: ...
@@ -59,10 +66,10 @@ class Book(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rented:
-    """The result of a launch.
+    """The result of a launch: what was rented, and why no more.
 
     Attributes:
-        instances: instances that were rented.
+        instances: instances that were rented; () for none.
         error: if they are fewer than asked for, the error that says why; otherwise None.
     """
 
@@ -71,7 +78,10 @@ class Rented:
 
     @property
     def slices(self) -> list[list[Instance]]:
-        """The instances grouped by slice, each group sorted by node. A machine of no slice is a group of its own."""
+        """The instances grouped by slice (several hosts that are rented only together), sorted by node.
+
+        A machine that belongs to no slice is a group of its own. The list is empty without instances.
+        """
         ranked = sorted(self.instances, key=lambda each: each.node)
         return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.node))]
 
@@ -82,7 +92,8 @@ class Launcher:
 
     Attributes:
         drivers: drivers of the offers' providers.
-        order: makes the order for these nodes on an offer, each with a token of its own.
+        order: called with an offer and node numbers. It returns the order (the request for these machines), with a new
+            token each time.
         book: record of the orders.
         attempts: offers that were refused so far, each with its error.
         stopping: set when nothing more is to be rented.
@@ -107,10 +118,12 @@ class Launcher:
 
         Args:
             offers: offers, the best first.
-            nodes: node numbers; for a slice, that of its first host. Its other hosts get the numbers that follow.
+            nodes: node numbers; for a slice (several hosts rented together), that of its first host. Its other hosts
+                get the numbers that follow.
 
         Returns:
-            The instances, and an error if they are fewer than asked for.
+            The instances, and an error if they are fewer than asked for. That is a LaunchError if all offers were
+            tried, or else the error that ended the launch.
         """
         launched: list[Instance] = []
         barred: dict[_Bar, int] = {}
@@ -140,15 +153,16 @@ class Launcher:
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
     def _rent_what_fits(self, offer: Offer, nodes: tuple[int, ...]) -> Iterator[list[Instance]]:
-        """Rent machines for these nodes on one offer, or for as many of them as the quota allows.
+        """Rent machines for these nodes on one offer, or for as many of them as the quota and the stock allow.
 
-        After a QuotaError half as many are tried, down to one, unless `together` is set.
+        After a QuotaError half as many are tried, down to one, unless `together` is set. When fewer machines come than
+        were ordered, no more are ordered.
 
         Yields:
-            The instances of each create, so that they are known even if a later create is refused.
+            The instances of each order, so that they are known even if a later order is refused.
 
         Raises:
-            QuotaError: the quota allows not even one more machine.
+            QuotaError: the quota allows not even one more machine, or not all with `together`.
             ProviderError: the provider refused for another reason.
         """
         most = len(nodes)
@@ -166,15 +180,19 @@ class Launcher:
             nodes = nodes[most:]
 
     def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
-        """Send one create, and return its instances. The book records it before it is sent and when it is answered.
+        """Send one order (a request for machines), and return its instances.
 
-        The create is repeated with the same token while the provider asks to wait, or if its reply was lost. After a
-        lost reply a refusal is not recorded: the lost create may have made machines, so the order stays open.
+        The book (the record of orders) is told before it is sent and when it is answered.
+
+        The order is repeated with the same token while the provider asks to wait, or if its reply was lost. After a
+        lost reply a refusal is not recorded: the lost attempt may have made machines, so the order stays open. Fewer
+        instances than ordered may be returned.
 
         Raises:
             LaunchError: the driver returned other machines than ordered; they were terminated.
             StillRunning: the driver returned other machines than ordered, and their end could not be proved.
-            PoolClosed: the pool is stopped.
+            PoolClosed: the pool is stopped, or another process is ending it.
+            LedgerError: the order could not be recorded, so it was not sent.
             ProviderError: the provider refused, or did not answer.
         """
         driver = next(each for each in self.drivers if each.name == offer.provider)
@@ -209,10 +227,10 @@ class Launcher:
 
 
 def _patiently(stopping: threading.Event) -> Retrying:
-    """Return a tenacity retry object that repeats a create after RateLimitError and NoAnswer.
+    """Return a tenacity retry object that repeats an order (a request for machines) after RateLimitError and NoAnswer.
 
-    It makes up to 6 attempts in up to 60 s. Pauses grow, or are as long as the provider asks, up to 60 s. A pause ends
-    when `stopping` is set.
+    It makes up to 6 attempts in up to 60 s, and then raises the last error. Pauses are random and grow up to 30 s, or
+    are as long as the provider asks, up to 60 s. A pause ends when `stopping` is set.
     """
     from tenacity import (
         Retrying,
@@ -240,9 +258,12 @@ def _patiently(stopping: threading.Event) -> Retrying:
 
 
 def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
-    """Let the driver rent, and return its instances. An ErrorGroup of the driver is raised as NoAnswer.
+    """Let the driver rent, and return its instances.
 
-    A driver raises an ErrorGroup if several regions fail while it looks for the machines that it made.
+    Raises:
+        NoAnswer: the driver raised an ErrorGroup. It does so if several regions fail while it looks for the machines
+            that it made.
+        Exception: any other error of the driver, unchanged.
     """
     try:
         return driver.launch(offer, order)
@@ -251,7 +272,11 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
-    """Return text that says how the instances of a launch differ from the order; "" if they do not."""
+    """Return text that says how the instances of a launch differ from the order; "" if they do not.
+
+    The machines must be those of the first nodes of the order. Fewer than ordered are allowed, but not none, and not
+    with a private network. Slices (several hosts rented together) must be complete and separate.
+    """
     ranked = sorted(instances, key=lambda each: each.node)
     got = [each.node for each in ranked]
     asked = sorted(order.nodes)
@@ -268,9 +293,9 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
 
 
 def place(offer: Offer) -> tuple[str, ...]:
-    """Return the key under which a shortage is remembered.
+    """Return the key of an offer's place, under which a shortage there is remembered.
 
-    The key has the provider, machine type, accelerator, region, zone and market of the offer.
+    It is (provider, machine type, accelerator, region, zone, market).
     """
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.region, offer.zone, offer.market
 
@@ -280,15 +305,19 @@ _Bar = tuple[str, str, str]
 
 
 def _bars(offer: Offer) -> list[_Bar]:
-    """Return the keys of this offer: its provider, its region there, and its quota. A refusal bars one of them."""
+    """Return the keys of this offer: its provider, its region there, and its quota.
+
+    A refusal bars one key, and so all offers that have it.
+    """
     return [(offer.provider, "", ""), (offer.provider, offer.region, ""), (offer.provider, "", offer.quota)]
 
 
 def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
     """Return the key of all offers that a refusal covers; None if it is for this offer alone.
 
-    A quota error covers the offers of the same quota. An error of the account, or a failed connection, covers all
-    offers of the provider. AccessError, RateLimitError and NoAnswer cover those in the same region.
+    A quota error covers the offers of the same quota. An error of credentials or funds, or a failed connection, covers
+    all offers of the provider. AccessError, RateLimitError and other failures to get an answer cover those in the same
+    region. All other errors, such as CapacityError, are for this offer alone.
     """
     match error:
         case QuotaError():
@@ -316,7 +345,7 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
     """Return what two refused attempts must have in common to be reported in one line.
 
-    That is the provider, machine type, accelerator, market, class of error, and error code.
+    That is (provider, machine type, accelerator, market, name of the error's class, error code).
     """
     offer, error = attempt
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.market, type(error).__name__, error.code

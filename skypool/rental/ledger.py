@@ -1,11 +1,13 @@
-"""The ledger: a SQLite file that records every machine before it is rented, its price, and its end.
+"""The ledger: a local SQLite file that records every rented machine, its price, and its end.
 
-After a crash at any moment it still has what was ordered, where, under which token, and at what price. So the machines
-can be found, and their cost is known.
+Each order (a request to a provider to create machines) is recorded before it is sent. So after a crash at any moment
+the file still has what was ordered, where, under which token, and at what price. The machines can then be found, and
+their cost is known.
 
-Every method is a short transaction of its own, and may be called from any thread or process. Methods that precede
-renting raise `LedgerError` if the file cannot be written. Later methods do not raise, as nothing may keep a machine
-from being terminated. They tell the user, and the change is written together with the next one that can be.
+Every method of `Ledger` is a short transaction of its own, and may be called from any thread or process. Methods that
+are called before renting raise `LedgerError` if the file cannot be written. Methods that are called after renting do
+not raise, because nothing may keep a machine from being terminated. They tell the user, keep the change in memory, and
+write it together with the next one.
 
 `ledger_file` has the file and its transactions, `ledger_schema` its tables, and `records` the objects that are read
 from it.
@@ -39,7 +41,7 @@ _BILLED_FROM = "max({launched}, min(COALESCE(?, {launched}), ?))"
 """SQL for the time since when a machine is billed, as its provider says. Clocks differ, so it is not earlier than the
 request and not later than the answer. If the provider does not say, it is the time of the request."""
 _FACTS = ("type", "region", "zone", "market", "usd_per_hour", "least_billed")
-"""Columns that describe the offer of an order; see `_facts`."""
+"""Columns that describe the offer of an order or of an instance; see `_facts`."""
 _OF_POOL = "session IN (SELECT session FROM pools WHERE pool = ?) AND provider = ?"
 """SQL condition for the rows of one provider in all pools of a name."""
 Statement = tuple[str, Sequence[object]]
@@ -51,12 +53,15 @@ def _warned(text: str) -> None:
 
 
 class Ledger:
-    """The ledger in one file.
+    """The ledger in one file: the local database of pools, orders and rented machines.
+
+    An order is a request to a provider to create machines; its token identifies it. A session is the id of one run of a
+    pool, as several pools may have the same name one after the other.
 
     Args:
-        file: path of the file. It is made when it is first used.
-        tell: called with a notice for the user, in the thread that wrote, if a change cannot be written. By default it
-            is a RuntimeWarning.
+        file: path of the SQLite file. It is made when it is first used.
+        tell: called with a notice for the user, in the thread that wrote, if a change cannot be written or the file was
+            damaged. By default it issues a RuntimeWarning.
     """
 
     def __init__(self, file: Path, tell: Callable[[str], None] = _warned) -> None:
@@ -71,8 +76,11 @@ class Ledger:
     def here(cls, tell: Callable[[str], None] = _warned) -> Ledger:
         """Return the ledger of this user on this machine. Its file is in the user's state folder.
 
+        The file is not opened or made before the ledger is used.
+
         Args:
-            tell: called with a notice for the user if a change cannot be written.
+            tell: called with a notice for the user if a change cannot be written. By default it issues a
+                RuntimeWarning.
         """
         import platformdirs  # imported here, as nodes import this module without having platformdirs
 
@@ -83,7 +91,9 @@ class Ledger:
     def begin(
         self, pool: str, session: str, *, lease: float, budget: Budget | None = None, drivers: Sequence[Driver] = ()
     ) -> None:
-        """Record that this process begins a pool.
+        """Record that this process begins a pool. Call it before anything is rented.
+
+        It also deletes records of pools that are over for more than a year.
 
         Args:
             pool: name of the pool.
@@ -94,7 +104,7 @@ class Ledger:
 
         Raises:
             LedgerError: the file cannot be written; rent nothing.
-            UsageError: a pool of that name is running, or its machines may still run.
+            UsageError: a pool of that name is running or is being ended, or machines of a lost one may still run.
         """
         now = time.time()
         me = Process.this()
@@ -116,16 +126,18 @@ class Ledger:
     def adopt(self, pool: str, *, lease: float | None = None) -> Record | None:
         """Record that this process takes over the newest pool of this name that has not ended.
 
+        If another process had begun to end the pool and is gone, the pool no longer counts as being ended.
+
         Args:
             pool: name of the pool.
-            lease: seconds that its machines live on without this process; None leaves the lease as it is.
+            lease: seconds that its machines live on without this process; None or 0 leaves the lease as it is.
 
         Returns:
             The pool's record as it was before; None if there is no such pool.
 
         Raises:
             LedgerError: the file cannot be written.
-            UsageError: another process runs the pool.
+            UsageError: another process runs the pool or is ending it.
         """
         now = time.time()
         me = Process.this()
@@ -145,17 +157,20 @@ class Ledger:
         return self._file.write(work, holds=lambda record: record.session if record else "")
 
     def intend(self, session: str, token: str, offer: Offer, nodes: Sequence[int]) -> None:
-        """Record that an order is about to be sent.
+        """Record that an order (a request for machines) is about to be sent. Call it before each attempt to send it.
+
+        An order that is recorded already becomes unanswered again. It keeps the time when it was first sent, unless the
+        provider had refused it.
 
         Args:
             session: id of the run of the pool.
-            token: token of the order. The order may be recorded before; then it is sent again.
+            token: token of the order.
             offer: offer that it is for.
             nodes: node numbers of its machines.
 
         Raises:
             LedgerError: the file cannot be written, or does not have the session; do not send the order.
-            PoolClosed: another process ends the pool; do not send the order.
+            PoolClosed: the pool has ended, or another process is ending it; do not send the order.
         """
 
         def work(book: sqlite3.Connection) -> None:
@@ -188,14 +203,18 @@ class Ledger:
         asked: Mapping[int, float] | None = None,
         waits: bool = False,
     ) -> None:
-        """Record that the provider carried out an order, and its machines.
+        """Record that the provider carried out an order (a request for machines), and the machines that it made.
+
+        Machines that are recorded already keep their records. If a machine belongs to a slice, its price is the slice's
+        price divided by the number of the slice's machines in `instances`. Does not raise if the file cannot be
+        written.
 
         Args:
             session: id of the run of the pool.
             token: token of the order.
             instances: its machines.
-            asked: time when the create of each node was sent, in seconds since 1970. Other nodes get the time when the
-                order was first sent.
+            asked: time when the request for each node was sent, by node number, in seconds since 1970. Other nodes get
+                the time when the order was first sent.
             waits: True if the provider bills a machine only once it runs (see `billed`).
         """
         self._note(_answered(session, token, "rented", ""), *self._made(session, token, instances, asked or {}, waits))
@@ -209,13 +228,21 @@ class Ledger:
         asked: Mapping[int, float] | None = None,
         waits: bool = False,
     ) -> None:
-        """Record machines of an order whose launch is still under way. The arguments are as in `rented`."""
+        """Record machines of an order (a request for machines) that is not answered yet.
+
+        The arguments are as in `rented`. The order stays open. Machines that are recorded already keep their records.
+        Does not raise if the file cannot be written.
+        """
         self._note(*self._made(session, token, instances, asked or {}, waits))
 
     def _made(
         self, session: str, token: str, instances: Sequence[Instance], asked: Mapping[int, float], waits: bool
     ) -> list[Statement]:
-        """Return the SQL statements that record machines of an order. The arguments are as in `rented`."""
+        """Return the SQL statements that record machines of an order. Nothing is written.
+
+        The arguments are as in `rented`. The statements do nothing for an instance that is recorded already, or whose
+        order is not recorded. There is one statement for each instance, in the given order.
+        """
         now = clock.now()
         todo = list[Statement]()
         told = ", ".join(f"COALESCE(?, {fact})" for fact in _FACTS)
@@ -238,11 +265,11 @@ class Ledger:
     def billed(self, session: str, instances: Sequence[Instance], *, since_request: bool = False) -> None:
         """Record since when these instances are billed: the time that their provider says, or else now.
 
-        Instances that are billed already, or have ended, are not changed.
+        Instances that are billed already, or have ended, are not changed. Does not raise if the file cannot be written.
 
         Args:
             session: id of the run of the pool.
-            instances: the instances.
+            instances: the instances. Their `billed_from` is the time that the provider says.
             since_request: if the provider does not say, use the time of the request instead of now. It is meant for
                 machines that nobody watched until now.
         """
@@ -258,9 +285,10 @@ class Ledger:
         )
 
     def sent(self, session: str, token: str, at: float) -> None:
-        """Correct the time when an order without an answer was sent.
+        """Correct the time when an order (a request for machines) was sent. Does nothing if the order was answered.
 
-        It becomes the start time of machines of the order that are found later.
+        It becomes the start time of machines of the order that are found later. Does not raise if the file cannot be
+        written.
 
         Args:
             session: id of the run of the pool.
@@ -274,7 +302,10 @@ class Ledger:
     def found(
         self, session: str, instances: Sequence[Instance], waits: Collection[str], *, since_request: bool = True
     ) -> None:
-        """Record machines that were found by their tags: those of orders without an answer, and which of them run.
+        """Record machines that were found at a provider by their tags, and the start of billing of those that run.
+
+        They may belong to orders (requests for machines) without an answer. Machines that are recorded already are not
+        added again. Does not raise if the file cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -292,11 +323,14 @@ class Ledger:
         self.billed(session, running, since_request=since_request)
 
     def repriced(self, session: str, prices: Mapping[tuple[str, str], float]) -> None:
-        """Record the prices of instances from now on, and keep the earlier ones.
+        """Record new prices of instances, valid from now on. Earlier prices are kept with the time of the change.
+
+        Instances that have ended or already have this price are not changed. Does not raise if the file cannot be
+        written.
 
         Args:
             session: id of the run of the pool.
-            prices: US dollars per hour, by the instance's provider and id.
+            prices: US dollars per hour, by (provider, id of the instance).
         """
         now = clock.now()
         todo = list[Statement]()
@@ -308,16 +342,27 @@ class Ledger:
         self._note(*todo)
 
     def refused(self, session: str, token: str, error: str) -> None:
-        """Record that the provider refused an order, so that no machine of it exists. `error` is the reason."""
+        """Record that the provider refused an order (a request for machines), so that no machine of it exists.
+
+        Does not raise if the file cannot be written.
+
+        Args:
+            session: id of the run of the pool.
+            token: token of the order.
+            error: the reason, as text.
+        """
         self._note(_answered(session, token, "refused", error))
 
     def ended(self, session: str, provider: str, *ids: str, at: float | None = None) -> None:
-        """Record that these instances have ended, as their provider says.
+        """Record that these instances have ended. Instances that have ended already keep their time.
+
+        A time in the future counts as now. A time before billing began, or before the launch, counts as that moment.
+        Does not raise if the file cannot be written.
 
         Args:
             session: id of the run of the pool.
             provider: name of the driver.
-            ids: ids of the instances.
+            ids: ids of the instances; without any, nothing is recorded.
             at: time when they ended, in seconds since 1970; None is now.
         """
         now = clock.now()
@@ -329,13 +374,14 @@ class Ledger:
     def cleared(self, pool: str, provider: str, seen: Sequence[str] = ()) -> None:
         """Record that a provider has nothing of the pools of this name any more, whichever process ran them.
 
-        Orders without an answer become refused.
+        All their instances there count as ended. Orders (requests for machines) without an answer become refused. Does
+        not raise if the file cannot be written.
 
         Args:
             pool: name of the pools.
             provider: name of the driver.
-            seen: ids of instances that existed just now; they ended now. Others ended themselves, at the end of their
-                lease at the latest.
+            seen: ids of instances that existed just now; their end is now. Others ended themselves before: their end is
+                now, or the end of their pool's lease if that was earlier.
         """
         now = clock.now()
         marks = ", ".join("?" * len(seen))
@@ -349,9 +395,10 @@ class Ledger:
         )  # fmt: skip
 
     def beat(self, session: str) -> bool:
-        """Record a sign of life of the process that runs the pool. Returns False if a process is ending the pool.
+        """Record that the process that runs the pool is alive. Returns False if a process has begun to end the pool.
 
-        Returns True otherwise, and also if the file cannot be read.
+        Returns True otherwise, also if the file cannot be read or does not have the pool. Does not raise if the file
+        cannot be written.
         """
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
         try:
@@ -362,7 +409,11 @@ class Ledger:
         return found is None or found[0] is None
 
     def ending(self, pool: str) -> None:
-        """Record that this process begins to end the pools of this name. No process can rent anything more for them."""
+        """Record that this process begins to end the pools of this name. No process can rent anything more for them.
+
+        This process becomes the one that holds them. If another process has begun to end them, its start time is kept.
+        Pools that have ended are not changed. Does not raise if the file cannot be written.
+        """
         me = Process.this()
         sql = "UPDATE pools SET ending = COALESCE(ending, ?), host = ?, pid = ?, birth = ?"
         self._note((f"{sql} WHERE pool = ? AND ended IS NULL", (time.time(), me.host, me.pid, me.birth, pool)))
@@ -370,9 +421,12 @@ class Ledger:
     def end(self, session: str, error: str = "") -> None:
         """Record that a pool is over. Instances that were not recorded as ended stay on record as running.
 
+        If the pool is recorded as over already, its time of end is kept. Does not raise if the file cannot be read or
+        written.
+
         Args:
             session: id of the run of the pool.
-            error: why it ended; "" for no error.
+            error: why it ended; "" for no error, which keeps an error that was recorded before.
         """
         sql = "UPDATE pools SET ended = COALESCE(ended, ?), error = COALESCE(NULLIF(?, ''), error) WHERE session = ?"
         self._note((sql, (clock.now(), error, session)))
@@ -382,10 +436,10 @@ class Ledger:
             self._file.let_go(session)
 
     def _note(self, *todo: Statement) -> None:
-        """Write these changes, together with earlier ones that could not be written.
+        """Write these SQL statements, together with earlier ones that could not be written. Does not raise LedgerError.
 
-        If they cannot be written, they are kept for the next call; at most 1000 are. The user is told at the first
-        failure, and again only if a write succeeded in between.
+        If they cannot be written, they are kept in memory for the next call; the newest 1000 are. The user is told at
+        the first failure, and again only if a write succeeded in between.
         """
         with self._lock:
             owed = [*self._owed, *todo]
@@ -406,7 +460,7 @@ class Ledger:
     # --- reading ---------------------------------------------------------------------------------------------
 
     def pools(self, name: str | None = None) -> list[Record]:
-        """Return the recorded pools of this name, or all if it is None, the oldest first.
+        """Return the recorded pools of this name, or all if it is None, the oldest first. Returns [] if there are none.
 
         Pools that ended over a year ago may be missing.
 
@@ -419,8 +473,10 @@ class Ledger:
     def record(self, session: str) -> Record | None:
         """Return the record of a pool by its session; None if the ledger does not have it.
 
+        If the file was replaced while this process runs the pool, the pool is first written into the new file.
+
         Raises:
-            LedgerError: the file cannot be read.
+            LedgerError: the file cannot be read or, in that case, written.
         """
         found = self._file.read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
         if found is None and self._file.holds(session):
@@ -429,9 +485,9 @@ class Ledger:
         return found
 
     def receipt(self, session: str, now: float | None = None) -> Receipt:
-        """Return what a pool's instances cost so far. The receipt is empty if the pool is not known.
+        """Return what a pool's instances cost so far, as a `Receipt`. It has no lines if the pool is not known.
 
-        If the file cannot be read or written, this process uses what it has in memory. So a budget is kept without the
+        If the file cannot be read or written, what this process has in memory is used. So a budget is kept without the
         file, too.
 
         Args:
@@ -439,7 +495,8 @@ class Ledger:
             now: time until which costs are counted, in seconds since 1970; None is now.
 
         Raises:
-            LedgerError: the file cannot be read, and this process never ran the pool.
+            LedgerError: the file cannot be read, and this process neither runs the pool nor has read its receipt
+                before.
         """
         at = clock.now() if now is None else now
         try:
@@ -455,9 +512,9 @@ class Ledger:
         return found.receipt(at) if found else Receipt("", (), at)
 
     def _unwritten(self, session: str) -> Record | None:
-        """Return the record of a pool with changes that could not be written yet.
+        """Return the record of a pool, from memory, with changes that could not be written to the file yet.
 
-        Returns None if there are no such changes, or if this process does not run the pool.
+        Returns None if there are no such changes, or if this process does not run the pool. Does not read the file.
         """
         with self._lock:
             return self._known(session) if self._owed else None
@@ -465,7 +522,7 @@ class Ledger:
     def _known(self, session: str) -> Record | None:
         """Return the record of a pool that this process runs, from memory and without the file.
 
-        Returns None if this process does not run the pool.
+        Changes that could not be written yet are included. Returns None if this process does not run the pool.
         """
         with self._lock, self._file.remembered() as book:
             for sql, values in self._owed:
@@ -473,15 +530,23 @@ class Ledger:
             return newest(read(book, clock.now(), "p.session = ?", session))
 
     def spent(self, session: str) -> float:
-        """Return what a pool has cost so far, in US dollars. Raises LedgerError as `receipt` does."""
+        """Return what a pool has cost so far, in US dollars; 0 if the pool is not known.
+
+        Raises LedgerError as `receipt` does.
+        """
         return self.receipt(session).usd
 
     def rate(self, session: str) -> float:
-        """Return the current price of a pool in US dollars per hour. Raises LedgerError as `receipt` does."""
+        """Return the current price of a pool in US dollars per hour; 0 if the pool is not known.
+
+        Instances that have ended, or are not billed yet, do not count. Raises LedgerError as `receipt` does.
+        """
         return self.receipt(session).usd_per_hour
 
     def open_orders(self, session: str) -> tuple[Intent, ...]:
-        """Return the orders of a pool of which it is unknown if the provider carried them out.
+        """Return the orders (requests for machines) of a pool of which it is unknown if the provider carried them out.
+
+        They are sorted by time. Returns () if there are none, or if the ledger does not have the pool.
 
         Raises:
             LedgerError: the file cannot be read.
@@ -490,12 +555,13 @@ class Ledger:
         return found.intents if found else ()
 
     def drivers_of(self, name: str) -> tuple[Driver, ...]:
-        """Make the drivers of the newest pool of this name again, without their recorded secrets, and return them.
+        """Make the drivers of the newest pool of this name again, without secrets, and return them.
 
-        Secrets get their defaults, so credentials come from the environment.
+        A pool that has not ended is preferred to one that has. Secrets are never recorded. They get their defaults, so
+        credentials come from the environment.
 
         Raises:
-            UsageError: no pool has this name, or a driver cannot be made again.
+            UsageError: no pool has this name, or a driver cannot be made again. The message suggests similar names.
             LedgerError: the file cannot be read.
         """
         found = newest(self.pools(name))
@@ -506,18 +572,21 @@ class Ledger:
         return tuple(map(registry.made, found.notes))
 
     def check(self) -> None:
-        """Check the whole file for damage, and that it can be written. Nothing is recorded.
+        """Check the whole file for damage, and that it can be written. No pool is added or changed.
 
-        A damaged file is set aside, and a fresh one takes its place.
+        A damaged file is renamed, and a fresh one takes its place; the user is told.
 
         Raises:
-            LedgerError: the file cannot be written.
+            LedgerError: the file cannot be written, or is damaged and cannot be renamed.
         """
         self._file.write(lambda book: book.execute("DELETE FROM pools WHERE session = ''"), thoroughly=True)
 
 
 def _facts(offer: Offer) -> tuple[object, ...]:
-    """Return the columns of a ledger row that describe an offer, in the order of `_FACTS`."""
+    """Return the columns of a ledger row that describe an offer, in the order of `_FACTS`.
+
+    These are machine type, region, zone, market, US dollars per hour, and the least time that is billed, in seconds.
+    """
     price = float(offer.usd_per_hour)
     least = float(offer.least_billed)
     return offer.instance_type, offer.region, offer.zone, offer.market, price, least
@@ -528,9 +597,14 @@ def _answered(session: str, token: str, state: str, error: str) -> Statement:
 
 
 def _refuse_taken(record: Record, now: float) -> None:
-    """Raise UsageError if a pool's name is taken.
+    """Raise UsageError if the name of this recorded pool is taken. Otherwise do nothing.
 
-    It is taken while a process runs or ends the pool, and while the machines of a lost process may be taken over.
+    It is taken while a process runs or ends the pool. It is also taken while the lease of a lost process lasts and
+    machines may still run, because somebody may take them over.
+
+    Args:
+        record: a pool that is not recorded as ended.
+        now: the time in seconds since 1970.
     """
     ways = f"end it with `skypool down {record.pool}`, or choose another name"
     if record.client_lives(now):
@@ -544,9 +618,10 @@ def _refuse_taken(record: Record, now: float) -> None:
 
 
 def _prune(book: sqlite3.Connection, before: float) -> None:
-    """Delete pools whose end, or else last sign of life, was before this time in seconds since 1970.
+    """Delete pools that ended before this time (seconds since 1970), with their orders, instances and prices.
 
-    A pool with instances that may still run is never deleted.
+    For a pool without a recorded end, the last sign of life of its process counts. A pool with instances that may still
+    run is never deleted.
     """
     for table in ("earlier_prices", "instances", "orders", "pools"):
         book.execute(

@@ -1,4 +1,7 @@
-"""Detects a damaged file of the ledger (the local database of rented machines), and sets it aside under a new name."""
+"""Detects a damaged file of the ledger (the local database of rented machines), and gives it a new name.
+
+The ledger is a SQLite database in WAL mode, so up to two more files belong to it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from pathlib import Path
 from skypool.rental.records import Damaged, read
 
 MARK = 0x534B0000
-"""Added to the version of the tables to get `PRAGMA application_id`. A version stored only once could be a flipped bit.
-X"""
+"""Added to the version of the tables to get `PRAGMA application_id`. If the version were stored only once, a damaged
+bit could make it another valid one."""
 _HEADER = b"SQLite format 3\x00"
 _PASSING = (
     "SQLITE_BUSY",
@@ -38,17 +41,20 @@ Schema = list[tuple[str, str, str, str | None]]
 
 
 def _passes(error: BaseException) -> bool:
-    """Return True if an error says nothing about the file's content, as when the file is locked or its disk is full."""
+    """Return True if an error says nothing about the file's content, as when the file is locked or its disk is full.
+
+    Return False if the error may come from damage: `Damaged`, UnicodeDecodeError, and all other errors of SQLite.
+    """
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorname", "").startswith(_PASSING)
     return not isinstance(error, (Damaged, UnicodeDecodeError))
 
 
 def version(book: sqlite3.Connection) -> int:
-    """Return the version of a ledger's tables. It may be that of a newer skypool.
+    """Return the version of a ledger's tables, from 1. It may be that of a newer skypool.
 
     Raises:
-        Damaged: the version and its mark do not match.
+        Damaged: the version and its second copy (see `MARK`) do not match, or the file has no version.
     """
     said: int = book.execute("PRAGMA user_version").fetchone()[0]
     mark: int = book.execute("PRAGMA application_id").fetchone()[0]
@@ -60,9 +66,9 @@ def version(book: sqlite3.Connection) -> int:
 
 
 def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | None:
-    """Check a whole ledger file for damage, and return what is wrong with it. Returns None if nothing is.
+    """Check a whole ledger file for damage, and return text that says what is wrong. Returns None if nothing is.
 
-    A file of a newer skypool counts as good.
+    A file of a newer skypool counts as good, without a check of its content. An empty file counts as damaged.
 
     Args:
         file: the ledger file.
@@ -71,7 +77,7 @@ def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | No
         patience: seconds to wait while another process holds the file.
 
     Raises:
-        sqlite3.Error, OSError: the file cannot be checked now.
+        sqlite3.Error, OSError: the file cannot be checked now, for example because it is locked or does not exist.
     """
     with open(file, "rb") as raw:
         header = raw.read(100)
@@ -94,14 +100,14 @@ def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | No
 
 
 def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
-    """Let SQLite check every page and index of a ledger, and read every value.
+    """Let SQLite check every page and index of a ledger, and read every value. Return nothing if all is good.
 
     Args:
         book: connection to the ledger.
         schema: the expected tables and indexes; None if they are those of an earlier version.
 
     Raises:
-        Damaged: something is wrong with the content.
+        Damaged: something is wrong with the content, or the tables and indexes differ from `schema`.
         sqlite3.Error, UnicodeDecodeError: the content cannot be read.
     """
     book.execute("PRAGMA cell_size_check = ON")
@@ -113,16 +119,22 @@ def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
 
 
 def schema_of(book: sqlite3.Connection) -> Schema:
-    """Return the tables and indexes of a database, each with the SQL statement that made it."""
+    """Return the tables and indexes of a database, each as (type, name, table, SQL statement that made it).
+
+    They are sorted by type and name. The SQL is None for an index that SQLite made by itself.
+    """
     return book.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
 
 
 def connected(file: Path, patience: float) -> sqlite3.Connection:
-    """Return a connection to an existing database, in autocommit mode. Raises sqlite3.Error if the file does not exist.
+    """Return a connection to an existing database, in autocommit mode. It does not make a file.
 
     Args:
         file: the database file.
         patience: seconds that a statement waits while another process holds the file.
+
+    Raises:
+        sqlite3.Error: the file does not exist or cannot be opened.
     """
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None)
 
@@ -130,8 +142,11 @@ def connected(file: Path, patience: float) -> sqlite3.Connection:
 def set_aside(file: Path) -> Path:
     """Rename a damaged database and its log files, and return the new path.
 
-    The new name is like "ledger.damaged-20261121T152800Z.sqlite3". The caller must make sure that no process uses the
-    database meanwhile.
+    The new name is like "ledger.damaged-20261121T152800Z.sqlite3". If that is taken, a number is added. The caller must
+    make sure that no process uses the database meanwhile.
+
+    Raises:
+        OSError: a file cannot be renamed.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     names = (f"{file.stem}.damaged-{stamp}{f'-{n}' if n else ''}{file.suffix}" for n in itertools.count())

@@ -1,7 +1,7 @@
-"""The ledger's file: its transactions, a lock that all processes share, and recovery from damage.
+"""The file of the ledger (the local SQLite database of rented machines): transactions, locking, recovery from damage.
 
-A damaged file is set aside under a new name, and a fresh one takes its place. Each process that runs pools then writes
-what it knows of them into the fresh file.
+A damaged file gets a new name, and a fresh one takes its place. Each process that runs pools then writes what it knows
+of them into the fresh file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ of them."""
 
 
 class LedgerFile:
-    """The ledger file that all processes of this user share.
+    """The ledger file that all processes of this user share, with a copy in memory of the pools that this process runs.
 
     Args:
         file: path of the file. It is made when it is first used.
@@ -51,7 +51,8 @@ class LedgerFile:
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in a read transaction, and return its result.
 
-        If the file is damaged, a fresh one takes its place, and `work` runs on that.
+        If the file is damaged, a fresh one takes its place, and `work` runs again on that. Waits up to 30 s while
+        another process holds the file. An exception of `work` that the file did not cause is raised unchanged.
 
         Raises:
             LedgerError: the file cannot be read.
@@ -68,16 +69,19 @@ class LedgerFile:
     ) -> T:
         """Run `work` in one write transaction, and return its result. All of its changes are made, or none.
 
-        If the file is damaged, a fresh one takes its place, and `work` runs on that.
+        If `work` raises, nothing is changed, and its exception is raised. If the file is damaged, a fresh one takes its
+        place, and `work` runs again on that. Pools that this process runs are first written back if the file does not
+        have them.
 
         Args:
             work: makes the changes on a connection. It may be called twice.
             patience: seconds to wait while another process holds the file; None is 30.
             thoroughly: check the whole file for damage first.
-            holds: takes the result of `work`, and returns the session that this process runs from now on; "" for none.
+            holds: takes the result of `work`, and returns the session (id of a run of a pool) that this process runs
+                from now on; "" for none. Its rows are kept in memory.
 
         Raises:
-            LedgerError: the file cannot be written.
+            LedgerError: the file cannot be written, or is locked for longer than `patience`.
         """
         rows: dict[str, Rows] = {}
 
@@ -95,28 +99,47 @@ class LedgerFile:
         return done
 
     def holds(self, session: str) -> bool:
-        """Return True if this process runs the pool of this session, and so has its rows in memory."""
+        """Return True if this process runs the pool of this session, and so has its rows in memory.
+
+        A session is the id of one run of a pool. False for any other session.
+        """
         return session in self._held
 
     def let_go(self, session: str) -> None:
-        """Delete the rows of a session from memory, as this process does not run its pool any more."""
+        """Delete the rows of a session (one run of a pool) from memory. The file is not changed.
+
+        Call it when this process does not run the pool any more. Does nothing for a session that is not in memory.
+        """
         self._held.pop(session, None)
 
     @contextmanager
     def remembered(self) -> Iterator[sqlite3.Connection]:
-        """Return a context with a ledger in memory, which has the rows of the pools that this process runs."""
+        """Return a context with a ledger in memory, which has the rows of the pools that this process runs.
+
+        The file is not used. Changes of this ledger are lost when the context ends.
+        """
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
             bring_up(book, 0)
             self._restore(book)
             yield book
 
     def _restore(self, book: sqlite3.Connection) -> None:
-        """Write the rows of the pools that this process runs into the ledger, if it does not have them any more."""
+        """Write the rows of the pools that this process runs into the ledger, if it does not have them any more.
+
+        Pools that the ledger has are not changed.
+        """
         for session, rows in list(self._held.items()):
             put_back(book, session, rows)
 
     def _healed(self, attempt: Callable[[], T], patience: float) -> T:
-        """Run `attempt`, and return its result. If the file turns out to be damaged, run it again with a fresh file.
+        """Run `attempt`, and return its result. If the file causes an error, replace a damaged file, and run it again.
+
+        There is no second run if the error says that another process holds the file. Other exceptions of `attempt` are
+        raised.
+
+        Args:
+            attempt: uses the file.
+            patience: seconds to wait for exclusive use of the file, to check and replace it.
 
         Raises:
             LedgerError: the file cannot be used.
@@ -133,12 +156,17 @@ class LedgerFile:
             raise LedgerError(_trouble(self.file, e)) from e
 
     def _set_aside(self, patience: float) -> None:
-        """Replace the file by a fresh one if it is damaged, and tell the user.
+        """Check the file and, if it is damaged, rename it, make a fresh one in its place, and tell the user.
 
-        Another process may have done so just before; then nothing is done.
+        Does nothing if the file is good, which is so if another process has just replaced it, or if there is none.
+
+        Args:
+            patience: seconds to wait for other processes that use the file.
 
         Raises:
             LedgerError: the file is damaged and cannot be renamed.
+            TimeoutError: another process uses the file for longer than `patience`.
+            sqlite3.Error, OSError: the file cannot be checked or made now.
         """
         with self._locked(patience) as lock:
             _take(lock, fcntl.LOCK_EX, patience)
@@ -169,12 +197,17 @@ class LedgerFile:
 
     @contextmanager
     def _opened(self, patience: float) -> Iterator[sqlite3.Connection]:
-        """Return a context with a connection to the file, which is made if it does not exist.
+        """Return a context with a connection to the file. The file is made if it does not exist.
 
-        A lock keeps other processes from setting the file aside meanwhile.
+        Tables of an earlier version are brought up to date. A shared lock keeps other processes from replacing the file
+        while the context lasts.
+
+        Args:
+            patience: seconds to wait for locks of other processes.
 
         Raises:
             LedgerError: the file was written by a newer skypool.
+            TimeoutError: another process holds the lock for longer than `patience`.
         """
         with self._locked(patience) as lock:
             _take(lock, fcntl.LOCK_SH, patience)
@@ -198,7 +231,8 @@ class LedgerFile:
     def _locked(self, patience: float) -> Iterator[int]:
         """Return a context with the open lock file, as a file descriptor that is not locked yet.
 
-        A shared lock is for use of the ledger. An exclusive lock is for making it or setting it aside.
+        The caller locks it with `_take`: shared to use the ledger, exclusive to make or replace it. The context closes
+        the descriptor at its end, which releases the lock. The lock file and its folder are made if they do not exist.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -209,11 +243,11 @@ class LedgerFile:
 
 
 def _take(lock: int, kind: int, patience: float) -> None:
-    """Lock the open lock file in the given way. A lock that this process had on it is released first.
+    """Lock the open lock file in the given way, and wait until that succeeds. A lock that it had is released first.
 
     Args:
         lock: file descriptor of the lock file.
-        kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+        kind: `fcntl.LOCK_SH` (shared) or `fcntl.LOCK_EX` (exclusive).
         patience: seconds to wait. A process that is stopped may hold the lock, so no wait is endless.
 
     Raises:
@@ -231,9 +265,9 @@ def _take(lock: int, kind: int, patience: float) -> None:
 
 
 def _make(file: Path) -> None:
-    """Make an empty ledger file.
+    """Make an empty ledger file with all tables. The caller must hold the exclusive lock.
 
-    The file gets its name only when it is complete. So an incomplete ledger must be a damaged one.
+    The file is made under a temporary name, and renamed when it is complete. So no process sees a half-made ledger.
     """
     new = file.with_name(f"{file.name}.new")
     for end in ("", "-wal", "-shm"):
@@ -259,9 +293,13 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _is_full(file: Path, error: BaseException) -> bool:
-    """Return True if the disk of the file is full, as the error or the free space says.
+    """Return True if the disk of the file is full, as the error says, or because less than 64 KiB are free.
 
-    The free space is checked because SQLite may call a full disk an I/O error.
+    The free space is checked because SQLite may call a full disk an I/O error. Returns False if it cannot be read.
+
+    Args:
+        file: the ledger file.
+        error: the error that using it caused.
     """
     if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
         return True
@@ -273,7 +311,10 @@ def _is_full(file: Path, error: BaseException) -> bool:
 
 
 def _trouble(file: Path, error: BaseException) -> str:
-    """Return the message for an error of the file: what is wrong, and what to do."""
+    """Return the message for an error of the file: what is wrong, and what to do.
+
+    It tells apart a file locked by another process, a full disk, and any other reason that it cannot be written.
+    """
     if _is_locked(error):
         return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"
     if _is_full(file, error):

@@ -1,4 +1,4 @@
-"""Tables of the ledger, and the steps that bring a file of an earlier version up to date."""
+"""Tables of the ledger (the local SQLite database of rented machines), and steps that update older files."""
 
 from __future__ import annotations
 
@@ -45,13 +45,19 @@ every version, so only add to this. `orders.at` is when an order was first sent,
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""
 KEPT = ("pools", "orders", "instances", "earlier_prices")
-"""Tables whose rows a process keeps in memory for the pools that it runs."""
+"""Tables whose rows a process keeps in memory for the pools that it runs; here all tables."""
 Rows = dict[str, list[tuple[object, ...]]]
-"""The rows of one session, by table."""
+"""The rows of one session (one run of a pool), by table."""
 
 
 def bring_up(book: sqlite3.Connection, version: int) -> None:
-    """Change the tables of a ledger from this version to the current one. Version 0 is an empty file."""
+    """Change the tables of a ledger from this version to the current one. Version 0 is an empty file.
+
+    Each step is a transaction of its own. Does nothing if the version is the current one or a newer one.
+
+    Raises:
+        sqlite3.Error: the file cannot be written.
+    """
     for n in range(version, SHAPE):
         marks = f"PRAGMA user_version = {n + 1}; PRAGMA application_id = {ledger_damage.MARK + n + 1};"
         book.executescript(f"BEGIN IMMEDIATE; {STEPS[n]} {marks} COMMIT")
@@ -59,19 +65,32 @@ def bring_up(book: sqlite3.Connection, version: int) -> None:
 
 @functools.cache
 def schema() -> ledger_damage.Schema:
-    """Return the tables and indexes that a ledger of the current version has."""
+    """Return the tables and indexes that a ledger of the current version has.
+
+    Each is (type, name, table, SQL statement that made it). They are made once, in memory; later calls return the same
+    list.
+    """
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
         bring_up(book, 0)
         return ledger_damage.schema_of(book)
 
 
 def rows_of(book: sqlite3.Connection, session: str) -> Rows:
-    """Return all rows of one session in the ledger, by table."""
+    """Return all rows of one session (one run of a pool) in the ledger, by table.
+
+    Every table has a key. Its list is empty if the ledger has no rows of the session there.
+    """
     return {each: book.execute(f"SELECT * FROM {each} WHERE session = ?", (session,)).fetchall() for each in KEPT}
 
 
 def put_back(book: sqlite3.Connection, session: str, rows: Rows) -> None:
-    """Write these rows of a session into the ledger, unless it has the session already."""
+    """Write the rows of a session (one run of a pool) into the ledger. Do nothing if it has the session already.
+
+    Args:
+        book: connection to the ledger, in a transaction.
+        session: id of the run of the pool.
+        rows: the rows by table, as `rows_of` returned them.
+    """
     if book.execute("SELECT 1 FROM pools WHERE session = ?", (session,)).fetchone() is not None:
         return
     for table, lines in rows.items():

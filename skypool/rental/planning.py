@@ -1,4 +1,4 @@
-"""Plans what one pool would rent now, and decides if waiting for stock may help."""
+"""Plans what one pool would rent now, and decides if waiting for machines that are out of stock may help."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 class Planning:
-    """The plan of one pool. A new one is made when it is old, or when too little was in stock.
+    """The plan of one pool: the offers that meet its requirements, the best first.
+
+    A new plan is made when it is 5 minutes old, or when too little was in stock.
 
     Args:
         terms: checked arguments of the pool.
@@ -54,11 +56,11 @@ class Planning:
         self.lacking: dict[tuple[str, ...], ProviderError] = {}
 
     def keep_budget(self, budget: Budget | None) -> None:
-        """Set the budget of plans that are made from now on; None for no budget."""
+        """Set the budget of plans that are made from now on; None for no budget. The present plan stays as it is."""
         self._terms = replace(self._terms, budget=budget)
 
     async def look(self) -> Plan:
-        """Return the plan of what would be rented now. It is made anew if there is none of the last 5 minutes.
+        """Return the plan of what would be rented now. A plan of the last 5 minutes is returned again.
 
         Raises:
             NoOffers: no offer serves.
@@ -76,10 +78,10 @@ class Planning:
         return self.plan
 
     def _within_budget(self, plan: Plan) -> Plan:
-        """Return the plan without offers that cannot keep the budget.
+        """Return the plan without offers that cannot keep the budget, and with a note that says so.
 
-        These are machines that cost something and cannot end themselves. The plan stays as it is without a budget, and
-        with a `best_effort` budget.
+        These are machines that cost something and cannot end themselves. The plan is returned unchanged without a
+        budget, with a `best_effort` budget, or if there are no such offers.
 
         Raises:
             UsageError: no offer is left.
@@ -107,7 +109,8 @@ class Planning:
         """Return a tenacity retry object that repeats a function after a shortage, for as long as the pool waits.
 
         The function is repeated while its error, or the error of its empty `Rented`, is one for which `is_short` is
-        True. After that the last result is returned, or the last error raised.
+        True. After that the last result is returned, or the last error raised. The pauses grow from about 2 s to about
+        2 minutes. Before each, the user is told, and the plan is dropped.
 
         Args:
             pause: sleeps between two attempts.
@@ -132,7 +135,7 @@ class Planning:
         )
 
     def is_short(self, error: BaseException | None) -> bool:
-        """Return True if an error is a shortage that may pass, so that it is worth waiting.
+        """Return True if an error is a shortage that may pass, so that it is worth waiting. Return False for None.
 
         Once the pool has begun to wait, other errors of a provider that may pass count, too.
         """

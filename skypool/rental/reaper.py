@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 def silently(text: str) -> None:
-    """Ignore a line of progress. It is the default of the argument `say` of `terminate_all`."""
+    """Do nothing with a line of progress. It is the default of the argument `say` of `terminate_all`."""
 
 
 def terminate_all(
@@ -51,15 +51,15 @@ def terminate_all(
 ) -> None:
     """Terminate everything that a pool has at these providers, and prove it. Machines are found by their tags.
 
-    After that the pool is closed in the ledger, and its keys are deleted. The function blocks and uses only the calling
-    thread, so that it works while the interpreter exits.
+    After that all runs of the pool are closed in the ledger, and the pool's keys are deleted. The function blocks and
+    uses only the calling thread, so that it works while the interpreter exits. A pool without machines is no error.
 
     Args:
         drivers: providers that may have machines of the pool.
         pool: name of the pool.
         ledger: records what has ended; None for no record.
         session: id of this run of the pool, which is closed even if the ledger cannot be read; None if unknown.
-        patience: seconds for which failures are tried again, with pauses of up to a minute.
+        patience: seconds for which failures are tried again, with pauses of up to a minute. Default 120.
         stubborn: if True, try again even after errors that do not pass by themselves, as the user may renew
             credentials.
         say: called with each line of progress.
@@ -77,13 +77,15 @@ def terminate_all(
 
 
 def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -> None:
-    """Call `work` until it succeeds, or until its error cannot pass or the time limit is over. Raises the last error.
+    """Call `work` until it succeeds, or until its error cannot pass or the time limit is over. Raise the last error.
+
+    The pauses double from half a second up to an eighth of the time limit, but at most a minute.
 
     Args:
         work: the function.
-        patience: time limit in seconds.
-        stubborn: if True, every error is worth another attempt.
-        say: called with each error before the next attempt.
+        patience: time limit in seconds. An attempt that has begun is not cut short.
+        stubborn: if True, every error is worth another attempt. Otherwise only those that `may_pass` are.
+        say: called with a line about each error before the next attempt.
     """
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
@@ -103,7 +105,8 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
 def may_pass(error: BaseException) -> bool:
     """Return True if an error may pass by itself, so that another attempt is useful.
 
-    An error group may pass if one of its errors may. Errors of credentials, permissions and usage do not pass.
+    An error group may pass if one of its errors may. A StillRunning error that has a cause may pass if the cause may.
+    Errors of credentials, permissions and usage do not pass; all others may.
     """
     if isinstance(error, ErrorGroup):
         return any(map(may_pass, error.exceptions))
@@ -131,7 +134,9 @@ class _Errand:
     seen: dict[str, list[str]] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Make one attempt at every provider, and record what has ended.
+        """Make one attempt at every provider to end all machines of the pool, and record what has ended.
+
+        A provider that fails does not keep the others from being tried.
 
         Raises:
             StillRunning: instances may still run.
@@ -167,7 +172,14 @@ class _Errand:
             raise StillRunning(f"machines of these recent orders may still appear: {', '.join(late)}")
 
     def _write_down_found(self, driver: Driver, instances: Sequence[Instance]) -> None:
-        """Record instances in the ledger that orders without an answer made, so that the pool's cost includes them."""
+        """Record these instances in the ledger if it lacks them, so that the pool's cost includes them.
+
+        Orders without an answer may have made them. Instances of pools that the ledger does not have are ignored.
+
+        Args:
+            driver: driver of the instances.
+            instances: instances that were found at the provider.
+        """
         waits = {driver.name} if abilities(driver).billed_from == "running" else set[str]()
         for record in self.records():
             if self.ledger is not None and (its := [each for each in instances if record.has(each)]):
@@ -179,7 +191,10 @@ class _Errand:
             driver.tidy(left)
 
     def records(self) -> list[Record]:
-        """Return the ledger's records of pools of this name; [] without a ledger, or if it cannot be read."""
+        """Return the ledger's records of pools of this name; [] without a ledger, or if it cannot be read.
+
+        In the last case, the error is reported with `say`.
+        """
         try:
             return self.ledger.pools(self.pool) if self.ledger is not None else []
         except LedgerError as e:
@@ -187,16 +202,21 @@ class _Errand:
             return []
 
     def _late(self, provider: str) -> list[str]:
-        """Return tokens of open orders and ids of instances at a provider that are recent and were never listed.
+        """Return what may still turn up at a provider: tokens of open orders, and ids of instances never listed.
 
-        Recent means the last 30 s: their machines may still turn up in a list.
+        An open order is a request for machines without an answer.
+
+        Only those of the last 30 s are returned. Older ones would be in the provider's lists by now.
         """
         seen = self.seen.get(provider, ())
         new = [each for record in self.records() for each in record.since(clock.now() - SETTLING)]
         return [name for where, name in new if where == provider and name not in seen]
 
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:
-        """Record in the ledger what is proved to have ended.
+        """Record in the ledger what is proved to have ended. Do nothing without a ledger.
+
+        At a provider that did not fail, everything has ended. At one that failed, those seen instances have ended that
+        its error does not name as running. If the error names none, nothing is recorded.
 
         Args:
             failed: the drivers of this attempt that failed, and their errors.
@@ -224,13 +244,19 @@ class _Errand:
         )
 
     def _known(self, provider: str) -> list[Instance]:
-        """Return the machines of the pool at a provider that the ledger does not know to have ended."""
+        """Return the machines of the pool at a provider that the ledger does not know to have ended.
+
+        Returns [] without a ledger, or if it cannot be read.
+        """
         lines = [line for record in self.records() for line in record.running if line.provider == provider]
         return [Instance(provider, line.id, self.pool, line.node) for line in lines]
 
 
 def _named(error: Exception) -> set[str]:
-    """Return the ids of the instances that an error says are still there. The set is empty if the error names none."""
+    """Return the ids of the instances that an error says are still there.
+
+    The set is empty if the error is not StillRunning, or names no instances.
+    """
     return {str(getattr(each, "id", "")) for each in error.instances} if isinstance(error, StillRunning) else set()
 
 

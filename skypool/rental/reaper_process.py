@@ -1,4 +1,7 @@
-"""Terminates all machines of a pool in a process of its own, which outlives the client and its terminal."""
+"""Terminates all machines of a pool in a process of its own, which outlives the client and its terminal.
+
+`terminate_in_background` starts the process, and `main` is what the process runs.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,16 @@ _READY = b"ready\n"
 
 
 def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str) -> int:
-    """Start a process that terminates the pool, and return its pid once it is at work.
+    """Start a process that terminates all machines of a pool, and return its pid once it is at work.
 
     The process outlives this one and its terminal, tries for a day, and writes a log to `log_of(pool, session)`. It
-    gets the drivers, secrets included, through a pipe, and never from disk.
+    gets the drivers, secrets included, through a pipe, and never from disk. This function waits until the process has
+    read its task, but not for the end of the machines.
 
     Args:
         drivers: providers that may have machines of the pool.
         pool: name of the pool.
-        session: id of this run of the pool in the ledger.
+        session: id of this run of the pool in the ledger (the local database of rented machines).
 
     Raises:
         SkypoolError: the process could not be started. Machines that can end themselves do so when their lease is over.
@@ -57,7 +61,14 @@ def _not_begun(pool: str, why: str) -> str:
 
 
 def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
-    """Start the process that ends a pool, and return it. It waits for its task on stdin, and logs to `file`."""
+    """Start the process that ends a pool, and return it without waiting for it.
+
+    The process waits for its task on stdin, answers on stdout, and logs to `file`. It has its own session, so signals
+    of the terminal do not reach it.
+
+    Raises:
+        OSError: the process could not be started.
+    """
     path = os.pathsep.join(each or os.getcwd() for each in sys.path)
     log = _opened_log(file)
     try:
@@ -76,11 +87,17 @@ def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
 
 
 def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
-    """Send the task to the process, and return the line that it answers: `_READY`, or b"" if it ended.
+    """Send the task to the process, wait for its answer, and return the answer. Closes both pipes.
 
     Args:
         process: the process that `_started` returned.
         errand: the pickled task: drivers, pool and session.
+
+    Returns:
+        The line that the process wrote: `_READY` if it is at work, or b"" if it ended without an answer.
+
+    Raises:
+        OSError: the process ended before it had read the task.
     """
     with cast(IO[bytes], process.stdin) as pipe, cast(IO[bytes], process.stdout) as answer:
         pipe.write(errand)
@@ -89,7 +106,10 @@ def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
 
 
 def log_of(pool: str, session: str) -> Path:
-    """Return the path of the log of the process that ends a pool."""
+    """Return the path of the log of the process that ends a pool. The file may not exist.
+
+    It is in the user's state folder, and has the pool's name and session in its name.
+    """
     import platformdirs  # imported here, as nodes import this module without having platformdirs
 
     return Path(platformdirs.user_state_dir("skypool")) / "reaper" / f"{pool}-{session}.log"
@@ -98,7 +118,8 @@ def log_of(pool: str, session: str) -> Path:
 def _opened_log(file: Path) -> int:
     """Open a log file for appending, and return its file descriptor. If that fails, it is one for the null device.
 
-    Logs of the folder that are older than a month are deleted.
+    The folder is made if it does not exist. Logs in it that are older than 30 days are deleted. Only this user can read
+    a new log.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -111,10 +132,13 @@ def _opened_log(file: Path) -> int:
 
 
 def main() -> int:
-    """Run the process that `terminate_in_background` starts. The task is on stdin, and stderr is the log.
+    """Run the process that `terminate_in_background` starts. Return its exit status.
+
+    The pickled task is on stdin: drivers, pool name and session. The line "ready" is written to stdout once it is read.
+    After that, stderr is the log, and so is stdout. Blocks until the machines have ended, or for a day.
 
     Returns:
-        The exit status: 0 if every machine has ended, otherwise 1.
+        0 if every machine has ended, otherwise 1.
     """
     drivers, pool, session = pickle.load(sys.stdin.buffer)
     ledger = Ledger.here(_log)

@@ -1,4 +1,7 @@
-"""Reads pools, instances and open orders from the ledger (the database of rented machines), as checked objects."""
+"""Reads pools, instances and open orders from the ledger (the local database of rented machines), as checked objects.
+
+Values that skypool never writes raise `Damaged`.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ _NAME = re.compile(r"[\w-]+")
 
 
 class Damaged(Exception):
-    """An error that says that a ledger has something that skypool never wrote."""
+    """The error of a ledger that contains something that skypool never writes, so that its file must be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An open order: it is unknown if the provider carried it out.
+    """An open order: a request for machines of which it is unknown if the provider carried it out.
 
     Attributes:
-        token: token of the order.
+        token: token that identifies the order.
         provider: name of the driver.
         type: machine type.
         place: zone, or region if no zone is known.
@@ -66,8 +69,8 @@ class Record:
         ending: time since when a process ends the pool; None if none does.
         ended: time when the pool's end was complete; None before.
         error: why it ended; "" for no error.
-        lines: its instances and their costs.
-        intents: its orders without an answer.
+        lines: its instances and their costs, ordered by launch.
+        intents: its orders without an answer, ordered by time.
         notes: its drivers as JSON (see `registry.noted`).
     """
 
@@ -87,7 +90,7 @@ class Record:
 
     @property
     def running(self) -> tuple[Line, ...]:
-        """The receipt lines of the pool's instances whose end is not proved."""
+        """The receipt lines of the pool's instances whose end is not proved; () if there are none."""
         return tuple(each for each in self.lines if not each.ended)
 
     @property
@@ -99,10 +102,13 @@ class Record:
         return self.beat + self.lease
 
     def client_lives(self, now: float) -> bool:
-        """Return True if a process still runs or ends the pool.
+        """Return True if a process still runs or ends the pool. Return False for a pool that has ended.
 
         A process on another host cannot be checked. It counts as alive until `lasts`, one lease after its last sign of
-        life. A pool that has ended has none.
+        life.
+
+        Args:
+            now: the time in seconds since 1970.
         """
         lives = self.client.lives()
         return self.ended is None and (now < self.lasts if lives is None else lives)
@@ -110,8 +116,8 @@ class Record:
     def has(self, instance: Instance) -> bool:
         """Return True if this pool rented the instance.
 
-        The instance's token must have the pool's session, or be that of an open order. Otherwise the pool's lines must
-        have the instance.
+        That is so if the instance's token begins with this pool's session, or is that of an open order. It is also so
+        if the pool has a receipt line for the same provider and instance id.
         """
         return (
             instance.token.rpartition("-")[0] == self.session
@@ -122,40 +128,52 @@ class Record:
     def since(self, time: float) -> list[tuple[str, str]]:
         """Return what may still turn up at a provider: open orders sent, and running instances launched, after `time`.
 
+        An open order is a request for machines without an answer.
+
+        Args:
+            time: the time in seconds since 1970.
+
         Returns:
-            Pairs of the provider's name and the order's token or the instance's id.
+            Pairs of the provider's name and the order's token or the instance's id, orders first; [] if there is
+            nothing.
         """
         orders = [(each.provider, each.token) for each in self.intents if each.at > time]
         return orders + [(each.provider, each.id) for each in self.running if each.launched > time]
 
     def state(self, now: float) -> State:
-        """Return the state of the pool at the time `now`.
+        """Return the state of the pool at the time `now`, in seconds since 1970.
 
         Returns:
             "live" if its client runs it, "ending" if a process ends it, "left" if no process does and machines may
-            still run, and otherwise "ended".
+            still run, and otherwise "ended". A pool that was closed while machines may still run is "left".
         """
         if self.client_lives(now):
             return "live" if self.ending is None else "ending"
         return "left" if self.running or self.intents else "ended"
 
     def receipt(self, at: float) -> Receipt:
-        """Return the receipt of the pool's costs until the time `at`, in seconds since 1970."""
+        """Return the receipt of the pool's costs until the time `at`, in seconds since 1970.
+
+        Instances that have ended count until their end.
+        """
         return Receipt(self.pool, tuple(each.at(at) for each in self.lines), at, len(self.intents))
 
 
 def newest(records: Sequence[Record]) -> Record | None:
-    """Return the record of the pool that began last, preferring pools that have not ended; None for no records."""
+    """Return the record of the pool that began last; None for no records.
+
+    A pool that has not ended is preferred to all that have, even if it began earlier.
+    """
     return max(records, key=lambda each: (each.ended is None, each.started), default=None)
 
 
 def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: object) -> list[Record]:
-    """Read the pools that match a condition, the oldest first.
+    """Return the pools that match a condition, the oldest first; [] if none does.
 
     Args:
         book: connection to the ledger.
-        now: time until which running instances are charged.
-        where: SQL condition; the table of pools is called `p`.
+        now: time until which running instances are charged, in seconds since 1970.
+        where: SQL condition; the table of pools is called `p`. Default: all pools.
         values: parameters of the condition.
 
     Raises:
@@ -178,10 +196,13 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
 def _earlier_prices(
     book: sqlite3.Connection, where: str, values: Sequence[object]
 ) -> dict[tuple[object, object, object], list[tuple[float, float]]]:
-    """Return the earlier prices of instances, by (session, provider, id).
+    """Return the earlier prices of instances, by (session, provider, id), the oldest first.
 
-    Each price is as in `Line.earlier`: (time until which it was valid, US dollars per hour). `where` and `values` are
-    as in `read`.
+    Instances whose price never changed have no key. Each price is as in `Line.earlier`: (time until which it was valid,
+    US dollars per hour). `where` and `values` are as in `read`.
+
+    Raises:
+        Damaged: a time or price is not a valid number.
     """
     found: dict[tuple[object, object, object], list[tuple[float, float]]] = {}
     sql = f"SELECT e.* FROM earlier_prices e JOIN pools p USING (session) WHERE {where} ORDER BY e.until"
@@ -283,7 +304,7 @@ def _plain(value: object, kind: type[T]) -> T:
 
 
 def _note(value: object) -> DriverNote:
-    """Return a value as the JSON of a driver (see `registry.noted`), after a check of its form.
+    """Return a value unchanged, after checking that it has the form of a driver's JSON (see `registry.noted`).
 
     Raises:
         Damaged: it has another form.

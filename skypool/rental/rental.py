@@ -1,4 +1,7 @@
-"""The machines of one pool: rents and terminates them, keeps their tags and the ledger current, watches the budget."""
+"""The machines of one pool: rents and terminates them, keeps their tags and the ledger current, watches the budget.
+
+The ledger is the local database of rented machines.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +41,12 @@ would lose machines to every small rise.
 
 
 class Rental:
-    """The rented instances of one pool, and their cost. Any thread may call the methods; those not `async` block.
+    """The rented instances of one pool, and their cost. Any thread may call the methods; those not `async` may block.
 
     Args:
         terms: checked arguments of the pool.
         emit: called with events for the user.
-        stopping: set when nothing more is to be rented.
+        stopping: set when nothing more is to be rented. Default None: a new one.
 
     Attributes:
         attempts: offers that were refused, each with its error.
@@ -81,37 +84,50 @@ class Rental:
 
     @property
     def plan(self) -> Plan | None:
-        """The last plan; None before the first, and after too little was in stock."""
+        """The last plan: the offers that meet the pool's requirements, and why others do not.
+
+        None before the first plan, and after too little was in stock.
+        """
         return self._planning.plan
 
     @property
     def there(self) -> list[Instance]:
-        """The instances that were rented or taken over, and are not proved to have ended."""
+        """The instances that were rented or taken over, and are not proved to have ended. The list is a copy."""
         return self._holdings.there
 
     @property
     def receipt(self) -> Receipt:
-        """The cost of each instance, until its end or until now."""
+        """The cost of each instance, until its end or until now. It has no lines before `begin` or `adopt`."""
         return self._holdings.receipt
 
     def driver_of(self, instance: Instance) -> Driver:
-        """Return the driver of the provider that an instance is rented from."""
+        """Return the driver of the provider that an instance is rented from.
+
+        Raises:
+            StopIteration: the pool has no driver of that provider.
+        """
         return self._holdings.driver_of(instance)
 
     # --- before anything is rented ---------------------------------------------------------------------------
 
     async def look(self) -> Plan:
-        """Return the plan of what would be rented now; see `Planning.look`."""
+        """Return the plan of what would be rented now. A plan of the last 5 minutes is returned again.
+
+        Raises:
+            NoOffers, PoolClosed, UsageError, ProviderError: there is no plan; see `Planning.look`.
+        """
         return await self._planning.look()
 
     async def look_out(self, pause: Pause) -> Plan:
         """Return the plan of what would be rented. While no offer serves, look again for as long as the pool waits.
 
         Args:
-            pause: sleeps between two attempts.
+            pause: sleeps between two attempts; called with seconds.
 
         Raises:
-            NoOffers, ProviderError, …: the last error when the time is over (see `Planning.look`).
+            NoOffers, ProviderError: the last error when the time is over.
+            PoolClosed, UsageError: the pool is stopped, or no offer can keep the budget; raised at once. See
+                `Planning.look`.
         """
         plan: Plan = await self._planning.waiting(pause)(self.look)
         return plan
@@ -121,7 +137,7 @@ class Rental:
 
         Raises:
             UsageError: a pool of this name is running, or its machines may still run.
-            BudgetExceeded: the budget is below the price of the first hour.
+            BudgetExceeded: the budget is below the price of the first hour of the fewest nodes.
             LedgerError: the ledger cannot be written.
         """
         terms = self._terms
@@ -134,8 +150,11 @@ class Rental:
     def adopt(self) -> list[Instance]:
         """Take over the instances of the pool of this name that another process left, and return them.
 
+        If the pool has no budget of its own, it gets the one in the ledger. A pool that this machine's ledger does not
+        have is taken over without any record.
+
         Raises:
-            SkypoolError: no provider has instances of the pool.
+            SkypoolError: no provider has instances of the pool, or one could not be asked.
             UsageError: another process still runs the pool.
             LedgerError: the ledger cannot be written.
         """
@@ -158,21 +177,24 @@ class Rental:
     # --- renting ---------------------------------------------------------------------------------------------
 
     async def rent(self, nodes: Sequence[int], hosts: int | None, pause: Pause) -> Rented:
-        """Rent a machine, or a slice, for each of these nodes, on the best offers of the plan that are in stock.
+        """Rent a machine for each of these nodes, on the best offers of the plan that are in stock.
 
         While too few are in stock, this is repeated for as long as the pool waits. Machines of an incomplete attempt
-        are terminated first, as nobody wants to pay for machines that wait for others.
+        are terminated first, as nobody wants to pay for machines that wait for others. Those of the last attempt are
+        kept. A slice (several hosts that are rented only together) counts as one machine.
 
         Args:
             nodes: node numbers; for a slice, that of its first host.
             hosts: use only offers with this many hosts; None for any.
-            pause: sleeps between two attempts.
+            pause: sleeps between two attempts; called with seconds.
 
         Returns:
             The instances, and an error if they are fewer than asked for.
 
         Raises:
             NoOffers: no offer serves.
+            PoolClosed: the pool is stopped.
+            UsageError: no offer can keep the budget.
             ProviderError: the error of the provider, if it is the only one and could not be asked.
         """
         until = time.monotonic() + self._terms.wait
@@ -214,7 +236,8 @@ class Rental:
     def rejected(self, instance: Instance, why: Exception) -> None:
         """Record that an instance was given up before it was ready, so that its driver may avoid it from now on.
 
-        After a CapacityError the same kind of machine in the same place is skipped until the next plan.
+        After a CapacityError the same kind of machine in the same place is skipped until the next plan. If the driver
+        fails, the user is told, and nothing is raised. The instance is not terminated.
 
         Args:
             instance: the instance.
@@ -233,11 +256,16 @@ class Rental:
 
     @property
     def pulse(self) -> float:
-        """Recommended seconds between two calls of `tend`: at most a third of the lease."""
+        """Recommended seconds between two calls of `tend`: a third of the lease, but at most 60, or 5 with a budget.
+
+        The lease is the time that machines live on without this process."""
         return min(self._terms.lease / 3, 60.0 if self._terms.budget is None else 5.0)
 
     def tend(self) -> float:
-        """Renew the pool's lease in the ledger and in its machines' tags, update prices, and check the budget.
+        """Renew the pool's lease in the ledger and in its machines' tags, update prices, and check the budget. Blocks.
+
+        It also warns the user once the set share of the budget is spent. Errors of a provider are told to the user, and
+        not raised.
 
         Returns:
             Seconds for which the rest of the budget lasts; `math.inf` without a budget.
@@ -270,7 +298,10 @@ class Rental:
         return left
 
     def _reprice(self) -> None:
-        """Request the current prices of the pool's spot machines and record them, at most every `REPRICE` seconds."""
+        """Request the current prices of the pool's spot machines and record them, at most every 600 seconds.
+
+        If a provider cannot be asked, the user is told, and its last prices stay valid. Does nothing without a ledger.
+        """
         ledger = self._holdings.ledger
         if ledger is None or time.monotonic() - self._priced < REPRICE:
             return
@@ -296,7 +327,14 @@ class Rental:
             ledger.repriced(self.session, moved)
 
     def _left(self, more: Sequence[Offer] = ()) -> float:
-        """Return the seconds until the budget is spent if these offers are rented, too; `math.inf` without a budget."""
+        """Return the seconds until the budget is spent if these offers are rented, too.
+
+        Returns `math.inf` without a budget, or if no machine costs anything. Returns 0 if the budget is spent and costs
+        go on.
+
+        Raises:
+            LedgerError: there is a budget, and the costs cannot be read from the ledger or from memory.
+        """
         if self._terms.budget is None:
             return math.inf
         return self._terms.budget.lasts(self.receipt.lines, clock.now(), more)
@@ -309,7 +347,10 @@ class Rental:
         )
 
     def runs(self, instance: Instance) -> None:
-        """Record that an instance runs. If its provider bills it only from then on, its cost begins."""
+        """Record that an instance runs. If its provider bills it only from then on, its cost begins.
+
+        Only the first call for an instance has an effect.
+        """
         self._holdings.runs(instance)
 
     # --- the end ---------------------------------------------------------------------------------------------
@@ -317,30 +358,31 @@ class Rental:
     def terminate(
         self, instances: Sequence[Instance], silent: Mapping[int, float] | None = None
     ) -> Mapping[int, StillRunning]:
-        """Terminate instances and prove that they ended.
+        """Terminate instances and prove that they ended. Blocks until the providers have answered.
 
         Args:
             instances: instances to terminate.
-            silent: seconds since the last sign of life, by node, of nodes that gave one.
+            silent: seconds since the last sign of life, by node, of nodes that gave one. A machine that is gone already
+                is charged until then.
 
         Returns:
-            The errors of instances whose end could not be proved, by node.
+            The errors of instances whose end could not be proved, by node; empty if all have ended.
         """
         return self._holdings.terminate(instances, silent)
 
     def note_ended(self, instance: Instance) -> None:
-        """Record that an instance has ended. Call it if that is proved, or if it costs nothing and cannot be asked."""
+        """Record that an instance has ended. Call it if that is proved, or if it costs nothing and is out of reach."""
         self._holdings.note_ended(instance)
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
         """Remove resources that the pool still has at its providers, and close its record in the ledger.
 
-        These are machines that orders without an answer may have made, and leftovers such as key pairs. The caller has
-        ended all known instances before. If `proved` is False, nothing is done.
+        These are machines that orders without an answer may have made, and leftovers such as key pairs. The pool's
+        local ssh keys are deleted, too. The caller has ended all known instances before.
 
         Args:
             error: the error that ended the pool; None for none.
-            proved: True if the end of every known instance is proved.
+            proved: True if the end of every known instance is proved. If it is False, nothing is done.
 
         Raises:
             StillRunning, ErrorGroup: something is left. The record in the ledger then stays open.
@@ -362,9 +404,9 @@ class Rental:
         Keys.of(self._terms.name).forget()
 
     def terminate_in_background(self) -> str:
-        """Start a process that terminates everything of this pool, and return a notice for the user.
+        """Start a process that terminates everything of this pool, and return a notice for the user with its pid.
 
-        The process goes on if this one ends.
+        The process goes on if this one ends. This method returns once it has begun.
 
         Raises:
             SkypoolError: the process could not be started.
@@ -376,7 +418,7 @@ class Rental:
     # --- notices for the user --------------------------------------------------------------------------------
 
     def _tell(self, text: str, detail: str = "") -> None:
-        """Show the user a notice, unless the same text was shown before with any detail."""
+        """Show the user a notice. Do nothing if the same text was shown before, even with another detail."""
         if text not in self._told:
             self._told.add(text)
             self._emit(events.Notice(pool=self._terms.name, text=f"{text} ({detail})" if detail else text))

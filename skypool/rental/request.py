@@ -1,4 +1,4 @@
-"""Checked arguments of a pool: name, nodes, lease, budget, trust, and requirements of each node."""
+"""The checked arguments of a pool, `Terms`, and the functions that check them: name, budget, trust and image."""
 
 from __future__ import annotations
 
@@ -51,9 +51,12 @@ class Terms:
         replaces: True if lost nodes are replaced.
         order_by: criterion by which offers are ranked.
         budget: limit of the pool's cost; None for none.
-        trust: how far data from nodes is trusted. None leaves that to the offers.
-        allow_results: names of the classes that results may contain beyond plain data, from nodes that are trusted with
-            data only.
+        trust: "full" if results of nodes may be unpickled, "data" if they are read as plain data only. None leaves that
+            to the offers.
+        allow_results: names of the classes that results may contain besides plain data, if they are read as data.
+
+    Raises:
+        UsageError: `maximum` is above 1, and the accelerators allow slices with different numbers of hosts.
     """
 
     name: str
@@ -78,15 +81,18 @@ class Terms:
         hosts_alike(self.need.accelerators, self.maximum)
 
     def ends_itself(self, offer: Offer) -> bool:
-        """Return True if a machine rented on this offer ends itself, and its cost, when its lease is over."""
+        """Return True if a machine rented on this offer ends itself, and its cost, when its lease is over.
+
+        Return True, too, if the pool has no driver for the offer's provider.
+        """
         return all(ends_itself(each, offer) for each in self.drivers if each.name == offer.provider)
 
 
 def pool_name(name: str | None) -> str:
-    """Return the name if it is a valid pool name, or a random name if it is None.
+    """Return the name if it is a valid pool name. For None, return a random one such as "pool-1f0a9c3e".
 
     Raises:
-        UsageError: the name is not 1 to 40 characters of a-z, 0-9 and "-", or begins or ends with "-".
+        UsageError: the name is not text of 1 to 40 of a-z, 0-9 and "-", or begins or ends with "-".
     """
     if name is None:
         return f"pool-{secrets.token_hex(4)}"
@@ -102,7 +108,7 @@ def budget_asked(budget: Any) -> Budget | None:
     """Return a budget as a Budget: None and a Budget as they are, and a number as that many US dollars.
 
     Raises:
-        UsageError: the value is something else.
+        UsageError: the value is something else, or a number that is not above 0 and finite.
     """
     if budget is None or isinstance(budget, Budget):
         return budget
@@ -121,11 +127,13 @@ class TrustTerms(TypedDict):
 
 
 def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
-    """Check the trust arguments of a pool, and return them as fields of `Terms`.
+    """Check the trust arguments of a pool, and return them as the fields `trust` and `allow_results` of `Terms`.
+
+    Classes become their full names. The names are not looked up, so a class may be unknown here.
 
     Args:
         trust: "full", "data", or None to leave it to the offers.
-        allow_results: classes that results may contain beyond plain data. A class, or a name such as "mypkg.Point", or
+        allow_results: classes that results may contain besides plain data. A class, or a name such as "mypkg.Point", or
             "mypkg.*" for a package; or several of these.
 
     Raises:
@@ -141,9 +149,9 @@ def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
 
 
 def packed(image: Any, progress: Any = None) -> tuple[Any, dict[str, str]]:
-    """Return the archive of the image's files (None for no files), and the image's secrets by name.
+    """Return the archive of the image's files (None for no files), and the image's secrets as a dict by name.
 
-    Files and environment variables are read now, before anything is rented.
+    Files and environment variables are read now, before anything is rented. It blocks meanwhile.
 
     Args:
         image: the image.

@@ -1,4 +1,4 @@
-"""Code that the client sends to nodes, because skypool is not installed there.
+"""Code that the client (the user's process) sends to nodes, because skypool is not installed there.
 
 - `bundle`: packs skypool and cloudpickle into one zip, with the shell and Python code that unpacks and starts it.
 - `user_modules`: finds the user's own modules and their source.

@@ -1,4 +1,4 @@
-"""The zip of skypool and cloudpickle that nodes get, and the short programs that unpack and start it there."""
+"""The zip of skypool and cloudpickle that nodes (rented machines) get, and the programs that unpack and start it."""
 
 from __future__ import annotations
 
@@ -47,10 +47,12 @@ LOADER = (files("skypool") / "agent" / "loader.py").read_text("utf-8")
 
 
 def staged(text: str) -> bytes:
-    """Return shell text as bytes for `STAGE`. Bytes that are sent after them are the stdin of that text.
+    """Return shell text as the `_STAGE_BYTES` (8192) bytes that `STAGE` reads, padded with newlines.
+
+    Bytes that are sent after them are the stdin of that text.
 
     Raises:
-        UsageError: the text is longer than `STAGE` reads.
+        UsageError: the text is longer than `_STAGE_BYTES` bytes in UTF-8.
     """
     data = text.encode()
     if len(data) > _STAGE_BYTES:
@@ -62,23 +64,28 @@ def staged(text: str) -> bytes:
 
 
 def assigned(values: Mapping[str, object]) -> str:
-    """Return shell text that sets these variables, one on each line, with quoted values."""
+    """Return shell text that sets these variables, one on each line, with quoted values.
+
+    Names are not quoted or checked. Returns "" for no variables.
+    """
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def padded(data: bytes, block: int) -> bytes:
     """Return `data` with newlines added up to a multiple of `block` bytes.
 
-    `dd` in a shell reads exactly such blocks.
+    `dd` in a shell reads exactly such blocks. Data that has such a length already, also b"", is returned unchanged.
     """
     return data + b"\n" * (-len(data) % block)
 
 
 def agent_starter(python: str, home: str) -> str:
-    """Return shell text that replaces the shell with the loader, in Python.
+    """Return shell text that replaces the shell with the loader, the Python program that starts the agent.
+
+    The agent is the process that runs calls on the node.
 
     Args:
-        python: the path of the interpreter; "" for the one that the node's setup found.
+        python: the path of the interpreter on the node; "" for the one that the node's setup found.
         home: the folder of skypool's files on the node, where the setup noted its interpreter.
     """
     word = shlex.quote(python) if python else f'"$(cat {shell_path(home)}/boot/python)"'
@@ -86,12 +93,20 @@ def agent_starter(python: str, home: str) -> str:
 
 
 def shell_path(path: str) -> str:
-    """Return a path quoted for a shell. A leading "~/" becomes the home folder of the user there."""
+    """Return a path quoted for a shell. A leading "~/" becomes the home folder of the user there.
+
+    Other uses of "~" stay as they are.
+    """
     return '"$HOME"' + shlex.quote(path[1:]) if path.startswith("~/") else shlex.quote(path)
 
 
 class Bundle(NamedTuple):
-    """The zip for nodes, and the hash of its contents, which is part of its file name."""
+    """The zip for nodes.
+
+    Attributes:
+        data: the bytes of the zip.
+        hash: 16 hexadecimal digits that identify its contents. They are part of its file name.
+    """
 
     data: bytes
     hash: str
@@ -99,9 +114,13 @@ class Bundle(NamedTuple):
 
 @cache
 def bundle() -> Bundle:
-    """Return skypool and cloudpickle as one zip, compiled for this minor version of Python.
+    """Return skypool, its drivers and cloudpickle as one zip, compiled for this version of Python.
 
-    It is kept in the user's cache folder for later processes. The hash covers the sources and Python's version.
+    The zip is kept in the user's cache folder for later processes, and in this process after the first call. The hash
+    covers the sources and Python's version.
+
+    Raises:
+        ImportError: one of these packages is not installed as a package.
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
@@ -120,10 +139,10 @@ def bundle() -> Bundle:
 
 
 def _sources() -> list[tuple[str, bytes]]:
-    """Return the files that go into the zip, as (path in the zip, contents).
+    """Return the files that go into the zip, as a list of (path in the zip, contents).
 
     Raises:
-        ImportError: skypool or cloudpickle is not installed as a package.
+        ImportError: skypool, a driver or cloudpickle is not installed as a package.
     """
     found = []
     points = distribution("skypool").entry_points.select(group="skypool.providers")
@@ -146,6 +165,9 @@ def _pack(sources: dict[str, bytes]) -> bytes:
     """Return a zip of these files, given as contents by path.
 
     Each module also has its bytecode, for a fast start. The sources are there so that tracebacks show lines.
+
+    Raises:
+        SyntaxError: a ".py" file cannot be compiled.
     """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -167,7 +189,10 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Write the zip to the cache for later processes. A failure is ignored: it only costs time."""
+    """Write the zip to the cache for later processes, which see the complete file or none.
+
+    A failure is ignored, because it only costs time.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -180,11 +205,12 @@ def _keep(path: Path, data: bytes) -> None:
 def prelude(config: AgentConfig, start: bool) -> bytes:
     """Return the first bytes that the loader reads: the length of a JSON text in 8 characters, and that text.
 
-    It has the agent's configuration and the zip's hash and size.
+    The loader is the Python program that starts the agent on a node. The text has the agent's configuration, the zip's
+    hash and size, and this Python's version.
 
     Args:
         config: the agent's configuration.
-        start: True if the loader shall start an agent when there is none.
+        start: True if the loader must start an agent when there is none.
     """
     zip_ = bundle()
     text = json.dumps(

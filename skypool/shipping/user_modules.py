@@ -1,4 +1,4 @@
-"""Finds the user's own modules and their source, for nodes that import them.
+"""Finds the user's own modules and their source, for nodes (rented machines) that import them.
 
 A module is the user's own if its file is outside the standard library and outside site-packages.
 """
@@ -44,7 +44,7 @@ _NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle"}
 def _installed() -> tuple[str, ...]:
     """Return the folders of installed code, with a separator at the end: the standard library and all site-packages.
 
-    Nodes have their own copies of these modules.
+    Symbolic links are resolved. Nodes have their own copies of these modules. The result is computed once in a process.
     """
     paths = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += site.getsitepackages()
@@ -55,7 +55,8 @@ def _installed() -> tuple[str, ...]:
 def is_users(path: str | None) -> bool:
     """Return True if a module's file belongs to the user.
 
-    Its path must be absolute, and not in a folder of installed code. None and "" return False.
+    Its path must be absolute, and, after resolving symbolic links, not in a folder of installed code. Returns False for
+    None and "". The file need not exist.
     """
     if not path or not os.path.isabs(path):
         return False
@@ -68,7 +69,8 @@ _is_users_file = cache(is_users)
 def stamp(module: ModuleType) -> tuple[int, int] | None:
     """Return (time of change in nanoseconds, size in bytes) of the file of a loaded module.
 
-    Returns None if the module is not the user's own. A changed result means that the file has changed.
+    Returns None if the module is not the user's own, or if its file no longer exists. A changed result means that the
+    file has changed.
     """
     path = getattr(module, "__file__", None)
     if not isinstance(path, str) or not _is_users_file(path):
@@ -81,9 +83,10 @@ def stamp(module: ModuleType) -> tuple[int, int] | None:
 
 
 def manifest() -> dict[str, str]:
-    """Return all modules of the user's own that are loaded now, as name -> content hash.
+    """Return all modules of the user's own that are loaded now, as a dict from name to content hash.
 
-    The script itself is left out.
+    The user's script, skypool and cloudpickle are left out, and modules whose source cannot be read. The hash has 16
+    hexadecimal digits.
     """
     found = {}
     for name, module in list(sys.modules.items()):
@@ -102,6 +105,10 @@ def _digest(path: str, loader: Any) -> str:
     """Return a hash of a module's source, 16 hexadecimal digits; "" if the source cannot be read.
 
     It is cached until the file's time or size changes.
+
+    Args:
+        path: the module's file, which may be inside a zip.
+        loader: the module's loader. A `zipimporter` reads the source from the zip.
     """
     try:
         stat = os.stat(getattr(loader, "archive", path))
@@ -116,6 +123,10 @@ def _digest(path: str, loader: Any) -> str:
 def _source(path: str, loader: Any) -> bytes:
     """Return the contents of a module's file, which may be inside a zip.
 
+    Args:
+        path: the module's file.
+        loader: the module's loader. A `zipimporter` reads the file from the zip.
+
     Raises:
         OSError: the file cannot be read.
     """
@@ -129,7 +140,7 @@ class Lender:
     """The modules of the user's own that one node has asked for. It limits how often the node may ask.
 
     A module is searched once, and again when its file has changed. A name that was not found is searched again after
-    `_MISSING_FOR` seconds.
+    `_MISSING_FOR` (5) seconds.
     """
 
     def __init__(self) -> None:
@@ -138,9 +149,10 @@ class Lender:
         self._asked: dict[str, tuple[float, float]] = {}
 
     def find(self, name: str) -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a node that asks for a module: the header of the frame, and the module's source.
+        """Return the answer to a node that asks for a module: the header of the message, and the module's source.
 
-        The header's "found" is False if there is no such module of the user's own. The source is then b"".
+        Without such a module of the user's own, the header's "found" is False and the source is b"". A name of more
+        than `_LONGEST_NAME` (500) characters is never found.
 
         Raises:
             ProtocolError: the node asks for the same module too often, or for too many that do not exist.
@@ -168,14 +180,16 @@ class Lender:
         return header, source
 
     def _count(self, name: str, now: float) -> None:
-        """Count an answer with a module. The allowance is `_MOST_ANSWERS` at once, plus `_ANSWERS_A_SECOND`.
+        """Count an answer about a module.
+
+        The node may get `_MOST_ANSWERS` (2000) at once, and `_ANSWERS_A_SECOND` (50) more each second.
 
         Args:
-            name: the module's name.
+            name: the module's name. Each has its own count.
             now: the time by `time.monotonic()`.
 
         Raises:
-            ProtocolError: the allowance is used up.
+            ProtocolError: the node has asked more often.
         """
         since, count = self._asked.get(name, (now, 0.0))
         count = max(0.0, count - (now - since) * _ANSWERS_A_SECOND) + 1
@@ -187,7 +201,8 @@ class Lender:
 def _stamp_of(name: str) -> tuple[int, int] | None:
     """Return (time of change in nanoseconds, size in bytes) of the file of the module with this name.
 
-    The module need not be loaded. Returns None if there is no such file.
+    For a module in a zip, it is the zip's. The module need not be loaded. Returns None if there is no such module or
+    file.
     """
     origin, _, loader = _locate(name)
     try:
@@ -198,10 +213,14 @@ def _stamp_of(name: str) -> tuple[int, int] | None:
 
 
 def find(name: str) -> tuple[dict[str, Any], bytes]:
-    """Return the answer to a node that asks for a module: the header of the frame, and the module's source.
+    """Return the answer to a node that asks for a module: the header of the message, and the module's source.
 
-    The header's "found" is False if there is no such module of the user's own. The source is then b"". No module is
-    executed: one that is not loaded is searched without importing its parents.
+    Without such a module of the user's own, the header's "found" is False and the source is b"". For a namespace
+    package, "found" is True and the source is b"". No module is executed: one that is not loaded is searched without
+    importing its parents.
+
+    Args:
+        name: the module's full name.
     """
     missing = {"name": name, "found": False}
     if name.partition(".")[0] in _NEVER_SENT:
@@ -229,7 +248,7 @@ def _locate(name: str) -> tuple[str | None, list[str], Any]:
     """Return (file, folders of its submodules, loader) of a module, without executing it.
 
     The file is None for a namespace package, and for a module that is not found. The folders are an empty list for a
-    module that is not a package.
+    module that is not a package. For one that is not found, the result is (None, [], None).
     """
     module = sys.modules.get(name)
     if isinstance(module, ModuleType):

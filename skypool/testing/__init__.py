@@ -1,5 +1,7 @@
 """Tools for tests: `FakeCloud`, a cloud for rehearsals, and `DriverContract`, the tests that a driver must pass.
 
+A driver is the class through which skypool rents machines of one cloud provider.
+
     from skypool.testing import FakeCloud, HttpCloud, Stock        # needs nothing but skypool
     from skypool.testing import Control, DriverContract            # DriverContract needs pytest
 
@@ -42,7 +44,9 @@ if "pytest" in sys.modules:  # pytest then shows the values of a failed assertio
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that importing the package does not need pytest.
+    """Import a public name of this package when it is first used, and return it.
+
+    The class, function or value is imported only then, so that importing the package does not need pytest.
 
     Raises:
         AttributeError: the package has no such name.

@@ -1,4 +1,8 @@
-"""The API of the fake cloud, which its drivers call. A test can make each call fail."""
+"""The API of the fake cloud: the calls that its drivers make. A test can make each call fail.
+
+A driver uses one `Api` object as if it were the client library of a cloud provider. The calls change the stored state
+of the fake cloud.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +48,16 @@ _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
 
 
 def refusal(kind: type[ProviderError], what: str, provider: str, text: str | None = None) -> ProviderError:
-    """Return the error with which the fake cloud refuses a request, with code, text and advice.
+    """Return the error for a request that the fake cloud refuses. It carries an error code, a text and advice.
+
+    The caller raises the error. Its code and advice follow from the class. A class without an entry of its own in
+    `_SAYS` gets those of its nearest base class.
 
     Args:
         kind: the class of the error.
-        what: the refused action, after "refused to".
+        what: the refused action, to follow "refused to" in the message.
         provider: the driver's name.
-        text: what the cloud says; None for its usual words.
+        text: the cloud's own explanation; None for the usual one of this class.
     """
     code, usual, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
     text = usual if text is None else text
@@ -60,13 +67,13 @@ def refusal(kind: type[ProviderError], what: str, provider: str, text: str | Non
 class Api:
     """A client's connection to a fake cloud.
 
-    Every method may fail as the cloud's `control` prepared it. It raises CredentialsError if the key is wrong, and
-    NoAnswer if the reply is lost.
+    Every method raises the failure that a test prepared for its call. Every method raises CredentialsError if the key
+    is wrong, and NoAnswer if the test let the reply be lost.
 
     Args:
         state: the stored state of the cloud.
-        provider: the driver's name, for errors.
-        key: the client's credentials.
+        provider: the driver's name, for error messages.
+        key: the client's API key.
     """
 
     def __init__(self, state: State, provider: str, key: str) -> None:
@@ -77,31 +84,32 @@ class Api:
     # --- what can be asked -----------------------------------------------------------------------------------
 
     def account(self) -> dict[str, int]:
-        """Return the account's limits, by quota."""
+        """Return the account's limits: the maximum number of live machines for each quota. Empty if no limit is set."""
         return self._call("account", lambda world: dict(world.limits))
 
     def stock(self) -> list[tuple[Stock, bool]]:
-        """Return everything that is sold, each with True if it is in stock now."""
+        """Return everything that the cloud sells, each with True if it is in stock now and False if it is sold out."""
         return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
 
     def create(
         self, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: Mapping[str, str] | None = None
     ) -> list[Machine]:
-        """Make one machine, or all hosts of one slice, and return them.
+        """Make one machine, or all hosts of one slice (several hosts that are sold together), and return them.
 
-        A token that was used before returns its machines.
+        The call is idempotent: if the token was used before, nothing is made, and the machines of that token are
+        returned. Machines may still be booting when this returns.
 
         Args:
             stock: what to buy.
-            order: the pool, its lease and its lifetime.
-            nodes: the node of each machine.
+            order: the order; its pool, its lease and its lifetime are used.
+            nodes: the number of the pool's node that each machine becomes. One machine is made for each.
             token: the idempotency token.
-            said: tags that the client writes on the machines, beside those of the order.
+            said: tags that the client writes on the machines itself; None for none.
 
         Raises:
             CapacityError: it is out of stock.
             QuotaError: the account's limit is reached.
-            ProviderError: the machines of this token have ended.
+            ProviderError: a machine of this token has ended already.
         """
 
         def made(world: World) -> list[Machine]:
@@ -116,11 +124,19 @@ class Api:
         return new
 
     def describe(self, pool: str | None) -> list[Machine]:
-        """Return the live machines of one pool, or of all pools for None."""
+        """Return the live machines of this user that are found by their tags.
+
+        Args:
+            pool: only the machines of this pool that were rented from this host; None for all pools, from any host.
+        """
         return self._call("describe", lambda world: _tagged(world.alive(), pool), pool=pool)
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """Begin to end machines, with the whole slice of each. Unknown ids are ignored."""
+        """Ask the cloud to end machines, each together with all hosts of its slice.
+
+        The machines have ended when this returns, except for those that a test made ignore such requests: these, with
+        their slice, stay in the state "ending". Ids of unknown or ended machines are ignored.
+        """
 
         def gone(world: World) -> None:
             wanted = set(ids)
@@ -138,7 +154,14 @@ class Api:
         self._call("delete", gone, ids=list(ids))
 
     def tag(self, pool: str, until: datetime) -> None:
-        """Set the time until which everything of a pool is needed: machines, key pairs and security groups."""
+        """Set the time until which a pool needs its machines, key pairs and security groups.
+
+        Only those of this user that were made from this host are changed.
+
+        Args:
+            pool: the pool's name. One without resources is accepted, without effect.
+            until: the new time.
+        """
 
         def tagged(world: World) -> None:
             for each in [*_tagged(world.alive(), pool), *_tagged(world.things.values(), pool)]:
@@ -147,7 +170,7 @@ class Api:
         self._call("tag", tagged, pool=pool)
 
     def make(self, kind: str, pool: str, until: datetime | None) -> None:
-        """Make a key pair or security group for a pool, unless it exists.
+        """Make a key pair or security group for a pool. Does nothing if it exists.
 
         Args:
             kind: "key-pair" or "security-group".
@@ -162,7 +185,11 @@ class Api:
         self._call("make", made, kind=kind, pool=pool)
 
     def things(self, pool: str | None) -> list[Thing]:
-        """Return the key pairs and security groups of one pool, or of all pools for None."""
+        """Return the key pairs and security groups of this user.
+
+        Args:
+            pool: only those of this pool that were made from this host; None for all pools, from any host.
+        """
         return self._call("things", lambda world: _tagged(world.things.values(), pool), pool=pool)
 
     def remove(self, kind: str, name: str) -> None:
@@ -170,10 +197,10 @@ class Api:
 
         Args:
             kind: "key-pair" or "security-group".
-            name: its name.
+            name: the id of the key pair or security group.
 
         Raises:
-            ProviderError: it is a security group that a machine of its pool uses.
+            ProviderError: it is a security group, and a live machine of its pool and owner uses it.
         """
 
         def removed(world: World) -> None:
@@ -193,11 +220,19 @@ class Api:
     def _made(
         self, world: World, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: dict[str, str]
     ) -> list[Machine]:
-        """Make one machine, or all hosts of one slice, and return them.
+        """Make one machine, or all hosts of one slice, and return them. Nothing is made if this raises.
+
+        Args:
+            world: the state of the cloud. The new machines are added to it.
+            stock: what to buy.
+            order: the pool, its lease and its lifetime.
+            nodes: the node of each machine; one machine is made for each.
+            token: the idempotency token.
+            said: tags that the client writes on the machines itself.
 
         Raises:
             CapacityError: it is out of stock.
-            QuotaError: the account's limit is reached.
+            QuotaError: the account's limit would be exceeded.
         """
         if world.limits or world.capacity or stock.capacity is not None:
             world.settle()  # machines that are due to end make room
@@ -215,7 +250,20 @@ class Api:
     def _machine(
         self, world: World, stock: Stock, order: Order, node: int, token: str, slice_: str, said: dict[str, str]
     ) -> Machine:
-        """Make one machine and return it. It gets the next prepared defect, if there is one."""
+        """Add one machine to the state of the cloud, make its folder, and return it.
+
+        The machine is still "starting". It gets the next prepared defect, if there is one. Stock and limits are not
+        checked.
+
+        Args:
+            world: the state of the cloud.
+            stock: what to buy.
+            order: the pool, its lease and its lifetime.
+            node: the number of the pool's node that the machine becomes.
+            token: the idempotency token.
+            slice_: the name of the slice that the machine is a host of; "" for none.
+            said: tags that the client writes on the machine itself.
+        """
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
         name = f"i-{world.made:04d}"
@@ -246,7 +294,10 @@ class Api:
         return new
 
     def _look_after(self, new: Sequence[Machine]) -> None:
-        """Start the cloud's hypervisor if a real machine is alive and no hypervisor runs."""
+        """Start the background process that ends the cloud's machines on time, unless it runs already.
+
+        Does nothing if all new machines have ended, or if machines exist by name only (they are no processes).
+        """
 
         def looked_after(world: World) -> None:
             if any(each.lives for each in new) and world.real and not hypervisor.busy(self._state.folder):
@@ -255,19 +306,32 @@ class Api:
         self._do(looked_after, settle=False)
 
     def _refuse(self, kind: type[ProviderError], what: str, text: str) -> NoReturn:
-        """Raise the error with which the cloud refuses a request."""
+        """Raise the error with which the cloud refuses a request. Never returns.
+
+        Args:
+            kind: the class of the error.
+            what: the refused action, to follow "refused to" in the message.
+            text: the cloud's own explanation.
+        """
         raise refusal(kind, what, self._provider, text=text)
 
     def _call(self, call: str, effect: Callable[[World], T], *, place: Place = _NOWHERE, **about: Any) -> T:
-        """Perform one call of the API as the test has prepared it.
+        """Perform one call of the API with the failures that a test prepared for it, and return the result of `effect`.
 
-        It is written to the journal, and may be delayed or refused. Its answer may be lost, or its process killed.
+        The call is counted and written to the journal first, even if it then fails. Then come, in this order: a
+        prepared kill of this process, a delay, the check of the key, and a prepared error. Then `effect` runs. After
+        it, a prepared kill or a lost reply follows.
 
         Args:
             call: the name of the call, one of `control.CALLS`.
-            effect: changes the world and returns the result of the call.
-            place: instance type, zone and market, for rules that are limited to some.
+            effect: changes the state of the cloud and returns the result of the call.
+            place: instance type, zone and market. Prepared failures may be limited to some of them.
             about: arguments of the call, for the journal.
+
+        Raises:
+            CredentialsError: the client's key is wrong.
+            NoAnswer: a test let the reply be lost.
+            Exception: another error that a test prepared, or an error of `effect`.
         """
 
         def before(world: World) -> tuple[int, float, Any, bool]:
@@ -295,9 +359,14 @@ class Api:
         return result
 
     def _do(self, work: Callable[[World], T], *, settle: bool) -> T:
-        """Run a function on the world.
+        """Run a function on the locked state of the cloud, and return its result. Its changes are stored.
 
-        Repeat it if this process was stopped meanwhile and other processes continued without it.
+        The function is run again if this process was stopped meanwhile (as by SIGSTOP) and other processes went on
+        without it. Its first changes are lost then.
+
+        Args:
+            work: the function.
+            settle: first apply everything that is due by the cloud's clock, such as ends of leases.
         """
         while True:
             try:
@@ -309,8 +378,11 @@ class Api:
     def _raise(self, error: Exception | type[Exception] | None, call: str) -> None:
         """Raise an error that a test prepared, in the form in which a driver would see it. Does nothing for None.
 
+        A class of ProviderError is raised as an error with fitting texts. A ConnectionError object becomes NoAnswer.
+        Any other error is raised as it is.
+
         Args:
-            error: an exception or a class of exceptions. A ConnectionError becomes NoAnswer.
+            error: an exception or a class of exceptions; None for no error.
             call: the name of the call, for the message.
         """
         if isinstance(error, type) and issubclass(error, ProviderError):
@@ -325,10 +397,10 @@ class Api:
             raise error
 
     def _die_if_told(self, world: World, number: int, when: When) -> None:
-        """Kill this process with SIGKILL if a test has prepared that for this call.
+        """Kill this process with SIGKILL if a test has prepared that for this call; otherwise do nothing.
 
         Args:
-            world: the state of the cloud, which is stored first.
+            world: the state of the cloud. It is stored before the process dies.
             number: the number of the call.
             when: "before" or "after" the call takes effect.
         """
@@ -338,16 +410,20 @@ class Api:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _tell(self, number: int, call: str, **about: Any) -> None:
-        """Append a call to the cloud's journal, as one JSON object on a line."""
+        """Append a call to the cloud's journal, a file with one JSON object on each line.
+
+        The line has the call's number, its name, the id of this process, and the arguments in `about`.
+        """
         line = json.dumps({"number": number, "call": call, "pid": os.getpid(), **about})
         with open(self._state.folder / "journal", "a") as journal:
             journal.write(f"{line}\n")
 
 
 def _left(world: World, stock: Stock) -> float:
-    """Return how many more machines, or slices, of a stock can be made now.
+    """Return how many more machines (or slices) of a stock can be made now.
 
-    Returns infinity if there is no limit. The number may be negative if a test lowered the limit.
+    Returns infinity if there is no limit. Returns 0 if it is sold out, or a negative number if a test lowered the limit
+    below the number of live machines.
     """
     capacity = world.capacity.get(stock.place, stock.capacity)
     if capacity is None:
@@ -356,22 +432,27 @@ def _left(world: World, stock: Stock) -> float:
 
 
 def _tagged(all_: Any, pool: str | None) -> list[Any]:
-    """Return the machines, key pairs or security groups whose tags say that they belong to this user.
+    """Return those machines, key pairs or security groups whose tags say that they belong to this user.
+
+    Machines that have no tags are left out. The order is kept.
 
     Args:
         all_: what to choose from.
-        pool: the name of a pool of this host; None means all pools of this user, from any host.
+        pool: only those of the pool of this name, made from this host; None means all pools of this user, from any
+            host.
     """
     mine = [each for each in all_ if tags.ours({tags.POOL: each.pool, tags.OWNER: each.owner}, pool)]
     return [each for each in mine if getattr(each, "tagged", True)]
 
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:
-    """Apply the prepared failures (`world.rules`) that match a call, and count the call as one use of each.
+    """Find the prepared failures that match a call, count the call as one use of each, and return their effect.
+
+    The failures are rules in `world.rules`. A rule that is used up is removed from there.
 
     Returns:
-        (seconds, error): the delay of the call, and the error to raise, or None. Only the first matching failure with
-        an error is applied. Others are kept for later calls.
+        (seconds, error): the delay of the call, and the error to raise, or None. The delays of all matching rules are
+        added. Only the first matching rule with an error is applied; later ones with an error stay for later calls.
     """
     delay = 0.0
     error = None

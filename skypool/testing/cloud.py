@@ -1,4 +1,4 @@
-"""`FakeCloud`: a cloud for rehearsals and tests. Its machines are processes on this computer, which run real agents.
+"""`FakeCloud`: a cloud for rehearsals and tests. Its machines are processes on this computer that run real pool nodes.
 
 Its prices are never charged. Its `control` makes it run out of stock, refuse requests, lose replies, take machines back
 or fail to end them. Tests can move its clock forward. Its state is stored in a folder. So it outlives a client that is
@@ -44,15 +44,18 @@ _THINGS = ("key-pair", "security-group")
 class FakeCloud:
     """A driver for a fake cloud, for rehearsals and tests.
 
+    In a `with` block, all machines are ended at the end of the block.
+
     Args:
         state: a folder for the cloud alone, which is made on first use. None means $SKYPOOL_FAKE_CLOUD.
         stock: the kinds of machines that a new cloud sells; None means `world.USUAL`. An existing cloud keeps its
             stock.
         machines: True to run machines as processes here, which needs Linux. With False they exist by name only and
             cannot be reached.
-        ends_itself: True if machines end when their lease is over.
-        key: the credentials. A new cloud accepts the first key that it sees, and later clients must use the same. None
-            means $SKYPOOL_FAKE_KEY.
+        ends_itself: True if machines end when their lease is over. A lease is the time that a machine lives on without
+            hearing from its client.
+        key: the API key. A new cloud accepts the first key that it sees, and later clients must use the same. None
+            means $SKYPOOL_FAKE_KEY, or "" if that is not set.
         patience: seconds after which `terminate` raises StillRunning for a machine that has not ended.
         billing: the moment from which a machine is billed: its "create", or when it is "running".
         tells_billing: True if the cloud reports since when a machine is billed.
@@ -81,13 +84,19 @@ class FakeCloud:
 
     @property
     def abilities(self) -> Abilities:
-        """Return the abilities of this cloud: spot market, private network, and the given settings."""
+        """Return what this cloud can do, as `Abilities`.
+
+        It has a spot market and a private network. The rest follows from the settings.
+        """
         return Abilities(ends_itself=self.ends_itself, private_network=True, spot=True, billed_from=self.billing)
 
     # --- the verbs -------------------------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return an offer for everything that the cloud sells, in stock or not. The need is ignored."""
+        """Return an offer for everything that the cloud sells, in stock or not. The need is ignored.
+
+        The field `available` of an offer tells if it is in stock now.
+        """
         return [
             Offer(
                 provider=self.name,
@@ -111,16 +120,20 @@ class FakeCloud:
         ]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Rent one machine for each node, or one slice for each group of nodes.
+        """Rent one machine for each node of the order, or one slice (several hosts) for each group of nodes.
 
-        The same token and node give the same machine.
+        Returns at once with the machines in the order of their nodes; they may still be booting. A repeated launch with
+        the same token and nodes returns the same machines.
 
-        Returns fewer machines, those of the first nodes, if the stock or quota runs out. With `private_network` it ends
-        them again and raises.
+        If stock or quota runs out on the way, fewer machines are returned: those of the first nodes. If the order needs
+        a private network, these are ended again instead, and the error is raised.
 
         Raises:
             UsageError: machines would be processes here, and this computer does not run Linux.
-            CapacityError, QuotaError: nothing was rented.
+            CapacityError, QuotaError: stock or quota does not suffice; nothing is left rented.
+            ProviderError: the cloud refused for another reason, or did not answer. Machines that were made before are
+                not ended; a repeated launch returns them.
+            StillRunning: machines that had to be ended again did not end.
         """
         if self.machines and not machine.run_here():
             raise UsageError(
@@ -148,18 +161,20 @@ class FakeCloud:
         return launched
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the live machines of this user's pools, found by their tags.
+        """Return the live machines of this user's pools, found by their tags. Empty if there are none.
+
+        Their `offer` is None, because tags do not tell on which offer a machine was rented.
 
         Args:
-            pool: the pool's name; None for all pools.
+            pool: the pool's name; only machines that were rented from this host are returned then. None for all pools.
         """
         return [self._instance(each) for each in self._api().describe(pool)]
 
     def access(self, instance: Instance) -> Access:
-        """Return how to run commands on a machine.
+        """Return how to run commands on a machine. It does not wait: a machine that is still booting refuses commands.
 
         Raises:
-            ProviderError: the machine has ended, or this cloud's machines exist by name only.
+            ProviderError: the machine has ended or never existed, or this cloud's machines exist by name only.
         """
         found = next((each for each in self._api().describe(instance.pool) if each.id == instance.id), None)
         if found is None or not self.machines:
@@ -182,11 +197,14 @@ class FakeCloud:
         )
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """End machines, and repeat the request until the cloud no longer lists any of them.
+        """End machines, and repeat the request until the cloud no longer lists any of them. Blocks until then.
+
+        All hosts of a slice end together. Machines that no longer exist are ignored.
 
         Raises:
-            StillRunning: some are still alive after `patience` seconds; it carries these instances.
+            StillRunning: some are still alive after `patience` seconds; its `instances` are these.
             NoAnswer, RateLimitError: the cloud answered no request within `patience` seconds.
+            ProviderError: the cloud refused for another reason, such as a wrong key. This is raised at once.
         """
         ids = {each.id for each in instances}
         api = self._api()
@@ -207,11 +225,16 @@ class FakeCloud:
             time.sleep(0.05 if ids else 0)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Set the time in the tags of a pool's machines, key pairs and security groups until which they are needed."""
+        """Set the time in the tags of a pool's machines, key pairs and security groups until which the pool needs them.
+
+        Args:
+            pool: the pool's name. A pool that has nothing is accepted, without effect.
+            until: the new time.
+        """
         self._api().tag(pool, until)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return the key pairs and security groups of a pool, whether machines use them or not.
+        """Return the key pairs and security groups of a pool, also if machines still use them. Empty if there are none.
 
         Args:
             pool: the pool's name; None for all pools of this user.
@@ -221,10 +244,16 @@ class FakeCloud:
         ]
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove leftovers. All are tried before an error is raised.
+        """Remove key pairs and security groups. All are tried before an error is raised.
+
+        Does nothing for those that no longer exist.
+
+        Args:
+            leftovers: what to remove.
 
         Raises:
-            ProviderError: a leftover is still in use by a machine; an ErrorGroup for several.
+            ProviderError: one could not be removed, for example because a machine still uses it. If several could not
+                for different reasons, an ErrorGroup of such errors.
         """
         api = self._api()
         errors = list[ProviderError]()
@@ -237,9 +266,10 @@ class FakeCloud:
             raise together(f"{self.name}: some leftovers could not be removed", errors)
 
     def check(self) -> Iterable[Finding]:
-        """Return a finding on the key, and one for each of the account's limits.
+        """Return a finding on the API key, and one for each of the account's limits.
 
-        A wrong key is a finding, not an error.
+        If the cloud refuses, for example because of a wrong key, the only finding tells that, and no error is raised. A
+        limit of 0 is a bad finding. The check costs nothing.
         """
         try:
             limits = self._api().account()
@@ -263,7 +293,7 @@ class FakeCloud:
         return Clock(self._state())
 
     def count(self, kind: str = "") -> int:
-        """Return how many machines, key pairs and security groups exist together.
+        """Return how many live machines, key pairs and security groups there are in total.
 
         Args:
             kind: "machine", "key-pair" or "security-group" for one kind only; "" for all.
@@ -271,7 +301,10 @@ class FakeCloud:
         return len(self.control.alive(kind))
 
     def close(self) -> None:
-        """End all machines at once. Does nothing if the cloud was never used."""
+        """End all machines at once.
+
+        Does nothing if the cloud was never used. The folder, key pairs and security groups are kept.
+        """
         with contextlib.suppress(FileNotFoundError), State(Path(str(self.state))).open() as world:
             for each in world.alive():
                 world.end(each)
@@ -285,20 +318,31 @@ class FakeCloud:
     # --- its parts -------------------------------------------------------------------------------------------
 
     def _state(self) -> State:
-        """Return the stored state of this cloud, which is created when it is first opened."""
+        """Return the stored state of this cloud. The state is created when it is first opened."""
         return State(str(self.state), self._world)
 
     def _world(self) -> World:
-        """Return the initial world of this cloud."""
+        """Return a new initial state of this cloud, with its stock, key and settings and no machines.
+
+        Nothing is stored.
+        """
         stock = USUAL if self.stock is None else tuple(self.stock)
         return World(str(self.state), stock, self.key or "", self.machines, self.ends_itself, self.billing)
 
     def _api(self) -> Api:
-        """Return the cloud's calls, with this driver's key."""
+        """Return an object with the cloud's calls, which uses this driver's key."""
         return Api(self._state(), self.name, self.key or "")
 
     def _instance(self, made: Machine, offer: Offer | None = None) -> Instance:
-        """Return a machine of the cloud as an `Instance`, with the offer it was rented on if that is known."""
+        """Return the cloud's record of a machine as an `Instance`.
+
+        Its `billed_from` is None if `tells_billing` is False, or if the machine is billed only once it runs and does
+        not yet.
+
+        Args:
+            made: the cloud's record of the machine.
+            offer: the offer that the machine was rented on; None if that is not known.
+        """
         token = made.token.rpartition("/")[0]
         billed_from = made.born if self.billing == "create" else made.ran_at
         return Instance(

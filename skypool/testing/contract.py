@@ -1,4 +1,4 @@
-"""`DriverContract`: tests that every driver must pass; the driver's author runs them.
+"""`DriverContract`: tests that every driver of a cloud provider must pass. The driver's author runs them with pytest.
 
 Subclass it in a test module:
 
@@ -49,14 +49,16 @@ _SECRET = re.compile(r"(^|_)(token|secret|password|passphrase|api_?key|access_ke
 
 
 def elsewhere(argv: Sequence[str], what: object) -> str:
-    """Run a new Python process with a pickled object on stdin, and return what it prints.
+    """Run a new Python process with a pickled object on stdin, wait for its end, and return what it prints on stdout.
+
+    The process has the same import path and environment as this one.
 
     Args:
-        argv: the arguments of Python.
+        argv: the arguments of Python, such as ["-m", "module"].
         what: the object to pickle.
 
     Raises:
-        AssertionError: the process failed.
+        AssertionError: the exit status of the process is not 0. The message has what it wrote to stderr.
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))}
     done = subprocess.run([sys.executable, *argv], input=pickle.dumps(what), capture_output=True, env=env)
@@ -65,14 +67,14 @@ def elsewhere(argv: Sequence[str], what: object) -> str:
 
 
 class DriverContract(SliceContract):
-    """A test class with the tests that every driver must pass.
+    """A pytest class with the tests that every driver must pass.
 
-    Subclass it as `TestSomething` with a fixture `driver`, and override what differs.
+    Subclass it as `TestSomething` with a fixture `driver`, and override the other fixtures and attributes that differ.
 
     Attributes:
         patience: seconds within which a machine boots or ends.
         quick: seconds within which `offers` and `launch` return.
-        real: True if commands and pools can run on the machines.
+        real: True if commands and pools can run on the machines. With False, the tests that need this are skipped.
         several: True if one offer may serve for several machines. With False, each offer is one machine, and the tests
             use several offers.
     """
@@ -86,30 +88,43 @@ class DriverContract(SliceContract):
 
     @pytest.fixture
     def driver(self) -> Driver:
-        """Return the driver under test, ready to rent. At most three of its machines are alive at once."""
+        """Return the driver under test, ready to rent. A subclass must override this fixture.
+
+        At most three of its machines are alive at once.
+
+        Raises:
+            NotImplementedError: always, if it is not overridden.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs a fixture `driver` that returns the driver to test")
 
     @pytest.fixture
     def control(self) -> object:
-        """Return an object that moves the driver's cloud; None for none.
+        """Return an object with which the tests change the driver's cloud, or None (the default) for none.
 
-        It may have any of the methods in `trial.ABILITIES`. A test that needs a missing one is skipped.
+        It may have any of the methods in `trial.ABILITIES`, such as one that lets the cloud run out of stock. A test
+        that needs a missing method is skipped.
         """
         return None
 
     @pytest.fixture
     def need(self) -> Need:
-        """Return the requirements of the machines that the tests rent."""
+        """Return the requirements of the machines that the tests rent. The default requires nothing special."""
         return Need()
 
     @pytest.fixture
     def secrets(self) -> Sequence[str]:
-        """Return words of the driver's settings that its repr must not show."""
+        """Return secret texts in the driver's settings, such as an API key, that its repr must not show.
+
+        The default is an empty tuple.
+        """
         return ()
 
     @pytest.fixture
     def trial(self, driver: Driver, control: object, need: Need) -> Iterator[Trial]:
-        """Yield the driver, control and need as one `Trial`. Everything that the test rented is ended after it."""
+        """Yield the driver, the control and the need as one `Trial`, which has the helpers of the tests.
+
+        After the test, everything that it rented is ended.
+        """
         trial = Trial(driver, control, need, self.patience, self.several)
         yield trial
         trial.close()
@@ -124,7 +139,7 @@ class DriverContract(SliceContract):
         assert isinstance(abilities(driver), Abilities)
 
     def test_making_one_is_free(self, driver: Driver) -> None:
-        """Construct the driver again: that must open no file and no connection, start nothing, and import no SDK."""
+        """Test that constructing the driver opens no file or connection, starts nothing, and imports no SDK."""
         assert dataclasses.is_dataclass(driver)
         made = type(driver)
         settings = {each.name: getattr(driver, each.name) for each in dataclasses.fields(driver) if each.init}
@@ -474,20 +489,21 @@ class DriverContract(SliceContract):
     def _rentable(self, trial: Trial) -> Sequence[Offer]:
         """Return the offers on which a launch of this trial may rent.
 
-        These are the best offer, or all offers if each is a single machine.
+        These are only the best offer, or all offers if each is a single machine (`several` is False).
         """
         return trial.offers[: 1 if self.several else None]
 
     def _needs_machines(self) -> None:
-        """Skip the test if no command can run on the machines."""
+        """Skip the running test if no command can run on the machines, that is, if `real` is False."""
         if not self.real:
             pytest.skip("no command can run on the machines: `real` is False")
 
 
 def _slots_and_devices() -> Callable[[], tuple[int, int]]:
-    """Return a function that returns (slots, devices): how many of each the node has on which the function runs.
+    """Return a function that runs on a node and returns (slots, devices), two numbers that describe the node.
 
-    It is nested so that it is pickled by value, because a machine does not have this module.
+    The first is how many calls the node runs at once, the second how many accelerators the function sees. The function
+    is nested so that it is pickled by value, because a machine does not have this module.
     """
 
     def count() -> tuple[int, int]:
@@ -500,8 +516,14 @@ def _slots_and_devices() -> Callable[[], tuple[int, int]]:
 
 
 def _in_words(error: ProviderError, driver: Driver) -> None:
-    """Assert that an error names its provider, carries the provider's own text, and adds at least four words of its
-    own.
+    """Assert that an error names its provider, has the provider's text, and adds at least four words of its own.
+
+    Args:
+        error: an error that the driver raised.
+        driver: the driver, whose name the error must have in `provider`.
+
+    Raises:
+        AssertionError: the error lacks one of these.
     """
     assert error.provider == driver.name, f"the error's provider is not {driver.name}: {error!r}"
     assert error.text, f"the error lacks the provider's own text: {error!r}"
@@ -510,11 +532,14 @@ def _in_words(error: ProviderError, driver: Driver) -> None:
 
 
 def _near(said: datetime | None, asked: datetime | None) -> None:
-    """Assert that a time in a tag has a time zone and is within a second of the time that was ordered.
+    """Assert that a time in a tag has a time zone and is at most a second from the time that was ordered.
 
     Args:
         said: the time in the tag.
         asked: the time that was ordered.
+
+    Raises:
+        AssertionError: it is not so, or one of the times is None.
     """
     assert said is not None, "no tag holds the time until which it is needed"
     assert asked is not None
@@ -523,7 +548,10 @@ def _near(said: datetime | None, asked: datetime | None) -> None:
 
 
 def _ended(driver: Driver, instance: Instance) -> bool:
-    """Ask for the end of a machine and return True. Return False if the driver raises StillRunning."""
+    """Ask the driver to end a machine. Return True if it has ended, and False if the driver raises StillRunning.
+
+    Any other error of the driver is raised.
+    """
     try:
         driver.terminate([instance])
     except StillRunning:

@@ -1,6 +1,7 @@
-"""A program that finds and ends the machines of a pool. It runs in a new process, as after a crash of the client.
+"""A program that finds and ends the machines of a pool, in a new process, as after a crash of the client.
 
-It reads the driver and the name of the pool as a pickle from stdin, and prints the ids of the machines that it found.
+It reads a pickle from stdin: the tuple (driver, name of the pool). It prints the sorted ids of the machines that it
+found in one line, separated by spaces.
 """
 
 from __future__ import annotations

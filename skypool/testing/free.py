@@ -1,7 +1,8 @@
-"""A program that checks, in a new process, that constructing a driver has no side effects such as network access.
+"""A program that checks that constructing a driver has no side effects, such as network access or opened files.
 
-It reads the driver's class and settings as a pickle from stdin. It prints a line for each side effect, and nothing if
-there is none.
+Run it in a new process, as `python -m skypool.testing.free`. It reads a pickle from stdin: the driver's module, the
+name of the driver's class, and the pickled settings. It prints a line for each side effect, and nothing but empty lines
+if there is none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ _OURS = ("skypool", "cloudpickle", "platformdirs", "rich", "tenacity", "typer")
 
 
 def main() -> None:
-    """Construct the driver that stdin describes, and print its side effects, such as opened files."""
+    """Construct the driver that the pickle on stdin describes, and print a line for each side effect on stdout.
+
+    Side effects are opened files, network access, new processes, imports of other packages, and threads that were
+    started. Python and skypool may read their own files. An error of the driver's constructor is raised.
+    """
     module, qualname, settings = pickle.load(sys.stdin.buffer)
     made: object = importlib.import_module(module)
     for name in qualname.split("."):

@@ -91,10 +91,10 @@ class Request:
     Attributes:
         method: the HTTP method, such as "GET".
         path: the path without the query.
-        query: the parameters of the query.
-        key: the text after "Bearer" in the Authorization header; "" if there is none.
-        body: the JSON object in the body; {} if there is none.
-        parts: the values of the {names} in the route's path.
+        query: the parameters of the query. If one is repeated, its last value.
+        key: the Authorization header without a leading "Bearer "; "" if there is no such header.
+        body: the JSON object in the body; {} if there is no body.
+        parts: the values of the {names} in the route's path, such as "id".
     """
 
     method: str
@@ -112,7 +112,7 @@ class Answer:
     Attributes:
         status: the HTTP status.
         body: the value to send as JSON; None sends no body.
-        headers: headers beside the content's type and length.
+        headers: headers to send beside the content's type and length.
     """
 
     status: int
@@ -121,7 +121,16 @@ class Answer:
 
 
 class Refused(Exception):
-    """A request that the API refuses. `answer` is the HTTP answer to send."""
+    """The error for a request that the API refuses.
+
+    Args:
+        status: the HTTP status, 400 or more.
+        code: a short name of the error, such as "NotFound".
+        message: a text for people.
+
+    Attributes:
+        answer: the HTTP answer to send: the status, and a JSON object with `code` and `message`.
+    """
 
     def __init__(self, status: int, code: str, message: str) -> None:
         self.answer = Answer(status, {"code": code, "message": message})
@@ -132,10 +141,13 @@ Route = Callable[[Request], Answer]
 
 
 class HttpCloud:
-    """A fake cloud behind an HTTP API on this computer. Use it in a `with` block, or `close` it.
+    """A fake cloud behind an HTTP API on this computer. Use it in a `with` block, or call `close`.
+
+    The server runs in a thread of its own, from the construction on.
 
     Args:
-        state: a folder for the cloud alone. It may exist from an earlier run.
+        state: a folder for the cloud alone. It may exist from an earlier run; the cloud then goes on with its machines,
+            stock and key.
         stock: the kinds of machines that it sells; None means `world.USUAL`. Slices of several hosts are not supported.
         key: the API key that clients must send; "" accepts any.
         machines: True to run machines as processes here, which needs Linux. With False they exist by name only, and no
@@ -189,10 +201,11 @@ class HttpCloud:
         return Clock(self._state())
 
     def close(self) -> None:
-        """Stop the server, and end all machines.
+        """Stop the server, and end all machines. Blocks until both are done. The folder is kept.
 
         Raises:
-            ExceptionGroup: the cloud's own code failed while it answered requests.
+            ExceptionGroup: the cloud's own code failed while it answered requests. It has those errors. The server and
+                the machines have ended all the same.
         """
         self._server.shutdown()
         self._server.server_close()
@@ -212,7 +225,10 @@ class HttpCloud:
     # --- the API ---------------------------------------------------------------------------------------------
 
     def routes(self) -> Mapping[str, Route]:
-        """Return the methods that answer requests, by route, such as "GET /v1/machines/{id}"."""
+        """Return the methods that answer requests, by route, such as "GET /v1/machines/{id}".
+
+        A subclass overrides this to imitate the API of another provider. A name in braces matches one part of a path.
+        """
         return {
             "GET /v1/account": self.get_account,
             "GET /v1/types": self.get_types,
@@ -225,21 +241,34 @@ class HttpCloud:
         }
 
     def get_account(self, request: Request) -> Answer:
-        """Return the answer with the limits of the account, by name."""
+        """Return the answer with the limits of the account, by name. The answer has status 200.
+
+        Raises:
+            ProviderError: the key is wrong, or a test prepared a failure.
+        """
         return Answer(200, {"limits": self._api(request).account()})
 
     def get_types(self, request: Request) -> Answer:
-        """Return the answer with everything that is sold, one entry for each type, zone and market."""
+        """Return the answer with everything that is sold: one entry for each type, zone and market, in stock or not.
+
+        The answer has status 200.
+
+        Raises:
+            ProviderError: the key is wrong, or a test prepared a failure.
+        """
         return Answer(200, [_type(each, in_stock) for each, in_stock in self._api(request).stock()])
 
     def post_machine(self, request: Request) -> Answer:
-        """Make a machine and return the answer with it.
+        """Make a machine, and return the answer with it.
 
-        If the client's token was used before, the existing machine is returned.
+        The answer has status 201, and the machine may still be booting.
+
+        If the `client_token` in the body was used before, nothing is made, and the existing machine is returned.
 
         Raises:
-            Refused: the stock has no such type, or a field of the body is missing.
-            ProviderError: the cloud refuses, for example because it is out of stock.
+            Refused: the cloud sells no such type in that zone and market, or a field of the body is missing or has the
+                wrong type.
+            ProviderError: the cloud refuses, for example because it is out of stock or the key is wrong.
         """
         api = self._api(request)
         body = request.body
@@ -269,44 +298,54 @@ class HttpCloud:
         return Answer(201, self._machine(made))
 
     def get_machines(self, request: Request) -> Answer:
-        """Return the answer with every machine that is alive."""
+        """Return the answer with a list of all machines that are alive, empty if there are none.
+
+        The answer has status 200.
+
+        Raises:
+            ProviderError: the key is wrong, or a test prepared a failure.
+        """
         return Answer(200, [self._machine(each) for each in self._api(request).machines()])
 
     def get_machine(self, request: Request) -> Answer:
-        """Return the answer with one machine that is alive.
+        """Return the answer with one machine that is alive. The answer has status 200.
 
         Raises:
-            Refused: the machine does not exist or has ended.
+            Refused: the machine does not exist or has ended (status 404).
+            ProviderError: the key is wrong, or a test prepared a failure.
         """
         return Answer(200, self._machine(self._alive(request)))
 
     def put_tags(self, request: Request) -> Answer:
-        """Replace the tags of a machine, and return an answer without a body.
+        """Replace all tags of a machine by the body of the request. Return an answer with status 204 and no body.
 
         Raises:
-            Refused: the machine does not exist or has ended.
+            Refused: the machine does not exist or has ended (status 404).
+            ProviderError: the key is wrong, or a test prepared a failure.
         """
         self._alive(request)
         self._api(request).retag(request.parts["id"], {str(key): str(value) for key, value in request.body.items()})
         return Answer(204)
 
     def delete_machine(self, request: Request) -> Answer:
-        """Begin to end a machine, and return an answer without a body.
+        """Ask the cloud to end a machine. Return an answer with status 202 and no body.
 
         Raises:
-            Refused: the machine does not exist or has ended.
+            Refused: the machine does not exist or has ended already (status 404).
+            ProviderError: the key is wrong, or a test prepared a failure.
         """
         self._alive(request)
         self._api(request).terminate([request.parts["id"]])
         return Answer(202)
 
     def get_notice(self, request: Request) -> Answer:
-        """Return the answer with the time when a machine is taken back, in seconds since 1970.
+        """Return the answer with the time at which the cloud takes a machine back, in seconds since 1970.
 
-        The machine itself asks, so no key is needed.
+        The answer has status 200. The machine itself sends this request, so no key is needed.
 
         Raises:
-            Refused: there is no notice for this machine, or it does not exist.
+            Refused: it is not announced that this machine is taken back, or the machine does not exist or has ended
+                (status 404).
         """
         with self._state().open() as world:
             found = world.machines.get(request.parts["id"])
@@ -319,11 +358,11 @@ class HttpCloud:
     def answer(self, request: Request) -> Answer:
         """Return the answer to one request. All errors except a dropped connection become an answer, too.
 
-        A refusal has a status of 400 or more. An unexpected error of the fake cloud itself has status 500, and `close`
-        raises it later.
+        A request that the cloud refuses gets a status of 400 or more. An unexpected error of the fake cloud itself gets
+        status 500, and `close` raises that error later.
 
         Raises:
-            ConnectionResetError: the connection is to be dropped without an answer.
+            ConnectionResetError: the connection is to be dropped without an answer, because a test prepared that.
         """
         try:
             for route, do in self.routes().items():
@@ -343,10 +382,11 @@ class HttpCloud:
             return Answer(500, {"code": "InternalError", "message": f"the fake cloud itself failed: {e!r}"})
 
     def _alive(self, request: Request) -> Machine:
-        """Return the machine that a request names.
+        """Return the live machine whose id is in the path of a request.
 
         Raises:
-            Refused: it has ended, or never existed.
+            Refused: it has ended, or never existed (status 404).
+            ProviderError: the key is wrong, or a test prepared a failure.
         """
         for each in self._api(request).machines():
             if each.id == request.parts["id"]:
@@ -371,24 +411,30 @@ class HttpCloud:
         }
 
     def _state(self) -> State:
-        """Return the stored state of this cloud, which is created when it is first opened."""
+        """Return the stored state of this cloud. The state is created when it is first opened."""
         return State(self.folder, self._world)
 
     def _world(self) -> World:
-        """Return the initial world of this cloud."""
+        """Return a new initial state of this cloud, with its stock and key and no machines. Nothing is stored."""
         return World(str(self.folder), self._stock, self._key, self._machines)
 
     def _api(self, request: Request) -> _Api:
-        """Return the cloud's calls, with the key that a request carries."""
+        """Return an object with the cloud's calls, which uses the API key that the request carries.
+
+        The key is not checked yet: each call does that.
+        """
         return _Api(self._state(), self.name, request.key)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpCloudControl(FakeCloudControl):
-    """The control of an `HttpCloud`: it prepares failures and reads the calls that the cloud received."""
+    """The control of an `HttpCloud`: it prepares failures, and reads the calls that the cloud received.
+
+    It has all methods of `FakeCloudControl`, except that `kill_client` does not work.
+    """
 
     def kill_client(self, number: int, when: When) -> None:
-        """Raise UsageError: the server does not know which process sent a request.
+        """Always raise UsageError: the server does not know which process sent a request.
 
         Raises:
             UsageError: always.
@@ -399,14 +445,22 @@ class HttpCloudControl(FakeCloudControl):
 
 
 class _Api(Api):
-    """The fake cloud's calls, for clients that write the tags of their machines themselves."""
+    """A connection to a fake cloud whose clients write the tags of their machines themselves, as over HTTP."""
 
     def machines(self) -> list[Machine]:
-        """Return all machines that are alive, of every client."""
+        """Return all machines that are alive, of every client and whatever their tags say."""
         return self._call("describe", lambda world: world.alive())
 
     def retag(self, id: str, said: dict[str, str]) -> None:
-        """Replace the tags of a machine."""
+        """Replace all tags of a machine, which must exist.
+
+        Args:
+            id: the machine's id.
+            said: the new tags. Tags that are not in it are removed.
+
+        Raises:
+            KeyError: the cloud never made this machine.
+        """
 
         def tagged(world: World) -> None:
             world.machines[id].tags = said
@@ -415,7 +469,12 @@ class _Api(Api):
 
 
 class _Server(ThreadingHTTPServer):
-    """An HTTP server for one cloud. It serves each connection in a thread of its own."""
+    """An HTTP server for one cloud, on which the requests of each connection are answered in a thread of their own.
+
+    Args:
+        address: the host and TCP port to listen on; port 0 chooses a free one.
+        cloud: the cloud that answers.
+    """
 
     request_queue_size = 64
 
@@ -432,7 +491,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def _answered(self) -> None:
-        """Read one request and send the answer to it, or close the connection if the cloud drops it."""
+        """Read one request and send the answer to it.
+
+        If the cloud drops the connection instead of an answer, close the connection and send nothing.
+        """
         assert isinstance(self.server, _Server)
         try:
             answer = self.server.cloud.answer(self._request())
@@ -453,10 +515,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answered
 
     def _request(self) -> Request:
-        """Read one request from the connection and return it.
+        """Read one request from the connection and return it. An empty body counts as {}.
 
         Raises:
-            Refused: the body is not a JSON object.
+            Refused: the body is not a JSON object (status 400).
         """
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
@@ -470,7 +532,7 @@ class _Handler(BaseHTTPRequestHandler):
         return Request(self.command, url.path, dict(parse_qsl(url.query)), key, body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Print nothing, because `control.calls()` returns the requests."""
+        """Do nothing. The base class would print each request on stderr; here `control.calls()` returns the calls."""
 
 
 def _given(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
@@ -482,7 +544,7 @@ def _given(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) ->
         kind: the type, or types, that the value must have.
 
     Raises:
-        Refused: the field is missing, or has another type.
+        Refused: the field is missing, or has another type (status 400).
     """
     if not isinstance(body.get(name), kind):
         raise Refused(400, "BadRequest", f"the field {name} is missing or has the wrong type: {body.get(name)!r}")
@@ -490,7 +552,12 @@ def _given(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) ->
 
 
 def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
-    """Return a kind of machine as the JSON object with which the API describes it."""
+    """Return a kind of machine as the JSON object with which the API describes it. Its "gpu" is None if it has none.
+
+    Args:
+        stock: the kind of machine.
+        in_stock: True if one can be made now.
+    """
     has = stock.has
     return {
         "type": stock.instance_type,
@@ -509,7 +576,11 @@ def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
 
 
 def _refusal(error: ProviderError) -> Answer:
-    """Return the HTTP answer for an error of skypool: status, code, message, and "Retry-After" if the error has it."""
+    """Return the HTTP answer for an error of skypool: a status, and a JSON object with the error's code and message.
+
+    The status follows from the class of the error (see `_STATUS`); it is 500 for other classes. A RateLimitError with a
+    time to wait also gets a "Retry-After" header, in seconds.
+    """
     status = next((_STATUS[each] for each in type(error).__mro__ if each in _STATUS), 500)
     headers = {}
     if isinstance(error, RateLimitError) and error.retry_after is not None:
@@ -518,7 +589,10 @@ def _refusal(error: ProviderError) -> Answer:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Serve a fake cloud until Ctrl-C or SIGTERM, and print the variables that a client needs.
+    """Serve a fake cloud until Ctrl-C or SIGTERM. First print the environment variables that a client needs.
+
+    Blocks until then. All machines of the cloud are ended at the end. A temporary folder is removed, but the one of
+    `--folder` is kept.
 
     Args:
         words: command-line arguments; None takes those of the process.

@@ -1,6 +1,7 @@
-"""A background process of a fake cloud. It ends machines on time, also while no client calls the cloud.
+"""A background process of a fake cloud. It ends machines when they are due, also while no client calls the cloud.
 
-It exits when the last machine has ended.
+Run it as `python -m skypool.testing.hypervisor FOLDER`, with the folder of the cloud. It exits when the last machine
+has ended.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from skypool.testing import machine
 from skypool.testing.state import Overtaken, State
 
 _TICK = 0.1
-"""Seconds between two looks at the machines."""
+"""Seconds between two checks of the machines."""
 
 
 def busy(folder: Path) -> bool:
-    """Return True if a hypervisor process is running for the fake cloud in this folder."""
+    """Return True if a hypervisor process (see `run`) is running for the fake cloud in this folder. Does not wait."""
     with open(folder / "hypervisor", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -29,9 +30,13 @@ def busy(folder: Path) -> bool:
 
 
 def run(folder: Path) -> None:
-    """End the machines of a cloud when they are due, until none is left or the cloud's folder is removed.
+    """End the machines of a cloud when they are due. Blocks until none is left or the cloud's folder is removed.
 
-    Returns at once if another hypervisor process is running.
+    If the folder is removed, all machines that were alive at the last look are ended. Returns at once if another such
+    process is running for this cloud.
+
+    Args:
+        folder: the folder of the cloud, which must exist.
     """
     with open(folder / "hypervisor", "a") as lock:
         try:

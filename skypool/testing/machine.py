@@ -1,7 +1,7 @@
 """A machine of the fake cloud: processes on this computer, a folder, and a transport that runs commands there.
 
-Each process of a machine has the folder's path in its environment. When the machine ends, its processes are found by
-that variable and killed.
+Each process of a machine has the path of the machine's folder in its environment, in `SKYPOOL_FAKE_MACHINE`. When the
+machine ends, its processes are found by that variable and killed.
 """
 
 from __future__ import annotations
@@ -26,30 +26,37 @@ from skypool.devices import Device
 from skypool.wire.transport import Trouble
 
 MARK = "SKYPOOL_FAKE_MACHINE"
-"""Environment variable with the machine's folder, by which the processes of a machine are found."""
+"""Environment variable with the path of the machine's folder. The processes of a machine are found by this variable."""
 _UP = "up"
-"""File of a machine that lets commands in."""
+"""Name of the file in a machine's folder that exists while the machine accepts commands."""
 _LEASE = "lease"
-"""File of a machine's guard, by which its end is put off."""
+"""Name of the file in a machine's folder that the client rewrites to keep the machine alive."""
 _INTERRUPTION = "interruption"
-"""File with the time at which a machine is taken back."""
+"""Name of the file in a machine's folder with the time at which the cloud takes the machine back."""
 _NOBODY = "No route to host: this fake machine does not answer"
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """A transport that runs commands on a fake machine.
+    """A transport that runs commands on a fake machine, in the place of ssh.
 
     Args:
         folder: the machine's folder.
-        devices: the accelerators that the machine reports, as JSON (see `devices`).
+        devices: the accelerators that the machine reports, as JSON (see the function `devices` of this module).
     """
 
     folder: str
     devices: str = "[]"
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
-        """Return the local command that runs `command` on the machine, in its home folder."""
+        """Return the local command that runs `command` on the machine, in the machine's home folder.
+
+        Nothing is run. If the machine does not accept commands, the returned command exits with status 255.
+
+        Args:
+            command: the program and its arguments.
+            terminal: ignored.
+        """
         env = [f"{MARK}={self.folder}", f"HOME={self.folder}/home", f"SKYPOOL_DEVICES={self.devices}"]
         door = _program("door.sh")
         return ["env", *env, "sh", "-c", door, self.folder, _UP, _NOBODY, *command]
@@ -59,16 +66,19 @@ class Door:
 
         Args:
             said: the text that the command wrote to stderr.
+
+        Returns:
+            `Trouble.UNREACHABLE` if the text says that the machine does not answer, otherwise `Trouble.OTHER`.
         """
         return Trouble.UNREACHABLE if _NOBODY in said else Trouble.OTHER
 
 
 class Heard(NamedTuple):
-    """The content of a machine's lease file.
+    """The content of a machine's lease file, in which the client writes how long the machine may live on.
 
     Attributes:
         text: the whole text, "SERIAL SECONDS".
-        at: when it was written, in seconds since 1970.
+        at: when it was written, in seconds since 1970 on this computer's clock.
         seconds: for how many seconds from then on the machine may live.
     """
 
@@ -78,34 +88,40 @@ class Heard(NamedTuple):
 
 
 def run_here() -> bool:
-    """Return True if fake machines can run on this computer, which requires Linux."""
+    """Return True if fake machines can run as processes on this computer, which requires Linux."""
     return os.path.exists("/proc/self/stat")
 
 
 def create(folder: str) -> None:
-    """Make a machine that does not accept commands yet, and its empty lease file."""
+    """Make the folder of a machine, with an empty lease file. The machine does not accept commands yet.
+
+    A folder that exists already is kept, but its lease file is emptied.
+    """
     (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # may exist if its maker was overtaken
     Path(guard(folder)).write_text(f"{'':<31}\n")  # overwritten in place: see `skypool.drivers.userdata`
 
 
 def answer(folder: str) -> None:
-    """Let a machine accept commands from now on, because its boot has ended."""
+    """Let a machine accept commands from now on, because its boot has ended. Does nothing if it has no folder."""
     with contextlib.suppress(FileNotFoundError):  # machines of this cloud exist by name only
         (Path(folder) / _UP).touch()
 
 
 def hush(folder: str) -> None:
-    """Let a machine accept no more commands. Processes that run there continue."""
+    """Let a machine accept no more commands. Processes that run there continue.
+
+    Does nothing if the machine accepts none already, or has no folder.
+    """
     (Path(folder) / _UP).unlink(missing_ok=True)
 
 
 def guard(folder: str) -> str:
-    """Return the path of a machine's lease file, which its client rewrites to keep the machine alive."""
+    """Return the path of a machine's lease file, which the client rewrites to keep the machine alive."""
     return f"{folder}/{_LEASE}"
 
 
 def heard(folder: str) -> Heard | None:
-    """Return the content of a machine's lease file; None if it is empty or malformed."""
+    """Return the content of a machine's lease file. Returns None if the file is missing, empty or malformed."""
     file = Path(guard(folder))
     try:
         at = file.stat().st_mtime
@@ -116,7 +132,14 @@ def heard(folder: str) -> Heard | None:
 
 
 def interrupt(folder: str, at: float) -> None:
-    """Give notice on a machine that the cloud takes it back at the time `at`, in seconds since 1970."""
+    """Announce on a machine that the cloud takes it back. Does nothing if the machine's folder does not exist.
+
+    A later announcement replaces an earlier one.
+
+    Args:
+        folder: the machine's folder.
+        at: the time at which the machine is taken back, in seconds since 1970.
+    """
     file = Path(folder) / _INTERRUPTION
     if file.parent.exists():
         new = file.with_suffix(".new")
@@ -125,21 +148,23 @@ def interrupt(folder: str, at: float) -> None:
 
 
 def watch(folder: str) -> str:
-    """Return Python source that waits on a machine until the cloud gives notice, and then prints the time of its end.
+    """Return Python source that waits, on a machine, for the announcement that the cloud takes the machine back.
 
-    The time is in seconds since 1970.
+    The source then prints the time at which that happens, in seconds since 1970, and ends. It waits without limit.
     """
     return f"{_program('notice_watch.py')}\nwait({f'{folder}/{_INTERRUPTION}'!r})\n"
 
 
 @cache
 def _program(name: str) -> str:
-    """Return the text of a program in this folder."""
+    """Return the text of a file in the package `skypool.testing`. The text is read once for each name."""
     return (files("skypool.testing") / name).read_text("utf-8")
 
 
 def devices(has: Accelerator | None) -> str:
-    """Return the accelerators that a machine reports, as JSON for `SKYPOOL_DEVICES`.
+    """Return the accelerators that a machine reports, as a JSON list for the variable `SKYPOOL_DEVICES`.
+
+    The list has one entry for each device. It is "[]" for None and for a machine with only CPUs.
 
     Args:
         has: the accelerators of the machine, or of the slice that it is a host of; None for none.
@@ -154,14 +179,16 @@ def devices(has: Accelerator | None) -> str:
 
 
 def terminate(folder: str, patience: float = 10.0) -> None:
-    """Kill all processes of a machine and remove its folder. Does nothing if the machine is gone already.
+    """Kill all processes of a machine with SIGKILL, wait until they are gone, and remove the machine's folder.
+
+    Does nothing if the machine is gone already.
 
     Args:
         folder: the machine's folder.
         patience: seconds within which the processes must end.
 
     Raises:
-        RuntimeError: processes survived SIGKILL for `patience` seconds.
+        RuntimeError: processes survived SIGKILL for `patience` seconds. The folder is then kept.
     """
     hush(folder)
     until = time.monotonic() + patience
@@ -176,18 +203,19 @@ def terminate(folder: str, patience: float = 10.0) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove the folder of a machine. The caller ensures that no process of the machine runs any more.
+    """Remove the folder of a machine, with everything in it. Processes are not ended.
 
-    Does nothing if the folder does not exist.
+    The caller ensures that no process of the machine runs any more. Does nothing if the folder does not exist. Errors
+    are ignored.
     """
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def inhabitants(folder: str) -> list[int]:
-    """Return the process ids of a machine's live processes.
+    """Return the process ids of a machine's live processes, sorted. This process is left out.
 
-    They have the machine's mark in their environment, or descend from a process that has. The list is empty on other
-    systems than Linux.
+    These processes have the machine's folder in their environment (see `MARK`), or descend from a process that has. The
+    list is empty on other systems than Linux.
     """
     if not run_here():
         return []
@@ -214,9 +242,12 @@ def inhabitants(folder: str) -> list[int]:
 
 
 def start_hypervisor(folder: str) -> None:
-    """Start the background process that ends a cloud's machines on time while no client calls.
+    """Start the background process that ends a cloud's machines on time while no client calls. Does not wait for it.
 
-    A second one ends at once if one is already running.
+    If such a process runs already for this cloud, the new one exits at once.
+
+    Args:
+        folder: the folder of the cloud.
     """
     subprocess.run(
         ["sh", "-c", '"$@" &', "sh", sys.executable, "-m", "skypool.testing.hypervisor", folder],

@@ -1,13 +1,18 @@
-"""A program that waits on a fake machine for its spot notice: a file with the time at which the cloud takes it back.
+"""A program that runs on a fake machine and waits until the cloud announces that it takes the machine back.
 
-`machine.watch` sends this text with a call of `wait` behind it.
+The announcement is a file with the time at which that happens. `machine.watch` returns the text of this file with a
+call of `wait` behind it.
 """
 
 import time
 
 
 def wait(file: str) -> None:
-    """Wait until there is such a file, and print what it says."""
+    """Wait until a file exists, print its text on stdout, and return. There is no limit on the time to wait.
+
+    Args:
+        file: the path of the file. It is looked for every 0.05 seconds.
+    """
     while True:
         try:
             with open(file) as said:

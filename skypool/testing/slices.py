@@ -1,4 +1,4 @@
-"""Tests of `DriverContract` for drivers that sell slices: several hosts that start and end together."""
+"""Tests of `DriverContract` for drivers that sell slices: several hosts that are rented, start and end together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from skypool.testing.trial import Trial
 
 
 class SliceContract:
-    """Tests of slices, a part of `DriverContract`. They are skipped if the fixture `slice_need` returns None."""
+    """Tests of slices (several hosts that are rented together), a part of `DriverContract`.
+
+    They are skipped if the fixture `slice_need` returns None.
+
+    Attributes:
+        patience: seconds within which a machine boots or ends.
+        real: True if commands can run on the machines.
+    """
 
     patience: ClassVar[float]
     real: ClassVar[bool]
@@ -23,13 +30,16 @@ class SliceContract:
     def slice_need(self) -> Need | None:
         """Return the requirements of a slice of several hosts; None (the default) if the driver sells none.
 
-        Override it for a driver that sells slices. The tests rent up to two such slices at the same time.
+        Override this fixture for a driver that sells slices. The tests rent up to two such slices at the same time.
         """
         return None
 
     @pytest.fixture
     def slices(self, driver: Driver, control: object, slice_need: Need | None) -> Iterator[Trial]:
-        """Yield a trial in which each offer is a slice. Its machines are ended after the test."""
+        """Yield a `Trial` (the driver with the helpers of a test) in which each offer is a slice.
+
+        The machines that the test rented are ended after it. The test is skipped if `slice_need` is None.
+        """
         if slice_need is None:
             pytest.skip("it sells no slices of several hosts, or the fixture slice_need is missing")
         trial = Trial(driver, control, slice_need, self.patience)
@@ -91,7 +101,18 @@ class SliceContract:
 
 
 def _whole(instances: Sequence[Instance], hosts: int) -> None:
-    """Assert that instances form whole slices: consecutive nodes, and a different `Instance.slice` for each slice."""
+    """Assert that the instances, sorted by node, form slices: groups of `hosts` that share an `Instance.slice`.
+
+    All hosts of a slice must have the same `Instance.slice`, which is not empty and differs from slice to slice. The
+    number of instances is not checked.
+
+    Args:
+        instances: the instances, in any order.
+        hosts: the number of hosts of each slice.
+
+    Raises:
+        AssertionError: the instances do not form such slices.
+    """
     ranked = sorted(instances, key=lambda each: each.node)
     names = [each.slice for each in ranked]
     slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]

@@ -1,4 +1,8 @@
-"""Stores the state of a fake cloud as a log of changes in a folder, which several processes share."""
+"""Stores the state of a fake cloud in a folder that several processes share, as a log of changes.
+
+`State` opens the stored `World` under a lock, and stores its changes. It goes on without a process that was stopped
+while it held the lock. That process gets the error `Overtaken`.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +29,26 @@ _SUSPECT = 0.3
 
 
 class Overtaken(RuntimeError):
-    """An error: this process was stopped while it changed the fake cloud, and others went on. Its change is lost."""
+    """The error for a process that was stopped while it changed the fake cloud, so that others went on without it.
+
+    The change of this process is lost. The caller can repeat it.
+    """
 
 
 class State:
-    """The stored `World` of a fake cloud in a folder, which one process at a time may open.
+    """The stored `World` of a fake cloud in a folder. One process at a time can open it.
 
-    The world is stored as a log. Its first record has all machines, and each later one has the machines that changed.
-    So the cost of a call depends on the number of changes, not on the number of machines.
+    The world is stored as a log. Its first record has all machines, and each later one has only the machines that
+    changed. So the cost of a call depends on the number of changes, not on the number of machines.
 
-    A log and its lock carry the number of a generation. If the holder of the lock is stopped, other processes copy the
-    log to the next generation and continue there. The holder notices this before it relies on what it wrote.
+    A log and its lock file carry a generation number. If the holder of the lock is stopped (as by SIGSTOP), another
+    process copies the log to the next generation and continues there. The stopped process notices this before it relies
+    on what it wrote.
 
     Args:
         folder: the folder of the cloud.
-        make: returns the initial world. None if the cloud must already exist.
+        make: function that returns the initial world, for a cloud that does not exist yet. None if the cloud must
+            exist.
     """
 
     def __init__(self, folder: str | Path, make: Callable[[], World] | None = None) -> None:
@@ -57,14 +66,16 @@ class State:
     def open(self, settle: bool = True) -> Iterator[World]:
         """Return a context manager that yields the fake cloud's state (a `World`), locked for this process.
 
-        Changes of the state are stored when the block ends, also if it raises.
+        Entering it waits until no other process has the state open. A process that is stopped, as by SIGSTOP, is not
+        waited for. Changes of the state are stored when the block ends, also if it raises.
 
         Args:
-            settle: first apply everything that is due by the cloud's clock. This takes time for each machine.
+            settle: first apply everything that is due by the cloud's clock, such as ends of leases. This looks at each
+                live machine.
 
         Raises:
             FileNotFoundError: the cloud does not exist, and there is no `make`.
-            Overtaken: this process was stopped meanwhile; the changes are lost.
+            Overtaken: this process was stopped meanwhile, and others went on; the changes are lost.
         """
         if self._make is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -78,12 +89,17 @@ class State:
                 self.keep(world)
 
     def keep(self, world: World) -> None:
-        """Store the changes of the state that `open` yielded. `open` calls this when its block ends.
+        """Store the changes of the state that `open` yielded.
 
-        The block may call it before, to store changes early.
+        `open` calls this when its block ends. The block may call it earlier, to store changes early. Writes nothing if
+        nothing has changed.
+
+        Args:
+            world: the state that `open` yielded.
 
         Raises:
-            Overtaken: this process was stopped meanwhile; the changes are lost.
+            Overtaken: this process was stopped meanwhile, and others went on; the changes are lost.
+            FileNotFoundError: the cloud's folder was removed.
         """
         base = pickle.dumps(replace(world, machines={}), protocol=5)
         changed = [each for each in world.machines.values() if self._marks.get(each.id) != _mark(each)]
@@ -106,7 +122,7 @@ class State:
             self._supersede(self._generation, world)
 
     def _overtaken(self) -> Overtaken:
-        """Return the error for a lost change, and make the next `open` read the whole log again."""
+        """Return (not raise) the error for a lost change, and make the next `open` read the whole log again."""
         self._generation = -1  # so that the log is read again
         return Overtaken(
             f"process {os.getpid()} was stopped while it changed the fake cloud in {self.folder}; "
@@ -116,16 +132,23 @@ class State:
     # --- the log ---------------------------------------------------------------------------------------------
 
     def _log(self, generation: int) -> Path:
-        """Return the path of a generation's log."""
+        """Return the path of the log file of a generation. The file may not exist."""
         return self.folder / f"world.{generation}"
 
     def _newest(self) -> int:
-        """Return the number of the current generation; 0 if there is no log yet."""
+        """Return the number of the current generation, the highest of all log files; 0 if there is no log yet.
+
+        Raises:
+            FileNotFoundError: the cloud's folder does not exist.
+        """
         logs = [each for each in os.listdir(self.folder) if each.startswith("world.")]
         return max((int(number) for each in logs if (number := each[6:]).isdigit()), default=0)
 
     def _read(self, generation: int) -> World:
-        """Return the world of a generation, from the records that were added since the last call.
+        """Return the world of a generation. Only records that were added to the log since the last call are read.
+
+        If another generation was read before, the whole log is read. If there is no log, a new world is made with
+        `make`; this is not stored yet.
 
         Raises:
             FileNotFoundError: there is no log, and no `make`.
@@ -159,9 +182,10 @@ class State:
         return self._world
 
     def _records(self, log: BinaryIO) -> Iterator[tuple[bytes, list[Machine]]]:
-        """Yield the complete records of a log from its current position on.
+        """Yield the complete records of a log from its current position on. An incomplete record at the end is ignored.
 
-        Each record is (pickled `World` without its machines, machines that changed).
+        Each record is a tuple: the pickled `World` without its machines (bytes), and a list of the machines that
+        changed. The position up to which the log was read is noted in `_end`.
         """
         while len(size := log.read(_SIZE.size)) == _SIZE.size:
             length = _SIZE.unpack(size)[0]
@@ -173,12 +197,24 @@ class State:
             yield pickle.loads(record)
 
     def _note(self, base: bytes, changed: list[Machine]) -> None:
-        """Remember what the log now contains, so that `keep` can find what changed since."""
+        """Remember what the log now contains, so that `keep` can find what has changed since.
+
+        Args:
+            base: the pickled `World` without its machines, of the last record.
+            changed: the machines of the last record. Marks of other machines are kept.
+        """
         self._base = base
         self._marks.update((each.id, _mark(each)) for each in changed)
 
     def _supersede(self, generation: int, world: World) -> None:
-        """Start the next generation with the given world, unless another process has done so."""
+        """Start the next generation with a log whose only record is the given world, and delete the old log and lock.
+
+        Does nothing if another process has started that generation already.
+
+        Args:
+            generation: the number of the generation to replace.
+            world: the state to write.
+        """
         record = pickle.dumps((pickle.dumps(replace(world, machines={})), list(world.machines.values())), protocol=5)
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
         new.write_bytes(_SIZE.pack(len(record)) + record)
@@ -191,12 +227,16 @@ class State:
     # --- the lock --------------------------------------------------------------------------------------------
 
     def _lock(self, generation: int) -> Path:
-        """Return the path of a generation's lock file."""
+        """Return the path of the lock file of a generation. The file may not exist."""
         return self.folder / f"lock.{generation}"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock of the current generation, and yield the generation's number."""
+        """Return a context manager that holds the lock of the current generation and yields the generation's number.
+
+        Entering it blocks until the lock is free, or until its holder is found stopped. It tries again if the
+        generation changes meanwhile.
+        """
         while True:
             generation = self._newest()
             with open(os.open(self._lock(generation), os.O_RDWR | os.O_CREAT, 0o666), "r+") as lock:
@@ -211,7 +251,11 @@ class State:
                 return
 
     def _taken(self, lock: TextIO, generation: int) -> bool:
-        """Wait for a lock and take it. Return False if its generation is no longer the current one."""
+        """Wait for a lock file and take its lock. Return False if its generation is no longer the current one.
+
+        If the lock's holder is found to be stopped (as by SIGSTOP), the next generation is started without it. This is
+        checked about every 0.3 seconds. There is no limit on the time to wait.
+        """
         pause = 0.001
         suspect_at = time.monotonic() + _SUSPECT
         while self._counts(lock, generation):
@@ -230,9 +274,9 @@ class State:
         return False
 
     def _counts(self, lock: TextIO, generation: int) -> bool:
-        """Return True if a lock file is still the lock of the current generation.
+        """Return True if an open lock file is still the lock of the current generation.
 
-        Returns False if another process has taken it over.
+        Returns False if another process has replaced or deleted the file, or has started another generation.
         """
         try:
             there = os.stat(self._lock(generation))
@@ -241,10 +285,11 @@ class State:
         return os.path.samestat(there, os.fstat(lock.fileno())) and self._newest() == generation
 
     def _overtake(self, generation: int) -> None:
-        """Start the next generation without the process that holds the lock, because it is stopped.
+        """Start the next generation without the process that holds the lock, because that process is stopped.
 
         First, a lock file of our own replaces the holder's. The holder looks for its lock file after each write. So it
-        relies only on records that were written before, and these are copied here.
+        relies only on records that were written before, and these are copied here. Does nothing more if another process
+        was faster.
         """
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
         with open(new, "w") as lock:
@@ -257,12 +302,12 @@ class State:
 
 
 def _sign(lock: TextIO) -> None:
-    """Write the id of this process into a lock file."""
+    """Write the id of this process into a lock file, so that waiting processes can find out whether it is stopped."""
     os.pwrite(lock.fileno(), f"{os.getpid():<20}".encode(), 0)
 
 
 def _mark(one: Machine) -> tuple[Any, ...]:
-    """Return every field of a machine that can change, as a tuple to compare with a later one."""
+    """Return the values of all fields of a machine that can change, as a tuple to compare with a later one."""
     return (
         one.state,
         one.said,

@@ -1,4 +1,4 @@
-"""Helpers for the tests of `DriverContract`: `Trial` rents machines and starts pools, and ends them after the test."""
+"""Helpers for the tests of `DriverContract`. A `Trial` rents machines for one test, and ends them after it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ABILITIES = {
 
 
 class OrderTerms(TypedDict, total=False):
-    """The keyword arguments with which a test can change an order."""
+    """The keyword arguments with which a test can change an order (see `Trial.order`). All are optional."""
 
     pool: str
     need: Need
@@ -48,16 +48,16 @@ class OrderTerms(TypedDict, total=False):
 
 @dataclass
 class Trial:
-    """One test's share of a cloud, with a driver and pools of its own.
+    """One test's share of a cloud: the driver under test, and the pools (sets of rented machines) that the test uses.
 
     Args:
         driver: the driver under test.
-        control: an object with any of the methods in `ABILITIES`; None for none.
+        control: an object with any of the methods in `ABILITIES`, with which a test changes the cloud; None for none.
         need: the requirements of a machine.
         patience: seconds within which a machine boots or ends.
-        several: True if one offer may serve for several machines.
+        several: True if one offer may serve for several machines; False if each offer is a single machine.
         pools: the names of the pools that the test uses.
-        stubborn: machines that the test made `undying`. `close` lets them end again.
+        stubborn: machines that the test made ignore requests to end them. `close` lets them end again.
     """
 
     driver: Driver
@@ -71,7 +71,11 @@ class Trial:
     # --- the strings -----------------------------------------------------------------------------------------
 
     def can(self, *abilities: str) -> None:
-        """Skip the running test if the cloud's control lacks one of these methods, which are names in `ABILITIES`."""
+        """Skip the running test if the cloud's control lacks one of these methods. Otherwise do nothing.
+
+        Args:
+            abilities: names of methods, which are keys of `ABILITIES`.
+        """
         for each in abilities:
             if not hasattr(self.control, each):
                 pytest.skip(f"this cloud's control has no {each}{ABILITIES[each]}")
@@ -80,7 +84,7 @@ class Trial:
         """Call a method of the control and return its result. Skip the test if the control lacks the method.
 
         Args:
-            ability: the name of the method.
+            ability: the name of the method, a key of `ABILITIES`.
             arguments: its arguments.
         """
         self.can(ability)
@@ -88,7 +92,16 @@ class Trial:
         return done
 
     def pull_count(self, ability: str) -> int:
-        """Return a number that the control can tell; without it the test is skipped."""
+        """Call a method of the control that returns a number, and return that number.
+
+        The test is skipped if the control lacks the method.
+
+        Args:
+            ability: the name of the method, such as "count".
+
+        Raises:
+            AssertionError: the method returned something else than an int.
+        """
         said = self.pull(ability)
         assert isinstance(said, int), f"the control's {ability}() returns a number, not {said!r}"
         return said
@@ -96,7 +109,8 @@ class Trial:
     def count(self) -> int:
         """Return how many machines are alive.
 
-        If the control has the method `count`, the whole cloud is counted; otherwise only this trial's pools.
+        If the control has the method `count`, that counts the machines of the whole cloud. Otherwise only the machines
+        of this trial's pools are counted, as the driver lists them.
         """
         if hasattr(self.control, "count"):
             return self.pull_count("count")
@@ -106,26 +120,37 @@ class Trial:
 
     @cached_property
     def pool(self) -> str:
-        """Return the name of this trial's first pool, which is unique."""
+        """Return the name of this trial's main pool. It is made up on first use, is unique, and stays the same."""
         return self.another_pool()
 
     def another_pool(self) -> str:
-        """Return a new unique pool name, and remember it for `close`."""
+        """Return a new unique pool name. No pool is started.
+
+        The name is added to `pools`, so that `close` ends the machines of that pool.
+        """
         self.pools.append(f"trial-{secrets.token_hex(4)}")
         return self.pools[-1]
 
     @property
     def offer(self) -> Offer:
-        """Return the best offer for the trial's need."""
+        """Return the best offer that meets the trial's need.
+
+        Raises:
+            AssertionError: there is none.
+        """
         return self.offers[0]
 
     @cached_property
     def offers(self) -> tuple[Offer, ...]:
-        """Return all offers that meet the trial's need, best first. The driver is asked once."""
+        """Return all offers that meet the trial's need, best first. The driver is asked only on first use.
+
+        Raises:
+            AssertionError: there is none.
+        """
         return self.plan(self.need)
 
     def plan(self, need: Need) -> tuple[Offer, ...]:
-        """Return the offers of the driver that meet a need, best first.
+        """Ask the driver for offers, and return those that meet a need, best first.
 
         Raises:
             AssertionError: there is none.
@@ -135,11 +160,14 @@ class Trial:
         return made.offers
 
     def order(self, *nodes: int, **more: Unpack[OrderTerms]) -> Order:
-        """Return an order for one machine of each node; for node 0 if none is given.
+        """Return an order for one machine for each of these nodes. Nothing is rented.
+
+        Each order gets a new random token, so that it makes machines of its own.
 
         Args:
-            nodes: the nodes of the machines.
-            more: fields of `Order` that differ from the defaults: a new token, this trial's pool, needed for 600 s.
+            nodes: the numbers of the nodes; none means node 0.
+            more: fields of `Order` that differ from the defaults. These are this trial's main pool, the trial's need,
+                and machines that are needed for 600 seconds.
         """
         order = Order(
             pool=more.get("pool") or self.pool,
@@ -151,13 +179,14 @@ class Trial:
         return replace(order, **more)
 
     def launch(self, order: Order) -> list[Instance]:
-        """Launch an order on the best offer, and return the machines.
+        """Launch an order on the best offer, and return the machines. They may still be booting.
 
-        If each offer is a single machine (`several` is False), the next offers supply the remaining nodes, as in a
-        pool.
+        If each offer is a single machine (`several` is False), the next offers supply the remaining nodes. If `several`
+        is True, only the best offer is used, and fewer machines may be returned.
 
         Raises:
-            CapacityError, OfferGone: too few machines are in stock.
+            CapacityError, OfferGone: the best offer is out of stock; without `several`, the last offer is. Machines
+                that were launched before are not ended.
         """
         launched = list[Instance]()
         left = order.nodes
@@ -173,20 +202,20 @@ class Trial:
         return launched
 
     def instances(self) -> list[Instance]:
-        """Return the live machines of this trial's pools, as the driver finds them."""
+        """Return the live machines of all of this trial's pools, as the driver lists them. Empty if there are none."""
         return [each for pool in self.pools for each in self.driver.instances(pool=pool)]
 
     # --- waiting ---------------------------------------------------------------------------------------------
 
     def eventually(self, check: Callable[[], object], what: str) -> None:
-        """Wait until a check returns something true.
+        """Wait until a check returns something true. Blocks.
 
         Args:
-            check: called about every 0.05 s.
+            check: called at once, and then about every 0.05 seconds.
             what: a noun phrase for the error message.
 
         Raises:
-            AssertionError: it did not become true within `patience`.
+            AssertionError: it did not become true within `patience` seconds.
         """
         until = time.monotonic() + self.patience
         while not check():
@@ -194,10 +223,13 @@ class Trial:
             time.sleep(0.05)
 
     def reach(self, instance: Instance) -> Access:
-        """Wait until commands can be run on a machine, and return its `Access`.
+        """Wait until commands can be run on a machine, and return the machine's `Access`. Blocks.
+
+        Errors of the driver and of the connection are tried again, because the machine may still be booting.
 
         Raises:
-            AssertionError: no command ran within `patience`.
+            AssertionError: no command ran within `patience` seconds.
+            subprocess.TimeoutExpired: one attempt to run a command took longer than `patience` seconds.
         """
         until = time.monotonic() + self.patience
         while True:
@@ -210,7 +242,13 @@ class Trial:
             time.sleep(0.05)
 
     def run(self, access: Access, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run a command on a machine, and return its exit status and output.
+        """Run a command on a machine, wait for its end, and return its exit status, stdout and stderr as text.
+
+        A command that fails does not raise: look at `returncode`. Its stdin is empty.
+
+        Args:
+            access: how to reach the machine.
+            command: the program and its arguments.
 
         Raises:
             subprocess.TimeoutExpired: it takes longer than `patience` seconds.
@@ -219,10 +257,15 @@ class Trial:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=self.patience)
 
     def at_once(self, *works: Callable[[], T]) -> list[T]:
-        """Call all functions at the same time, each in a thread of its own, and return their results in order.
+        """Call all functions at the same time, each in its own thread, and return their results in the given order.
+
+        Blocks until all functions have ended, also if one raises.
+
+        Args:
+            works: the functions, at least one.
 
         Raises:
-            Exception: the first error of a function.
+            Exception: the error of the first function, in the given order, that failed.
         """
         with ThreadPoolExecutor(len(works)) as threads:
             return [future.result() for future in [threads.submit(work) for work in works]]
@@ -230,9 +273,9 @@ class Trial:
     # --- the end ---------------------------------------------------------------------------------------------
 
     def leftovers(self) -> list[Leftover]:
-        """Return the driver's leftovers, such as key pairs, of this trial's pools.
+        """Return other resources than machines, such as key pairs, that the driver lists for this trial's pools.
 
-        The list is empty for a driver that makes no leftovers.
+        The list is empty if there are none, or if the driver never makes such resources.
         """
         driver = self.driver
         return (
@@ -240,10 +283,12 @@ class Trial:
         )
 
     def close(self) -> None:
-        """End all machines of this trial, and remove its leftovers and keys.
+        """End all machines of this trial's pools, and remove their other resources and their local keys. Blocks.
+
+        Machines in `stubborn`, which ignore requests to end them, are first made to end again.
 
         Raises:
-            AssertionError: machines were still alive after `patience`.
+            AssertionError: machines were still alive after `patience` seconds.
         """
         for each in self.stubborn:
             self.pull("undying", each, 0)

@@ -1,4 +1,8 @@
-"""The state of a fake cloud as plain data: its stock, its machines, and the failures that tests prepared."""
+"""The state of a fake cloud as plain data: its stock, its machines, and the failures that tests prepared.
+
+`World` is the whole state. It has records of the types `Stock`, `Machine`, `Thing` (other resources), `Rule` (failures
+of calls) and `Flaw` (defects of machines). `USUAL` is the default stock.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +31,18 @@ class Stock:
 
     Args:
         instance_type: the cloud's name for the kind.
-        usd_per_hour: the price of one machine, or of one whole slice.
+        usd_per_hour: the price in USD per hour of one machine, or of one whole slice (several hosts that are sold
+            together).
         accelerator: the accelerators of one machine or slice, such as "H100:8"; None for none.
         region: the region in which it is sold.
         zone: the zone in which it is sold.
-        market: the market on which it is sold.
-        capacity: how many can be alive at once; None for any number.
-        quota: the account's limit that it counts toward (see `Control.limit`); "" for none.
-        vcpus: virtual processors of each machine.
+        market: the market on which it is sold: "on-demand" or "spot".
+        capacity: how many machines (or slices) can be alive at once; None for any number.
+        quota: the name of the account's limit that it counts toward (see `FakeCloudControl.limit`); "" for none.
+        vcpus: the number of virtual processors of each machine.
         memory_gib: memory of each machine in GiB.
         disk_gib: disk of each machine in GiB.
-        arch: the processor architecture.
+        arch: the processor architecture: "x86_64" or "arm64".
         hosts: how many machines one purchase yields, as a slice. None derives it from the accelerator: 2 for "v5p-16".
         least_billed: the shortest time that is billed, in seconds.
 
@@ -70,22 +75,25 @@ class Stock:
 
     @property
     def size(self) -> int:
-        """Return how many machines one purchase yields: 1, or the number of hosts of a slice."""
+        """Return how many machines one purchase yields: the number of hosts of a slice, or 1 for a single machine."""
         return self.hosts or 1
 
     @property
     def place(self) -> tuple[str, str, Market]:
-        """Return the key of this stock: instance type, zone and market."""
+        """Return the key of this stock: the tuple (instance type, zone, market)."""
         return self.instance_type, self.zone, self.market
 
     @property
     def has(self) -> Accelerator | None:
-        """Return the accelerator as the catalogue's value; None if there is none."""
+        """Return the accelerators of one machine or slice as an `Accelerator`; None if there are none."""
         return self.accelerator if isinstance(self.accelerator, Accelerator) else None
 
 
 def _usual() -> tuple[Stock, ...]:
-    """Return the default stock of a fake cloud: three types in three zones and on two markets."""
+    """Return the default stock of a fake cloud: three instance types, each in three zones and on both markets.
+
+    The tuple has 18 entries. Spot machines cost 40 % of the on-demand price.
+    """
     sold = (("small", 0.1, None, 4.0, 16.0), ("gpu", 2.5, "H100", 16.0, 128.0), ("gpu-8", 20.0, "H100:8", 96.0, 1024.0))
     places = (("north", "north-a", 1.0), ("north", "north-b", 1.0), ("south", "south-a", 1.1))
     markets: tuple[tuple[Market, float], ...] = (("on-demand", 1.0), ("spot", 0.4))
@@ -103,32 +111,32 @@ USUAL = _usual()
 
 @dataclass(slots=True)
 class Machine:
-    """One machine of a fake cloud, as the cloud records it. Times are seconds since 1970 on the cloud's clock.
+    """One machine of a fake cloud, as the cloud records it. Times are in seconds since 1970 on the cloud's clock.
 
     Attributes:
         id: the machine's name.
-        pool: the pool that rented it.
+        pool: the name of the pool (a user's set of machines) that rented it.
         node: its number in the pool.
         token: the idempotency token of the request that made it.
-        stock: what it was bought as.
-        until: the time in its tag until which the pool needs it; None for none.
+        stock: the kind of machine as which it was bought.
+        until: the time in its tag until which the pool needs it; None for no such tag.
         born: when it was created.
         lease: seconds without a sign of life from its client after which it ends itself.
         lifetime: seconds after `born` at which it ends in any case; None for never.
-        folder: the folder on this computer that stands for it.
+        folder: the folder on this computer that stands for the machine.
         boots_at: when its boot ends; None for never.
         state: its state, as the API reports it.
         deaf: True if it never accepts connections, although it runs.
         has: the accelerator that is really in it; None for none.
         granted: when its lease ends.
-        said: the last text that was read from its lease file.
-        taken_at: when the cloud takes it back; infinite if there is no notice.
+        said: the last text that the cloud read from its lease file, in which the client renews the lease.
+        taken_at: when the cloud takes it back; infinite if that is not announced.
         undying: how many more requests to end it have no effect; None for all.
         ended_at: when it ended; None while it is alive.
         tagged: False if it has no tags, so that clients cannot find it.
         slice: the name of the slice that it is a host of; "" for none.
-        owner: the owner tag of the client that made it.
-        ran_at: when its boot ended; None if it has not yet.
+        owner: the owner tag of the client that made it: "user@host".
+        ran_at: when its boot ended; None if it has not ended yet.
         tags: the tags that a client of `HttpCloud` wrote on it.
     """
 
@@ -159,13 +167,21 @@ class Machine:
 
     @property
     def lives(self) -> bool:
-        """Return True if the machine has not ended."""
+        """Return True if the machine has not ended. A machine that boots or is about to end is alive, too."""
         return self.state != "ended"
 
 
 @dataclass(slots=True)
 class Thing:
-    """A key pair or a security group. It remains after its pool unless the driver removes it."""
+    """A key pair or a security group of a pool. It remains after the pool's machines unless the driver removes it.
+
+    Attributes:
+        kind: "key-pair" or "security-group".
+        id: its name.
+        pool: the name of the pool that it was made for.
+        until: the time in its tag until which the pool needs it; None for no such tag.
+        owner: the owner tag of the client that made it: "user@host".
+    """
 
     kind: str
     id: str
@@ -176,14 +192,14 @@ class Thing:
 
 @dataclass(slots=True)
 class Rule:
-    """A failure that a test has prepared for the next matching calls of a fake cloud.
+    """A failure or delay that a test has prepared for the next matching calls of a fake cloud.
 
     Attributes:
-        call: the call that fails, one of `control.CALLS`; "" for any.
+        call: the name of the calls that it affects, one of `control.CALLS`; "" for any.
         error: the error to raise, or the class of one; None for no error.
-        when: raise the error before the call takes effect, or after.
-        times: how many calls are affected; None for all.
-        delay: seconds by which the call takes longer.
+        when: "before" raises the error before the call takes effect, "after" raises it afterwards.
+        times: how many more calls are affected; None for all.
+        delay: seconds by which the calls take longer.
         place: instance type, zone and market to which the rule is limited. "" matches any.
     """
 
@@ -200,10 +216,10 @@ class Flaw:
     """A defect that a test has prepared for the next machine of a fake cloud.
 
     Attributes:
-        boots: seconds that its boot takes; None for a boot that never ends.
+        boots: seconds that the machine's boot takes; None for a boot that never ends.
         deaf: True if it never accepts connections, although it runs.
         undying: how many requests to end it have no effect; None for all.
-        has: the accelerator that is really in it, if `swapped`; None for none.
+        has: the accelerator that is really in it, if `swapped` is True; None for none.
         swapped: True if the machine contains `has` instead of the accelerator that was bought.
     """
 
@@ -224,15 +240,15 @@ class World:
         key: the right API key; "" accepts any.
         real: True if machines are processes here; False if they exist by name only.
         ends_itself: True if machines end when their lease is over.
-        billing: the moment from which a machine is billed.
-        offset: seconds by which its clock is ahead of this computer's.
+        billing: the moment from which a machine is billed: its "create", or when it is "running".
+        offset: seconds by which the cloud's clock is ahead of this computer's.
         machines: all machines by id, ended ones included.
-        things: key pairs and security groups, by kind and name.
-        rules: failures of the next calls.
-        flaws: defects of the next machines, first to last.
+        things: key pairs and security groups, by (kind, name).
+        rules: failures and delays of the next calls, oldest first.
+        flaws: defects of the next machines: the first entry is for the next machine.
         capacity: how many of a stock can be alive at once, by `Stock.place`. It overrides `Stock.capacity`.
-        limits: the account's limits, by quota.
-        kills: calls, by number, whose client is killed before or after they take effect.
+        limits: the account's limits: the maximum number of live machines, by quota.
+        kills: keys (number of a call, "before" or "after"): the client that makes this call is killed then.
         calls: how many calls the cloud has received.
         made: how many machines it has made.
     """
@@ -260,17 +276,26 @@ class World:
         return time.time() + self.offset
 
     def alive(self) -> list[Machine]:
-        """Return the machines that have not ended."""
+        """Return the machines that have not ended, in the order of their creation.
+
+        They may be starting, running or ending.
+        """
         return [each for each in self.machines.values() if each.lives]
 
     def together(self, one: Machine) -> list[Machine]:
-        """Return the live machines that end together with a machine: all hosts of its slice, or itself alone."""
+        """Return the live machines that end together with a machine: all hosts of its slice, or itself alone.
+
+        Returns an empty list if none of them is alive.
+        """
         if not one.slice:
             return [one] if one.lives else []
         return [each for each in self.alive() if each.slice == one.slice]
 
     def settle(self, machines: Iterable[Machine] | None = None) -> None:
-        """Apply everything that is due: ends of boots, of leases and of lifetimes, and interruptions.
+        """Bring machines up to date: apply boots, ends of leases and lifetimes, and interruptions that are due by now.
+
+        Each machine's lease file is read first, so that a renewal by its client counts. A lease or lifetime that is
+        over ends a machine only if `ends_itself` is True. The end is recorded at the time at which it was due.
 
         Args:
             machines: the machines to look at; None means all that are alive.
@@ -288,11 +313,16 @@ class World:
                 self.end(each, over)
 
     def end(self, each: Machine, at: float | None = None) -> None:
-        """End a machine: kill its processes and remove its folder.
+        """End a machine: kill its processes, remove its folder, and record the end.
+
+        Other hosts of its slice stay alive.
 
         Args:
-            each: the machine.
-            at: when it ended, on the cloud's clock; None means now.
+            each: the machine. Its state becomes "ended".
+            at: the time to record as its end, in seconds since 1970 on the cloud's clock; None means now.
+
+        Raises:
+            RuntimeError: its processes survived SIGKILL for 10 seconds. The machine is then not recorded as ended.
         """
         if self.real:
             machine.terminate(each.folder)
@@ -303,15 +333,26 @@ class World:
         self.log("ended", each, each.ended_at)
 
     def log(self, event: str, each: Machine, at: float, **more: object) -> None:
-        """Append an event to the file `events`, from which bills are computed: one JSON object on a line."""
+        """Append an event of a machine to the file `events` in the cloud's folder, as one JSON object on a line.
+
+        Bills are computed from this file.
+
+        Args:
+            event: the kind of event, such as "made", "running", "ended" or "price".
+            each: the machine.
+            at: when it happened, in seconds since 1970 on the cloud's clock.
+            more: further fields of the JSON object.
+        """
         line = {"event": event, "at": at, "machine": each.id, "pool": each.pool, **more}
         with open(Path(self.folder) / "events", "a") as events:
             events.write(f"{json.dumps(line)}\n")
 
     def _hear(self, each: Machine) -> None:
-        """Read a machine's lease file and extend its lease, if the text has changed since the last time.
+        """Read a machine's lease file, and compute the new end of its lease if the file's text has changed.
 
-        The text grants seconds from the time at which it was written, at most `lease`, and never beyond `lifetime`.
+        A client renews the lease by writing "SERIAL SECONDS" there. The lease then ends that many seconds after the
+        text was written, but after at most `lease` seconds, and never beyond the machine's `lifetime`. Does nothing if
+        the file is missing, empty or malformed, or has the same text as at the last call.
         """
         said = machine.heard(each.folder)
         if said is None or said.text == each.said:

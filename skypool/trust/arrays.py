@@ -1,8 +1,8 @@
-"""Writes and reads numpy arrays and torch tensors in the data format, and checks their sizes and types.
+"""Writes and reads numpy arrays and torch tensors in skypool's data format, and checks their sizes and types.
 
-numpy's own functions for unpickling do not check what they get. A type may contain pointers over bytes that the sender
-chose, or a state may not fit. So none of them is called here. A type is built from its name, and an array from its
-memory by `frombuffer`, which checks the size.
+The format carries results of machines that may not run code on the client. numpy's own functions for unpickling do not
+check what they get: a type may contain pointers over bytes that the sender chose, or a state may not fit. So none of
+them is called here. A type is built from its name, and an array from its memory by `frombuffer`, which checks the size.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _library(name: str) -> Any:
 
 
 class NoData(Exception):
-    """An error for a numpy or torch value with a part that cannot be sent as data."""
+    """An error for a numpy or torch value with a part that cannot be sent as data. Its message is the reason."""
 
 
 # --- types ---------------------------------------------------------------------------------------------------
@@ -77,8 +77,12 @@ class NoData(Exception):
 def _simple(np: Any, said: str) -> Any:
     """Return the numpy type without fields that has this name, such as "<f8".
 
+    Args:
+        np: the numpy module.
+        said: the name, of at most 39 characters.
+
     Raises:
-        NotData: it is not the name of a type.
+        NotData: it is not the name of a type that is allowed.
     """
     found = _TYPE.fullmatch(said) if len(said) < 40 else None
     if found is None or (found[2] is not None and not _UNIT.fullmatch(found[2])):
@@ -120,12 +124,12 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
 def price_of(name: str, args: tuple[Any, ...]) -> int:
     """Return the price in bytes of making an array's type and checking its contents.
 
-    The reader subtracts prices from its memory budget. The price is 0 for values that are not numpy arrays, scalars or
-    types.
+    A reader subtracts prices from a memory budget. The price is 0 for values other than numpy arrays, scalars or types.
+    Array memory that is sent beside the value is not included.
 
     Args:
-        name: the value's name in the format.
-        args: its arguments.
+        name: the value's name in skypool's data format, such as "ndarray".
+        args: the arguments that the value is built from: first its type, last its memory.
     """
     if name not in ("ndarray", "scalar", "dtype"):
         return 0
@@ -143,10 +147,12 @@ def _types_in(said: Any) -> int:
 
 
 def _said_of(made: Any) -> Any:
-    """Return the text or tuple that is sent for a numpy type.
+    """Return the text or tuple that stands for a numpy type in skypool's data format, such as "<f8".
+
+    A type with a shape becomes ("sub", ...), and one with fields becomes ("record", ...).
 
     Raises:
-        NoData: the type cannot be sent as data.
+        NoData: the type cannot be sent as data: it has no bytes, contains objects in fields, or is of an unknown kind.
     """
     said: Any
     if made.subdtype is not None:
@@ -177,15 +183,19 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
-    """Return a flat array of exactly this memory, after checking it.
+    """Return a flat array of exactly this memory, after checking it. The array is empty if the memory is.
 
     Args:
-        data: the memory as bytes. None for the next buffer beside the value, which the array uses without a copy.
+        r: the decoder. Its memory budget is reduced by an eighth of the size, and for booleans and texts by more.
+        data: the memory as bytes, which is copied. None takes the next buffer beside the value, which the array uses
+            without a copy.
         dtype: the type of its items.
-        shape: the shape that the array shall get later; the memory must fit it.
+        shape: the shape that the array shall get later. The memory must fit it; the result has one dimension all the
+            same.
 
     Raises:
-        NotData: the memory does not fit the shape and type, or contains values that are not valid.
+        NotData: the memory does not fit the shape and type, contains values that are not valid, or exceeds the budget;
+            or the type contains objects.
     """
     np = _library("numpy")
     if dtype.hasobject or type(data) not in (bytes, type(None)):
@@ -207,12 +217,13 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
 
 
 def _check_items(r: Reading, np: Any, made: Any) -> None:
-    """Check that booleans are 0 or 1, and that texts have valid characters only.
+    """Check that booleans are 0 or 1, and that texts have valid characters only. Arrays of other types pass unchecked.
 
-    numpy counts booleans by adding them up. Another value would make it write outside of its memory.
+    Fields of structured types are checked one by one. numpy counts booleans by adding them up. Another value would make
+    it write outside of its memory.
 
     Raises:
-        NotData: a value is not valid.
+        NotData: a value is not valid, or the checks exceed the memory budget of `r`, the decoder.
     """
     if made.dtype.names:
         for name in made.dtype.names:
@@ -240,10 +251,11 @@ def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
 
 
 def _objects(r: Reading, args: tuple[Any, ...]) -> Any:
-    """Return an array of objects, each of which is data.
+    """Return an array of Python objects, built from a shape, a memory order ("C" or "F") and a list of items.
 
     Raises:
-        NotData: shape and items do not fit, or an item would make a chain (see `check_chain`).
+        NotData: shape and items do not fit, the order is another one, or an item is a container whose deallocation is
+            recursive (see `check_chain`).
     """
     shape, order, items = args
     if type(items) is not list or len(items) != math.prod(_shape(shape)) or order not in ("C", "F"):
@@ -270,7 +282,9 @@ def _dtype(r: Reading, args: tuple[Any, ...]) -> Any:
 
 @functools.cache
 def keys() -> frozenset[type]:
-    """Return the types whose instances may be keys: those of `values.KEYS`, and numpy's numbers, texts and times.
+    """Return the types whose instances may be dictionary keys: those of `values.KEYS`, and numpy's scalar types.
+
+    numpy's types for objects and raw bytes (`object_`, `void`) are not among them. The result is computed once.
 
     Raises:
         NotData: numpy is not installed.
@@ -280,16 +294,16 @@ def keys() -> frozenset[type]:
 
 
 def parts_of(value: Any, buffer: Callable[[Any], bytes | None]) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the name in the format of a numpy or torch value and the arguments it is built from.
+    """Return a numpy or torch value's name in skypool's data format, and the arguments to build it from.
 
     Returns None if a value of this type cannot be sent as data.
 
     Args:
-        value: a value whose class is from numpy or torch.
+        value: a value whose class is from numpy or torch, which must be loaded.
         buffer: takes memory, and returns its bytes, or None if it is sent beside the value.
 
     Raises:
-        NoData: the value has a part that cannot be sent as data, for the reason in its message.
+        NoData: the value has a numpy type that cannot be sent as data, for the reason in its message.
     """
     kind = type(value)
     if kind.__module__.partition(".")[0] == "torch":
@@ -315,17 +329,18 @@ def parts_of(value: Any, buffer: Callable[[Any], bytes | None]) -> tuple[str, tu
 
 
 def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_grad: bool) -> Any:
-    """Return a torch tensor on the CPU that uses this memory, or a copy of it if it is read-only.
+    """Return a torch tensor on the CPU that uses this memory, or a copy of the memory if it is read-only.
 
     Args:
-        buffer: the memory.
+        buffer: the memory: bytes, a bytearray or a memoryview.
         dtype: the name of the type, such as "float32".
         shape: the tensor's shape.
-        kind: "tensor" or "parameter".
+        kind: "tensor", or "parameter" for a `torch.nn.Parameter`.
         wants_grad: the tensor's `requires_grad`.
 
     Raises:
-        NotData: an argument is not valid, or the memory does not fit.
+        NotData: an argument is not valid, the memory does not fit the shape and type, a boolean is neither 0 nor 1, or
+            torch is not installed.
     """
     torch = _library("torch")
     if type(dtype) is not str or dtype not in _TENSORS or kind not in ("tensor", "parameter"):

@@ -2,8 +2,8 @@
 
 The classes are data classes, named tuples, enumerations and exceptions. They are looked up by name in the modules that
 are loaded here. No `__init__`, `__new__`, `__post_init__`, `__setstate__` or property of them runs. So checks that a
-class makes at construction are skipped, and fields have any plain values that the node chose. A class that the user
-allows is an exception: it is built as pickle does it.
+class makes at construction are skipped, and fields have any plain values that the node (the rented machine that sent
+them) chose. A class that the user allows is an exception: it is built as pickle does it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
 class Allowed:
     """The names of classes whose instances the user allows results to contain (`allow_results`).
 
-    A name is such as "mypkg.Point", or "mypkg.*" for everything in a package. `name in allowed` tests for one.
+    A name is such as "mypkg.Point", or "mypkg.*" for everything in a package and its subpackages. `name in allowed`
+    tests for one.
     """
 
     names: frozenset[str] = frozenset()
@@ -45,12 +46,13 @@ class Allowed:
 
 
 def locate(module: str, name: str) -> type | None:
-    """Return the class that a loaded module defines under a name; None if there is none.
+    """Return the class that a loaded module defines under a name. Return None if there is none.
 
-    Only dictionaries are read, no attributes, so that no code of the module runs.
+    Also returns None for a name that the module only imported from elsewhere. Only dictionaries are read, no
+    attributes, so that no code of the module runs.
 
     Args:
-        module: the module's name. It is not imported.
+        module: the module's name. If it is not loaded, it is not imported, and the result is None.
         name: the qualified name of the class, such as "Outer.Inner".
     """
     found = sys.modules.get(module)
@@ -68,9 +70,10 @@ def locate(module: str, name: str) -> type | None:
 
 
 def is_own(module: str) -> bool:
-    """Return True if a module is the user's own (its script included), or skypool's.
+    """Return True if a module is the user's own (its script included), or skypool's. Return False for a library.
 
-    The module must be loaded, unless it is the script or skypool's.
+    Raises:
+        KeyError: the module is not loaded. The script and skypool's modules need not be.
     """
     if module in SCRIPT or module.partition(".")[0] == "skypool":
         return True
@@ -80,14 +83,17 @@ def is_own(module: str) -> bool:
 
 
 def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
-    """Find a class that a node named, and set `kind` and `make` of its shape.
+    """Find a class that a node (the sender of a value) named, and set `kind` and `make` of its shape.
 
-    Return True if this succeeded, and False if no instance of the class may be made here.
+    Return True if instances of the class may be made here, otherwise False. The shape then has `make` None.
 
     Args:
-        tag: the tag of the value that the class is for, such as MEMBER or INSTANCE.
-        shape: the class as the node named it.
+        tag: the tag of the value that the class is for, such as MEMBER (enumerations) or INSTANCE (data classes).
+        shape: the class as the node named it. It is changed.
         allowed: additional classes that the user allows.
+
+    Raises:
+        NotData: a field that the node named is not a field of the data class, or is named twice.
     """
     kind = locate(shape.module, shape.name)
     if kind is None:
@@ -109,9 +115,9 @@ def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
 
 
 def _attribute(kind: type, name: str) -> Any:
-    """Return the entry of a class or its bases under a name; `_MISSING` if there is none.
+    """Return what a class or the first of its bases has under a name. Return `_MISSING` if none has it.
 
-    The entry is not bound and no code runs, unlike with `getattr`.
+    The entry of the class's dictionary is returned as it is: no descriptor is called, unlike with `getattr`.
     """
     for each in type.__getattribute__(kind, "__mro__"):
         if name in each.__dict__:
@@ -120,7 +126,10 @@ def _attribute(kind: type, name: str) -> Any:
 
 
 def _home(kind: type, name: str) -> str:
-    """Return the name of the module whose class defines an attribute; "" if no class does."""
+    """Return the name of the module whose class defines an attribute of `kind`. Return "" if no class does.
+
+    Classes are searched in the order in which Python resolves attributes.
+    """
     return next((each.__module__ for each in kind.__mro__ if name in each.__dict__), "")
 
 
@@ -128,12 +137,12 @@ def _home(kind: type, name: str) -> str:
 
 
 def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.Enum:
-    """Return the member of an enumeration by its name.
+    """Return the member of an enumeration by its name, the only item of `values`. Aliases count as names.
 
-    It is looked up, because calling the class would run its `_missing_` or make a new enumeration.
+    It is looked up in a dictionary, because calling the class would run its `_missing_` or make a new enumeration.
 
     Raises:
-        NotData: there is no such member.
+        NotData: there is no such member, or the name is not a string.
     """
     (name,) = values
     found = kind.__dict__["_member_map_"].get(name) if type(name) is str else None
@@ -154,7 +163,11 @@ def _mask(kind: type[enum.Enum]) -> int:
 
 
 def _is_plain_flag(kind: type[enum.Enum]) -> bool:
-    """Return True if a class is an `enum.Flag` whose members are made by the standard library's code only."""
+    """Return True if a class is an `enum.Flag` whose members are made by the standard library's code only.
+
+    False means that the class defines its own `_missing_`, or its members have another `__new__` than those of object
+    or int.
+    """
     made = _attribute(kind, "_new_member_")
     return (
         issubclass(kind, enum.Flag)
@@ -173,25 +186,33 @@ def _named_tuple(size: int, kind: type[Any], _: Reading, values: tuple[Any, ...]
 
 
 def is_data(kind: type) -> bool:
-    """Return True if a class is a data class."""
+    """Return True if a class or one of its bases is a data class (has `__dataclass_fields__`)."""
     return _attribute(kind, "__dataclass_fields__") is not _MISSING
 
 
 def _makes_itself_plainly(kind: type) -> bool:
-    """Return True if no code of a class runs when `object.__new__` makes an instance, nor when it is deleted."""
+    """Return True if no code of a class runs when `object.__new__` makes an instance, nor when it is deleted.
+
+    False means that the class or a base defines `__new__`, `__del__` or `__setstate__`. The `__setstate__` that
+    `@dataclass` writes for frozen classes with slots does not count.
+    """
     own = ("__new__", "__del__", "__setstate__")
     return all(_home(kind, each) in ("", "builtins") or _is_generated(kind, each) for each in own)
 
 
 def _is_generated(kind: type, name: str) -> bool:
-    """Return True if `@dataclass` wrote this method, as it does for frozen data classes with slots."""
+    """Return True if `name` is `__setstate__` and `@dataclass` wrote it, as it does for frozen classes with slots.
+
+    Returns False for any other name.
+    """
     return name == "__setstate__" and _attribute(kind, name) is getattr(dataclasses, "_dataclass_setstate", None)
 
 
 def state_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of an instance of a data class as name -> value.
+    """Return the fields of an instance of a data class as name -> value, and other attributes that are set on it.
 
-    Returns None if the class itself defines how it is pickled.
+    Returns None if the class itself defines how it is pickled, or `__getstate__` returns anything but dictionaries.
+    Runs `__getstate__` of the class.
     """
     kind = type(value)
     if _home(kind, "__reduce_ex__") != "builtins" or _home(kind, "__reduce__") != "builtins":
@@ -206,11 +227,12 @@ def state_of(value: Any) -> dict[str, Any] | None:
 
 
 class Filler:
-    """A maker of instances of one data class that runs none of the class's code.
+    """A maker of instances of one data class. It runs none of the class's code.
 
     Args:
         kind: the data class.
-        fields: the names of the fields that a node sends for each instance.
+        fields: the names of the fields that a node (the sender) gives for each instance. They may be fewer than the
+            class has.
 
     Raises:
         NotData: a name is there twice, or is not a field.
@@ -227,15 +249,18 @@ class Filler:
         self._in_slots = places if any(places) else None
 
     def blank(self) -> Any:
-        """Return a new instance that has no fields yet."""
+        """Return a new instance that has no fields yet. `__new__` and `__init__` of the class do not run."""
         return object.__new__(self._kind)
 
     def fill(self, made: Any, values: Sequence[Any]) -> None:
-        """Set the fields of a new instance.
+        """Set the fields of a new instance, in place, without `__setattr__` of the class.
 
         Args:
             made: an instance that `blank` returned.
-            values: the values of the fields, in the order of the names that a node sent.
+            values: the values of the fields, in the order of the names given to the constructor.
+
+        Raises:
+            ValueError: there are more or fewer values than names.
         """
         if self._in_slots is None:
             object.__getattribute__(made, "__dict__").update(zip(self._names, values, strict=True))
@@ -247,7 +272,14 @@ class Filler:
                 place.__set__(made, value)
 
     def rows(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return new instances from columns, one column for each field. Each column has one value for each instance."""
+        """Return new instances from columns, one column for each field. Each column has one value for each instance.
+
+        The columns are in the order of the names given to the constructor.
+
+        Raises:
+            ValueError: the columns have different lengths.
+            IndexError: there are no columns.
+        """
         made: list[Any] = [object.__new__(self._kind) for _ in columns[0]]
         if self._in_slots is None:
             names = self._names
@@ -265,10 +297,11 @@ class Filler:
 
 
 def _place(kind: type, name: Any) -> Any:
-    """Return the slot in which a field is stored; None if it is in the instance's dictionary.
+    """Return the slot descriptor with which a field is set. Return None if the field is in the instance's dictionary.
 
     Raises:
-        NotData: the class has a method or a property of that name, or the name is not valid.
+        NotData: the class has a method, property or other descriptor of that name. Also for a name that is not a valid
+            identifier, or that begins and ends with two underscores.
     """
     if type(name) is str and name.isidentifier() and not (name.startswith("__") and name.endswith("__")):
         there = _attribute(kind, name)
@@ -289,7 +322,11 @@ def _is_plain_error(shape: ClassShape, kind: type[BaseException]) -> bool:
 
 
 def parts_of_error(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments and the attributes from which `_error` builds an exception again."""
+    """Return the arguments and the attributes from which `_error` builds an exception again on the client.
+
+    The members of an exception group are encoded one by one. For skypool's own exceptions that define `__reduce__`, the
+    attributes are its notes only. The exception is not changed.
+    """
     args = error.args
     state = dict(vars(error))
     if isinstance(error, BaseExceptionGroup):
@@ -346,7 +383,7 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
 def _shown(part: Any) -> Any:
     """Return a text without terminal control sequences, so that a traceback may print it.
 
-    Return other values as they are.
+    Return a value of another type, also of a subclass of str, as it is.
     """
     return printable(part) if type(part) is str else part
 
@@ -357,7 +394,16 @@ def _shown(part: Any) -> Any:
 def _allowed(kind: type, _: Reading, values: tuple[Any, ...]) -> Any:
     """Return an instance of a class that the user allows.
 
-    It is built as pickle does it, which runs code of the class.
+    It is built as pickle does it, which runs code of the class: `__new__` or the class itself, and `__setstate__` if
+    there is one and a state was sent. Otherwise the state's items become attributes.
+
+    Args:
+        kind: the class.
+        _: not used.
+        values: True to call `__new__` or False to call the class; the arguments; the state.
+
+    Raises:
+        NotData: an item of the state has the name of a method, a property or anything else that is not a field.
     """
     new, args, state = values
     made = kind.__new__(kind, *args) if new else kind(*args)

@@ -19,7 +19,7 @@ _INSIDE = 10
 
 
 class NotData(Exception):
-    """An error for bytes that are not valid data, or that name something not allowed.
+    """An error for bytes that are not valid in skypool's data format, or that name something not allowed.
 
     Attributes:
         why: the reason, for a message.
@@ -37,12 +37,13 @@ class NotData(Exception):
 class Cursor:
     """The state of reading one value: the position in its bytes, the depth of nesting, and the budget that is left.
 
-    The budget is the number of bytes of memory that the rest of the value may take.
+    The budget is the number of bytes of memory that the rest of the value may take. The first buffer has the encoded
+    value; this class calls it the text.
 
     Args:
         buffers: the encoded value, followed by the buffers of its large arrays.
         parent: the cursor of the enclosing value, if this value is a part of one. Both values then share the parent's
-            budget. Default None: the budget depends on the size of `buffers`.
+            budget. Default None: the budget is three times the size of all `buffers`, plus 16 KiB.
     """
 
     def __init__(self, buffers: Sequence[Buffer], parent: Cursor | None = None) -> None:
@@ -58,20 +59,25 @@ class Cursor:
         self._parent = parent
 
     def check_begin(self) -> None:
-        """Raise NotData unless the text begins with the format's magic bytes."""
+        """Raise NotData unless the value begins with the magic bytes of skypool's data format."""
         if bytes(self.data[: len(MAGIC)]) != MAGIC:
             raise NotData("the data does not begin like a value in skypool's data format")
 
     def check_end(self) -> None:
-        """Raise NotData unless all buffers of arrays were used."""
+        """Raise NotData unless all buffers that were sent beside the encoded value were used.
+
+        Bytes that are left in the encoded value itself are not checked.
+        """
         if self._taken != len(self.buffers):
             raise NotData(f"the value uses {self._taken} of the {len(self.buffers)} buffers that were sent")
 
     def charge(self, price: int) -> None:
         """Subtract the price of an object that is about to be made, in bytes, from the memory budget.
 
+        The budget of an enclosing value is reduced, too.
+
         Raises:
-            NotData: the budget is used up.
+            NotData: the budget does not suffice.
         """
         if self._parent is not None:
             self._parent.charge(price)
@@ -80,29 +86,36 @@ class Cursor:
             raise NotData("the value would take far more memory than the bytes that were sent")
 
     def deeper(self) -> None:
-        """Enter a nested value. The caller decreases `depth` again at its end.
+        """Count one more level of nesting, before a nested value is read.
+
+        The caller decreases `depth` again after the nested value.
 
         Raises:
-            NotData: values are nested more than `DEEPEST` levels deep.
+            NotData: values are nested more than `DEEPEST` (150) levels deep.
         """
         self.depth += 1
         if self.depth > DEEPEST:
             raise NotData(f"the value is nested more than {DEEPEST} levels deep")
 
     def number(self) -> int:
-        """Read the next 8 bytes of the text and return them as an unsigned integer. It is a length or an index."""
+        """Read the next 8 bytes of the encoded value and return them as an unsigned integer: a length or an index.
+
+        Raises:
+            struct.error: fewer than 8 bytes are left.
+        """
         at = self.at
         self.at = at + 8
         return _U64.unpack_from(self.data, at)[0]  # type: ignore[no-any-return]  # the format code gives this type
 
     def count(self, least: int = 1) -> int:
-        """Read and return the number of items that follow in the text.
+        """Read the number of items that follow in the encoded value, and return it. It takes 8 bytes.
 
         Args:
-            least: the smallest number of bytes that each item takes.
+            least: the smallest number of bytes that each item takes. Default 1.
 
         Raises:
-            NotData: the remaining text is too short for so many items.
+            NotData: the remaining bytes are too few for so many items.
+            struct.error: fewer than 8 bytes are left.
         """
         count = self.number()
         if count * least > len(self.data) - self.at:
@@ -112,7 +125,9 @@ class Cursor:
         return count
 
     def take(self, size: int) -> bytes | memoryview:
-        """Read and return the next `size` bytes of the text.
+        """Read the next `size` bytes of the encoded value and return them.
+
+        Returns a view without a copy if the encoded value has 1 MiB or more and was not given as bytes.
 
         Raises:
             NotData: fewer bytes are left.
@@ -124,26 +139,30 @@ class Cursor:
         return self.data[start : self.at]
 
     def view(self, size: int) -> memoryview:
-        """Read the next `size` bytes of the text and return a view of them, without a copy.
+        """Read the next `size` bytes of the encoded value and return a view of them, without a copy.
 
-        The view is shorter if fewer bytes are left.
+        The view is shorter if fewer bytes are left. No error is raised then.
         """
         start = self.at
         self.at = start + size
         return memoryview(self.data)[start : self.at]
 
     def text(self) -> str:
-        """Read and return a text, and subtract its price from the memory budget.
+        """Read a string (its length, then UTF-8) and return it. Subtract its price from the memory budget.
+
+        Lone surrogates are accepted.
 
         Raises:
-            NotData: the text is cut off, or the budget is used up.
+            NotData: the string is cut off, or the budget does not suffice.
+            struct.error: fewer than 8 bytes are left for its length.
+            UnicodeDecodeError: the bytes are not UTF-8.
         """
         data = bytes(self.take(self.count()))
         self.charge(text_price(len(data), data.isascii()))
         return str(data, "utf-8", "surrogatepass")
 
     def next_buffer(self) -> memoryview:
-        """Return the next of the buffers that were sent beside the text.
+        """Return the next of the buffers that were sent beside the encoded value. Each is returned once, in order.
 
         Raises:
             NotData: all of them were used already.

@@ -1,7 +1,8 @@
 """Defines the tags of skypool's data format, and the price in bytes of each value.
 
-A value is written as a tag and the contents that belong to this tag. Values follow each other without separators. No
-tag calls a function or imports a module.
+The format carries results of nodes (rented machines) that may not run code on the client. A value is written as a tag
+and the contents that belong to this tag. Values follow each other without separators. No tag calls a function that the
+sender names, or imports a module.
 
 Making a value costs a price in bytes. The price is at least the memory that the value takes, and covers the time for
 making it. The sum of all prices must not exceed `GROWS` times the number of bytes sent, plus `SPARE`. An honest writer
@@ -83,9 +84,10 @@ OTHER_PRICE = 1200
 
 
 def text_price(size: int, is_ascii: bool) -> int:
-    """Return the price of reading a text. Prices are in bytes and count against the reader's budget.
+    """Return the price in bytes of reading a text. A reader subtracts prices from its memory budget.
 
-    A character takes up to four bytes, and more while it is decoded.
+    It is 72 plus the size for ASCII, and 72 plus six times the size otherwise. A character takes up to four bytes, and
+    more while it is decoded.
 
     Args:
         size: the text's length in bytes of UTF-8.
@@ -95,18 +97,18 @@ def text_price(size: int, is_ascii: bool) -> int:
 
 
 def long_price(size: int) -> int:
-    """Return the price of reading an integer of `size` bytes.
+    """Return the price in bytes of reading an integer that is `size` bytes long.
 
-    Prices are in bytes and count against the reader's budget.
+    It is 48 plus 1.25 times the size. A reader subtracts prices from its memory budget.
     """
     return 48 + size + size // 4
 
 
 def extra_price(args: Iterable[Any]) -> int:
-    """Return the price of building a value from these arguments, in addition to the price of its type.
+    """Return the price in bytes of building a value from these arguments, in addition to the price of its type.
 
-    It covers copies of the arguments, and slow arithmetic with long integers. Prices are in bytes and count against the
-    reader's budget.
+    It covers copies of the arguments, and slow arithmetic with long integers. Arguments of other types, integers up to
+    64 bits and an empty `args` cost 0. A reader subtracts prices from its memory budget.
     """
     price = 0
     for each in args:

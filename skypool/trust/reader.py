@@ -1,4 +1,4 @@
-"""Reads results and exceptions from a node (rented machine) that may not run code in this process."""
+"""Reads results and exceptions from a node (a rented machine) that may not run code in this process."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a
 
 
 class DataReader:
-    """A reader of the results and exceptions that one node sends as data.
+    """A reader of the results and exceptions that one node (a rented machine) sends in skypool's data format.
+
+    Unlike a pickle, this format cannot run code that the sender chose.
 
     Args:
         node: the node's number, for messages.
-        allowed: names of additional classes of which instances may be made.
+        allowed: names of additional classes of which instances may be made. Default: none.
     """
 
     def __init__(self, node: int, allowed: frozenset[str] = frozenset()) -> None:
@@ -42,14 +44,14 @@ class DataReader:
         self._makers: dict[str, Maker] = {**values.MAKERS, **arrays.MAKERS, "one": self._member}
 
     def value(self, buffers: Sequence[Buffer], what: str) -> Any:
-        """Return the value that a worker wrote. Its arrays use the memory of the buffers.
+        """Return the value that a worker process on the node wrote. Its arrays use the memory of the buffers.
 
         Args:
             buffers: the buffers as the node sent them.
-            what: the value's name in messages, such as "the result of train".
+            what: the value's name in error messages, such as "the result of train".
 
         Raises:
-            UntrustedResult: the buffers are not data, or name a class that is not allowed.
+            UntrustedResult: the buffers are not in skypool's data format, or name a class that is not allowed.
         """
         try:
             return self._read(buffers)
@@ -62,14 +64,15 @@ class DataReader:
             ) from None
 
     def error(self, buffers: Sequence[Buffer], call: str) -> BaseException:
-        """Return the exception that a call raised on the node, or an UntrustedResult if it cannot be read.
+        """Return the exception that a call raised on the node, without raising it.
 
         The last cause in the exception's chain is a RemoteTraceback. An exception whose class must not be built here is
-        returned as a RemoteError with its name and text.
+        returned as a RemoteError with its name and text. If the buffers cannot be read, or are not an exception, an
+        UntrustedResult is returned.
 
         Args:
             buffers: the buffers as the node sent them.
-            call: the call's name in messages.
+            call: the call's name in error messages.
         """
         try:
             got = self.value(buffers, f"the exception of {call}")
@@ -88,14 +91,16 @@ class DataReader:
         return errors[0]
 
     def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
-        """Return the value in these buffers.
+        """Return the value that is encoded in these buffers, as small JSON or in skypool's data format.
 
         Args:
             buffers: the buffers as the node sent them.
             parent: the decoder of the enclosing value, if this value is a part of one. Both share one memory budget.
+                Default None.
 
         Raises:
-            NotData: the buffers are not a value in the data format.
+            NotData: the buffers are not a value in the data format, such as a pickle, or name what is not allowed. Any
+                other Exception while reading becomes a NotData, too.
         """
         try:
             data = buffers[0]
@@ -115,7 +120,14 @@ class DataReader:
             raise NotData(f"the data is not a valid value ({type(e).__name__}: {printable(str(e))[:200]})") from None
 
     def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
-        """Find the class that a node named, and set how its instances are made.
+        """Find the class that a node named, and set how its instances are made, in `shape`.
+
+        Enumerations and classes that the user allows may then be dictionary keys in the value that `r` reads.
+
+        Args:
+            r: the decoder of the value.
+            tag: the kind of value that the class is for.
+            shape: the class as the node named it. It is changed.
 
         Raises:
             NotData: there is no such class here, or it must not be made from data.
@@ -131,13 +143,15 @@ class DataReader:
             r.keys = r.keys | {kind}
 
     def _one(self, link: Any, traceback: str = "", parent: Reading | None = None) -> BaseException:
-        """Return one exception of a chain or group.
+        """Return one exception of a chain or group. It is not raised.
 
-        A RemoteError with its name and text takes its place if its class must not be built here.
+        If its class must not be built here, return a RemoteError with its name and text instead, which tells why. Its
+        notes are kept.
 
         Args:
-            link: the exception as `exceptions.ErrorLink`.
-            traceback: the text of the traceback, for a RemoteError.
+            link: the exception as `exceptions.ErrorLink`: its data or None, the name of its type, its text, the reason
+                why there are no data, and its notes.
+            traceback: the text of the traceback, for a RemoteError. Default "".
             parent: the decoder of the enclosing exception group; None for no group. Both share one memory budget.
         """
         data, kind, text, why, notes = link
@@ -155,10 +169,14 @@ class DataReader:
         return error
 
     def _member(self, r: Reading, link: Any) -> BaseException:
-        """Return one exception of a group.
+        """Return one exception of an exception group. It is a RemoteError if its class must not be built here.
+
+        Args:
+            r: the decoder of the group.
+            link: the exception as the node sent it.
 
         Raises:
-            NotData: the data is not an exception.
+            NotData: `link` is not an exception as nodes send them.
         """
         if not _is_link(link):
             raise NotData("a member of an exception group is not an exception")

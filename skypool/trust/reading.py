@@ -65,10 +65,10 @@ from skypool.wire.frames import Buffer
 
 
 class ClassShape:
-    """A class as a node named it, with the names of the fields that it sends for each instance.
+    """A class as the sender of a value named it, with the names of the fields that it sends for each instance.
 
-    `kind` is the class found here, and `make` the function that makes its instances. Both are None until they are
-    resolved.
+    `kind` is the class found here, and `make` the function that makes its instances. Both are None until `resolve` sets
+    them.
     """
 
     __slots__ = ("fields", "kind", "make", "module", "name")
@@ -104,15 +104,17 @@ _F64 = struct.Struct("<d")
 
 
 class Reading(Cursor):
-    """A decoder that reads one value.
+    """A decoder that reads one value in skypool's data format.
 
     Args:
-        buffers: the value's text, followed by the buffers of its large arrays.
+        buffers: the encoded value, followed by the buffers of its large arrays.
         resolve: finds the class for a tag and a `ClassShape`, and sets the shape's `kind` and `make`. Raises NotData if
             the class is not allowed.
-        makers: the functions that build values with a name in the format.
-        keys: types beyond the plain ones whose instances may be keys. Their hash is fast and runs no user code.
+        makers: the functions that build values of other types, by the type's name in the format.
+        keys: types beyond the plain ones whose instances may be dictionary keys. Their hash is fast and runs no user
+            code.
         parent: the decoder of the enclosing value, if this value is a part of one. Both then share one memory budget.
+            Default None.
     """
 
     def __init__(
@@ -134,10 +136,11 @@ class Reading(Cursor):
         self._slow = 0.0
 
     def read(self) -> Any:
-        """Read and return the whole value.
+        """Read and return the whole value. Call this once.
 
         Raises:
-            NotData: the value is not allowed or too large.
+            NotData: the value is not allowed or too large, does not begin with the format's magic bytes, or does not
+                use all buffers.
             Exception: any other error means that the bytes are not in this format.
         """
         self.check_begin()
@@ -149,7 +152,7 @@ class Reading(Cursor):
         """Read and return the next value, with all values inside it.
 
         Raises:
-            NotData: the value is not allowed or too large.
+            NotData: the value is not allowed or too large, or its tag is unknown.
             Exception: any other error means that the bytes are not in this format.
         """
         act = _ACTS[self.data[self.at]]
@@ -159,13 +162,14 @@ class Reading(Cursor):
     # --- keys ------------------------------------------------------------------------------------------------
 
     def check_key(self, key: Any) -> int:
-        """Check that a value may be hashed, subtract the price of that from the budget, and return the price in bytes.
+        """Check that a value may be hashed, subtract the price of that from the memory budget, and return the price.
 
-        Tuples and frozensets are checked with their contents. A part that occurs several times is counted each time,
-        because comparing two keys takes that long.
+        The price is in bytes. Tuples and frozensets are checked with their contents. A part that occurs several times
+        is counted each time, because comparing two keys takes that long.
 
         Raises:
-            NotData: the key is too large, or hashing it would run code of its class.
+            NotData: hashing the key would run code of its class, or the budget does not suffice. Also for a key of more
+                than 1000 parts or more than 50 levels.
         """
         todo = [(key, 0)]
         seen = 0
@@ -192,10 +196,12 @@ class Reading(Cursor):
         return price
 
     def mapping(self, keys: list[Any], values: Iterable[Any]) -> dict[Any, Any]:
-        """Return a dictionary of these keys and values. The time for adding keys is limited.
+        """Return a dictionary of these keys and values, in this order. If two keys are equal, the later value is kept.
+
+        The time for adding keys is limited, because a sender may choose keys with equal hashes to block this process.
 
         Raises:
-            NotData: a key may not be hashed, or the keys collide on purpose.
+            NotData: a key may not be hashed, or adding the keys takes far too long.
         """
         made: dict[Any, Any] = {}
         following = iter(values)
@@ -203,10 +209,12 @@ class Reading(Cursor):
         return made
 
     def members(self, items: list[Any]) -> set[Any]:
-        """Return a set of these items. The time for adding them is limited.
+        """Return a set of these items.
+
+        The time for adding them is limited, because a sender may choose items with equal hashes to block this process.
 
         Raises:
-            NotData: an item may not be hashed, or the items collide on purpose.
+            NotData: an item may not be hashed, or adding the items takes far too long.
         """
         made: set[Any] = set()
         self._add(items, made.update)
@@ -215,12 +223,14 @@ class Reading(Cursor):
     def _add(self, keys: list[Any], add: Callable[[list[Any]], object]) -> None:
         """Add keys to a container in portions, and measure the time that this takes.
 
+        Texts and bytes are added at once and are not measured, as are up to 64 other plain keys.
+
         Args:
             keys: the keys.
             add: adds a list of keys to the container.
 
         Raises:
-            NotData: a key may not be hashed, or the keys collide on purpose.
+            NotData: a key may not be hashed, or all portions together take more than 50 ms longer than 1 ms each.
         """
         kinds = set(map(type, keys))
         if kinds <= _UNHASHED or (kinds <= _ATOMS and int not in kinds and len(keys) <= _FEW_KEYS):
@@ -250,7 +260,13 @@ class Reading(Cursor):
     # --- parts -----------------------------------------------------------------------------------------------
 
     def arguments(self) -> tuple[Any, ...]:
-        """Read and return several values as a tuple. Nothing can refer to this tuple later."""
+        """Read several values and return them as a tuple. They are the arguments from which another value is built.
+
+        Unlike other tuples, this one gets no number, so no later value can refer to it.
+
+        Raises:
+            NotData: a value is not allowed, is nested too deep or exceeds the memory budget.
+        """
         count = self.count()
         self.deeper()
         self.charge(SLOT * count)
@@ -266,7 +282,7 @@ class Reading(Cursor):
             tag: the tag of the value that the class is for.
 
         Raises:
-            NotData: the class is not allowed, or was used for another tag before.
+            NotData: the class is not allowed, or no function to make its instances is known.
         """
         index = self.number()
         if index < len(self.shapes):
@@ -283,7 +299,11 @@ class Reading(Cursor):
 
 
 def _hashes_itself(kind: type) -> bool:
-    """Return True if this class, which is a subclass of tuple, defines its own hash or comparison."""
+    """Return True if this class, which is a subclass of tuple, defines its own hash or comparison.
+
+    That includes classes between it and tuple, but not tuple itself. Raises ValueError for a class that is not a
+    subclass.
+    """
     return any(each.__dict__.keys() & {"__hash__", "__eq__"} for each in kind.__mro__[: kind.__mro__.index(tuple)])
 
 
@@ -373,7 +393,13 @@ def _dict(r: Reading) -> dict[Any, Any]:
 
 
 def _wide(r: Reading) -> dict[Any, Any]:
-    """Read two lists, of keys and of values, and return the dictionary that they form."""
+    """Read two lists, of keys and of values, and return the dictionary that they form.
+
+    Large dictionaries are sent this way.
+
+    Raises:
+        NotData: a list does not have as many items as announced, or a key may not be hashed.
+    """
     count = r.number()
     made: dict[Any, Any] = {}
     r.memo.append(made)
@@ -389,7 +415,7 @@ def _items(r: Reading, count: int) -> list[Any]:
     """Read and return a list of exactly `count` items that is part of another value.
 
     Raises:
-        NotData: the next value is not such a list.
+        NotData: the next value is not a list of this length.
     """
     made = r.value()
     if type(made) is not list or len(made) != count:
@@ -455,10 +481,13 @@ def _strs(r: Reading) -> list[str]:
 
 
 def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
-    """Read a table, and return the number of its rows and its `width` columns.
+    """Read the columns of a table, and return the number of its rows and a list of its `width` columns.
+
+    Each column is a list with one value for each row.
 
     Raises:
-        NotData: the table has no columns or too many rows, or a column has another length.
+        NotData: `width` is 0, the table has too many rows, a column has another length, or the memory budget does not
+            suffice.
     """
     count = r.number()
     if count * (8 * width + 1) > 1 << 50 or not width:
@@ -471,7 +500,10 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
 
 
 def _rows(r: Reading, made: list[Any]) -> list[Any]:
-    """Return the rows of a table unchanged. Number the list and each row, so that later values can refer to them."""
+    """Return the list of rows of a table unchanged.
+
+    Number each row and then the list, so that later values can refer to them.
+    """
     r.memo += made
     r.memo.append(made)
     return made
@@ -510,7 +542,10 @@ def _instance(r: Reading) -> Any:
 
 
 def _of_shape(tag: int) -> Callable[[Reading], Any]:
-    """Return the function that reads a value with this tag: a class, and the arguments from which it is made."""
+    """Return the function that reads a value with this tag: a class, and the arguments from which it is made.
+
+    The returned function raises NotData if the class is not allowed or the arguments do not fit.
+    """
 
     def made_of(r: Reading) -> Any:
         shape = r.shape(tag)

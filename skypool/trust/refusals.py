@@ -1,4 +1,4 @@
-"""Makes the errors for values that cannot be written in the data format, with a reason for the user."""
+"""Makes the errors for values that cannot be written in skypool's data format, with a reason for the user."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from skypool.wire.blame import name_of
 
 
 class WriteError(Exception):
-    """An error for a value that cannot be written in the data format, so that a client could not read it.
+    """An error for a value that cannot be written in skypool's data format, so that a client could not read it.
 
     Attributes:
         why: the reason, for a message.
-        kind: the name of the value's class, or of the function that would rebuild it.
-        path: the place inside the whole value, such as "[2].model".
+        kind: the name of the value's class, or of the function that would rebuild it; "" if it does not matter.
+        path: the place inside the whole value, such as "[2].model"; "" at first, filled in by the writer.
         allowable: True if the user may allow this class with `allow_results`.
     """
 
@@ -26,9 +26,10 @@ class WriteError(Exception):
 
 
 def refusal(value: object) -> WriteError:
-    """Return the error for a value that cannot be written as data, with the reason.
+    """Return the error for a value that cannot be written as data, with the reason. It is not raised.
 
-    Its `allowable` is True if the user may allow the value's class.
+    Its `allowable` is True if the user may allow the value's class. It is False for classes, functions and modules
+    themselves, for classes defined inside a function, and for values that pickle rebuilds with a function.
     """
     kind = type(value)
     name = name_of(kind)
@@ -47,7 +48,8 @@ def refusal(value: object) -> WriteError:
 def _maker_of(value: object) -> str:
     """Return the name of the function that pickle would call to rebuild this value.
 
-    Returns "" if the class does not define how it is pickled, or if pickle would call the class itself.
+    Returns "" if the class does not define how it is pickled, if pickle would call a class, or if asking the value
+    raises an Exception. Asking runs the value's `__reduce_ex__`.
     """
     kind = type(value)
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
@@ -61,9 +63,10 @@ def _maker_of(value: object) -> str:
 
 
 def short_form(value: object) -> str:
-    """Return a key in the form that a path in a message has. No code of the key's class runs.
+    """Return a dictionary key in the short form that paths in error messages have. No code of the key's class runs.
 
-    This is the start of the repr of a text, number, boolean or None, and the class in angle brackets for others.
+    This is the first 40 characters of the repr of a text, bytes, number, boolean or None. For others it is the class's
+    name in angle brackets.
     """
     return (
         f"{value!r:.40}" if type(value) in (str, bytes, int, float, bool, type(None)) else f"<{name_of(type(value))}>"

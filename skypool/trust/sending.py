@@ -1,4 +1,7 @@
-"""Writes results and exceptions in the data format, in a worker process on a node, or explains why that fails."""
+"""Writes results and exceptions in skypool's data format, or explains why that fails.
+
+It runs in a worker process on a node (a rented machine) that may not run code on its client.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ from skypool.wire.frames import Buffer
 
 
 class DataWriter:
-    """A writer of results and exceptions for a client that reads data only; see `codec.result_writer`.
+    """A writer of results and exceptions for a client that reads skypool's data format only; see `codec.result_writer`.
 
     Args:
-        node: the number of this node, for messages.
-        allowed: names of additional classes of which the client makes instances.
+        node: the number of this node (rented machine), for messages.
+        allowed: names of additional classes of which the client makes instances. Default: none.
     """
 
     def __init__(self, node: int, allowed: Sequence[str] = ()) -> None:
         self._node, self._allowed = node, Allowed(frozenset(allowed))
 
     def value(self, value: object, what: str) -> list[Buffer]:
-        """Return the buffers of a value in the data format.
+        """Return the buffers of a value in skypool's data format: the encoded value, then its large arrays' memory.
 
         Args:
-            value: the value.
-            what: its name in messages.
+            value: the value. It is not changed.
+            what: its name in error messages, such as "the result of train".
 
         Raises:
             UntrustedResult: the client would not read it. The message names the part, its path, and what to do.
@@ -46,7 +49,8 @@ class DataWriter:
     def error(self, error: BaseException) -> tuple[bytes | None, str]:
         """Return the data of one exception without its causes, and "".
 
-        If it cannot be written, return None and the reason in words.
+        Does not raise if the exception cannot be written, for example because it holds a large array. It then returns
+        None and the reason in words.
         """
         try:
             (data,) = write(error, self._allowed)

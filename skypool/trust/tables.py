@@ -25,13 +25,13 @@ _SMALL_DICT = 5
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A list of similar values as columns.
+    """A list of similar values (tuples, dictionaries or instances of a data class) as columns.
 
     Attributes:
-        tag: the format's tag for a table of tuples, of dictionaries, or of instances of a data class.
+        tag: the data format's tag for a table of tuples, of dictionaries, or of instances of a data class.
         names: the names of the columns: keys, fields, or for tuples numbers from 0.
         columns: the values of each column.
-        row_price: the price of one row in bytes, without the values in it.
+        row_price: the price of one row in bytes of the reader's memory budget, without the values in it.
     """
 
     tag: int
@@ -43,8 +43,9 @@ class Table:
 def table_of(kind: type, items: Sequence[Any]) -> Table | None:
     """Return a table of these items, or None if they are not similar enough.
 
-    Tuples must have the same length, dictionaries the same text keys in the same order, instances the same fields. A
-    list that has the same object twice is not made a table, because the object would be read as two.
+    Tuples must have the same length, dictionaries the same text keys in the same order, instances the same fields.
+    Items that are empty make no table. A list that has the same object twice makes none either, because the object
+    would be read as two. The result is also None for other types.
 
     Args:
         kind: the type of all items.

@@ -25,10 +25,12 @@ _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
 def printable(text: str, colours: bool = False) -> str:
     """Return a text without escape sequences and control characters other than tab, newline and carriage return.
 
+    Marks that change the direction of text are removed, too.
+
     Args:
-        text: the text that a node sent.
+        text: the text that a node (a rented machine) sent.
         colours: also keep colours and bold (SGR sequences), backspace, and marks of right-to-left scripts. Used for
-            nodes that are trusted.
+            nodes that are trusted. Default False.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -42,7 +44,9 @@ def printable(text: str, colours: bool = False) -> str:
 def plain_error(error: BaseException) -> BaseException:
     """Remove escape sequences other than colours from the texts of an exception that comes from a trusted node.
 
-    The texts are its arguments, attributes and notes, and those of its causes and members. Returns the same exception.
+    Changes the exception in place and returns it. The texts are the strings among its arguments, attributes and notes,
+    and those of its causes, contexts and group members. Strings inside of lists or other containers stay as they are,
+    except for notes.
     """
     todo = [error]
     seen = set[int]()
@@ -73,10 +77,9 @@ def _harmless(value: Any) -> Any:
 
 
 def unfinished(text: str) -> int:
-    """Return how many characters at the end of a text may be the start of an SGR sequence (a colour, for example).
+    """Return how many characters at the end of a text may be the start of a colour sequence (SGR). Return 0 if none.
 
-    Returns 0 if there are none. Output arrives in pieces. A sequence may be cut, so that its rest comes with the next
-    piece.
+    Output arrives in pieces. A sequence may be cut, so that its rest comes with the next piece.
     """
     found = _UNFINISHED.search(text, max(0, len(text) - 70))
     return 0 if found is None else len(text) - found.start()

@@ -1,4 +1,7 @@
-"""Writes and reads values of the standard library in the data format: dates, decimals, paths, collections and more."""
+"""Writes and reads values of the standard library in skypool's data format: dates, decimals, paths, collections, more.
+
+The format carries results of machines that may not run code on the client.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,14 @@ _KINDS_OF_ADDRESS = ("Address", "Network", "Interface")
 
 
 def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional: int = 0) -> None:
-    """Check the types of the arguments of a value.
+    """Check the number and types of the arguments from which a value is to be built. Return None.
+
+    Types must match exactly: an instance of a subclass is refused, so a boolean is no int.
 
     Args:
-        args: the arguments that a node sent.
+        args: the arguments that a node (the sender) gave.
         kinds: the exact type of each, or a tuple of types; `object` for any type.
-        optional: how many arguments may be missing at the end.
+        optional: how many arguments may be missing at the end. Default 0.
 
     Raises:
         NotData: the number or a type is wrong.
@@ -53,10 +58,13 @@ def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional:
 def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional: int = 0) -> Maker:
     """Return a maker (a function that builds a value while reading) that calls `make` with checked arguments.
 
+    The maker takes the decoder, which it ignores, and a tuple of arguments. It raises NotData if their number or a type
+    is wrong, and passes on what `make` raises.
+
     Args:
         make: the function or class to call.
         kinds: the exact type of each argument, or a tuple of types.
-        optional: how many arguments may be missing at the end.
+        optional: how many arguments may be missing at the end. Default 0.
     """
 
     def made(_: Reading, args: tuple[Any, ...]) -> Any:
@@ -67,13 +75,15 @@ def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional:
 
 
 def check_chain(parts: Iterable[Any]) -> None:
-    """Check that none of these items is of a type in `CHAINS` or an array of objects.
+    """Check that no item is a deque, defaultdict, slice or numpy array of objects.
+
+    CPython frees these recursively, so a long chain of them, each directly in the next, would crash it.
 
     Args:
-        parts: the items of a container that is itself deallocated recursively.
+        parts: the items of a container that is itself freed recursively.
 
     Raises:
-        NotData: one of them is.
+        NotData: an item is one of these, or an instance of a subclass.
     """
     for part in parts:
         if isinstance(part, CHAINS) or (type(part).__name__ == "ndarray" and part.dtype.hasobject):
@@ -93,7 +103,7 @@ def _counter(_: Reading, args: tuple[Any, ...]) -> Counter[Any]:
 
 
 def _ordered(_: Reading, args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
-    """Return an OrderedDict of a dictionary and its attributes.
+    """Return an OrderedDict with the items of one dictionary, and with the items of another one as its attributes.
 
     torch's `state_dict()` has the attribute `_metadata`. Others are not allowed.
 
@@ -284,10 +294,10 @@ _PARTS: dict[type, Callable[[Any], Parts]] = {
 
 
 def parts_of(value: Any) -> Parts | None:
-    """Return the name of a value in the data format and the arguments it is built from.
+    """Return the name of a value's type in skypool's data format, and the arguments to build the value from.
 
-    Returns None if the value is not of a type in this module, or is a defaultdict with another factory than a builtin
-    type.
+    Returns None if the value's type is not in this module, which holds for subclasses, too. Also returns None for a
+    defaultdict whose factory is neither None nor a plain builtin type such as `list`.
     """
     parts = _PARTS.get(type(value))
     if parts is None:

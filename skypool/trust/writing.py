@@ -1,4 +1,4 @@
-"""Encodes values in skypool's data format. It runs on nodes that may not run code on their client.
+"""Encodes values in skypool's data format. It runs on nodes (rented machines) that may not run code on their client.
 
 It writes only values that the client can read. For any other value it raises a WriteError with the reason and the
 place. It imports only the standard library, and handles numpy and torch if the program has imported them.
@@ -90,14 +90,16 @@ _PLAIN_JSON = frozenset({type(None), bool, int, float, str})
 
 
 class _Entangled(Exception):
-    """An internal signal: rows of a table refer to each other, so the value must be written without tables."""
+    """An internal signal: rows of a table refer to each other, so the value must be written again without tables."""
 
 
 def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
-    """Return the buffers of a value: its text first, then the memory of each large array in it.
+    """Return the buffers of a value in skypool's data format: the encoded value, then the memory of its large arrays.
+
+    Small plain values are written as JSON with a prefix, in one buffer.
 
     Args:
-        value: the value that the client shall get.
+        value: the value that the client shall get. It is not changed, and must not change until the buffers are sent.
         allowed: additional classes of which the client makes instances.
 
     Raises:
@@ -116,8 +118,8 @@ def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
 def _is_json(value: object) -> bool:
     """Return True if JSON represents a value without loss and the value is small.
 
-    This holds for None, booleans, floats, integers below 64 bits and short ASCII texts. It also holds for a dictionary
-    of fewer than 16 of them.
+    This holds for None, booleans, floats, integers below 64 bits and ASCII texts of under 200 characters. It also holds
+    for a dictionary of fewer than 16 of them, with ASCII keys. It is False for lists, tuples and anything else.
     """
     kind = type(value)
     if kind is str:
@@ -132,7 +134,10 @@ def _is_json(value: object) -> bool:
 
 
 class _Writing:
-    """An encoder that writes one value. It has the text so far, the buffers of large arrays, and the price so far.
+    """An encoder that writes one value. Make a new one for each value.
+
+    It holds the text (the encoded value) so far, the buffers of large arrays, and the price so far. The price is the
+    memory in bytes that the reader counts for the value.
 
     Args:
         allowed: additional classes of which the client makes instances.
@@ -154,10 +159,14 @@ class _Writing:
         self._depth = 0
 
     def buffers_of(self, value: object) -> list[Buffer]:
-        """Return the buffers of a value. Zeros are added to its text if that is too short to pay for the value's price.
+        """Return the buffers of a value: the encoded value, then the memory of large arrays.
+
+        Zeros are added to the encoded value if it is too short for the reader's memory limit, which depends on the
+        bytes sent.
 
         Raises:
             WriteError: the value cannot be written as data.
+            _Entangled: it must be written without tables.
         """
         try:
             self.value(value)
@@ -170,10 +179,11 @@ class _Writing:
         return [bytes(self._out), *self._beside]
 
     def value(self, value: Any) -> None:
-        """Append a value to the text.
+        """Append a value, with all values inside it, to the encoded data.
 
         Raises:
             WriteError: the value cannot be written as data.
+            _Entangled: it must be written without tables.
         """
         write = _WRITERS.get(type(value))
         if write is not None:
@@ -238,11 +248,13 @@ class _Writing:
     # --- what may be referred to -----------------------------------------------------------------------------
 
     def _again(self, value: object) -> bool:
-        """Write a reference to a value if it was written before, and return True. Return False if it was not.
+        """Write a reference to a value if this object was written before, and return True. Return False if it was not.
+
+        Inside an exception, no references are written, so it returns False there.
 
         Raises:
-            _Entangled: the value is a row of a table that is being written.
-            WriteError: the value contains itself in a way that cannot be written.
+            _Entangled: the value is a row of a table that is being written, or contains itself while tables are in use.
+            WriteError: the value contains itself in a way that cannot be written, such as a tuple inside itself.
         """
         if self._alone or (number := self._memo.get(id(value))) is None:
             if id(value) in self._open:
@@ -258,9 +270,10 @@ class _Writing:
         return True
 
     def _number(self, value: object) -> None:
-        """Give a value a number, so that references to it can be written later.
+        """Give a value a number, so that references to it can be written later. Numbers count from 0.
 
-        Called when the value has been written, or for a container when its writing begins.
+        Call this when the value has been written, or for a container when its writing begins. Inside an exception the
+        number is counted, but no reference to the value can be written.
         """
         if not self._alone:
             self._memo[id(value)] = self._numbered
@@ -272,7 +285,10 @@ class _Writing:
 
         Args:
             parts: the parts.
-            path: returns the path of a part by its index, for error messages.
+            path: returns the path of a part by its index. It is put before the path of a WriteError in that part.
+
+        Raises:
+            WriteError: a part cannot be written, or values are nested more than `DEEPEST` (150) levels deep.
         """
         self._depth += 1
         if self._depth > DEEPEST:
@@ -294,12 +310,15 @@ class _Writing:
             self._list(value, value)
 
     def _list(self, items: Sequence[Any], owner: object, path: Callable[[int], str] = "[{}]".format) -> None:
-        """Write a list.
+        """Write a list, in a compact form if it has more than four items and they are similar.
 
         Args:
             items: its items.
             owner: the object that later references mean; None for a list that exists only in the format.
-            path: returns the path of an item by its index, for error messages.
+            path: returns the path of an item by its index, for error messages. Default: "[0]", "[1]" and so on.
+
+        Raises:
+            WriteError: an item cannot be written as data.
         """
         if owner is None:
             owner = _Nobody()
@@ -313,10 +332,10 @@ class _Writing:
         self._deeper(items, path)
 
     def _run(self, items: Sequence[Any], path: Callable[[int], str]) -> bool:
-        """Write items of the same type in a compact form, and return True if that was possible.
+        """Write items of the same type in a compact form, and return True. Return False if no form fits.
 
-        Compact forms exist for integers of 64 bits, floats, booleans and short texts. Tuples, dictionaries and
-        instances of data classes are written as tables.
+        Nothing is written then. Compact forms exist for integers of 64 bits, floats, booleans and short texts. Tuples,
+        dictionaries and instances of data classes are written as tables, except inside exceptions.
 
         Args:
             items: the items of a list.
@@ -359,9 +378,14 @@ class _Writing:
         return True
 
     def _table(self, kind: type, items: Sequence[Any], path: Callable[[int], str]) -> bool:
-        """Write rows as columns, and return True if that was possible.
+        """Write rows as columns, and return True. Return False, and write nothing, if they do not form a table.
 
-        Rows are tuples, dictionaries with the same keys, or instances of a data class.
+        Rows are tuples of one length, dictionaries with the same keys, or instances of a data class. A row that was
+        written before does not fit into a table.
+
+        Raises:
+            _Entangled: a cell of the table refers to one of its rows.
+            WriteError: a cell cannot be written as data.
         """
         table = table_of(kind, items)
         if table is None or any(id(item) in self._memo for item in items):
@@ -443,9 +467,9 @@ class _Writing:
         self._key_price(items)
 
     def _key_price(self, keys: list[Any]) -> None:
-        """Add the price of hashing these keys, as the reader counts it.
+        """Add the price of hashing these keys, as the reader counts it, to the price of the value.
 
-        Keys that are all texts or bytes cost nothing extra.
+        Keys that are all texts or bytes cost nothing extra. Tuples and frozensets are counted with their contents.
         """
         if set(map(type, keys)) <= {str, bytes}:
             return
@@ -463,11 +487,14 @@ class _Writing:
     # --- everything else -------------------------------------------------------------------------------------
 
     def other(self, name: str, args: Sequence[Any]) -> None:
-        """Write a value that has a name in the data format.
+        """Write a value that the data format refers to by the name of its type, such as "date" or "ndarray".
 
         Args:
             name: the name.
             args: the arguments from which the reader builds the value.
+
+        Raises:
+            WriteError: an argument cannot be written as data.
         """
         self._price += OTHERS.get(name, OTHER_PRICE) + extra_price(args)
         self._out += bytes([OTHER, len(name)]) + name.encode()
@@ -479,7 +506,7 @@ class _Writing:
         self._deeper(args, path)
 
     def _shape(self, kind: type, names: tuple[str, ...] = ()) -> None:
-        """Write a class with its fields: by its number if it was written before, else by its name.
+        """Write a class with its fields: by its number if it was written before with the same fields, else by its name.
 
         Raises:
             WriteError: the class is defined inside a function.
@@ -553,9 +580,10 @@ class _Writing:
         return None
 
     def _buffer(self, memory: Any) -> Any:
-        """Return the bytes of a piece of memory if it is small.
+        """Return the bytes of a piece of memory if it has less than 1024 bytes.
 
-        Otherwise return None, and add the memory to the buffers that are sent beside the text.
+        Otherwise return None, and add the memory, without a copy, to the buffers that are sent beside the encoded
+        value.
         """
         view = memoryview(memory).cast("B") if memoryview(memory).nbytes else memoryview(b"")
         if len(view) < _SMALL_BUFFER:
@@ -579,10 +607,13 @@ class _Writing:
             self._arguments((int(value.value),))
 
     def _error(self, error: BaseException) -> None:
-        """Write an exception.
+        """Write an exception without its causes.
 
         Its parts are written without references to values outside of it. Otherwise a short text could stand for an
         exception that takes very long to print.
+
+        Raises:
+            WriteError: an argument or attribute cannot be written, or the class is defined inside a function.
         """
         self._out.append(ERROR)
         self._shape(type(error))
@@ -600,8 +631,11 @@ class _Writing:
     def _allowed_value(self, value: Any) -> None:
         """Write an instance of a class that the user allows, from the parts that pickle would use.
 
+        Runs `__reduce_ex__` of the class.
+
         Raises:
-            WriteError: pickle would need more than the class, its arguments and its state.
+            WriteError: pickle would need more than the class, its arguments and its state; or one of them cannot be
+                written.
         """
         reduced = value.__reduce_ex__(4)
         if type(reduced) is not tuple or len(reduced) < 2 or any(part is not None for part in reduced[3:]):
@@ -620,9 +654,9 @@ class _Writing:
 
 
 def _array_price(name: str, args: tuple[Any, ...]) -> int:
-    """Return the price of an array's type and of checking its contents.
+    """Return the price in bytes of an array's type and of checking its contents. It is 0 for values other than arrays.
 
-    It is paid in addition to the price of the arguments.
+    The reader subtracts it from its memory budget, in addition to the price of the arguments.
     """
     from skypool.trust import arrays
 

@@ -1,9 +1,10 @@
-"""The protocol between a client and its nodes, and the commands that carry it.
+"""The protocol between a client and its nodes (rented machines), and the commands that carry it.
 
 - `frames`: the binary message format.
 - `codec`, `exceptions`: serialize values and exceptions with the pickler of `pickling`.
 - `blame`: finds the part of a value that cannot be pickled.
-- `handshake`: the configuration that a client sends to an agent, and the agent's answer about its machine.
+- `handshake`: the configuration that a client sends to an agent (the program on a node that runs calls), and the
+  agent's answer about its machine.
 - `transport`: builds and starts the command that reaches a node (`ssh`, `docker exec` or local).
 - `keys`: makes the SSH keys of a pool; `host_keys`: verifies host keys.
 """

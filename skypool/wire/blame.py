@@ -17,10 +17,16 @@ _DEEPEST = 50
 def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str]:
     """Return the path to the innermost part of `value` that cannot be pickled, and the reason in words.
 
+    If no part can be blamed, the path is that of the value itself. Parts are followed at most 50 levels deep. Nothing
+    is raised for a value that cannot be pickled.
+
     Args:
         value: the value that could not be pickled.
         path: the value's own name, with which the returned path starts, such as "train(cfg=…)".
         error: the exception that pickling the value raised.
+
+    Returns:
+        (path, reason), for example ("train(cfg=…).lock", "_thread.lock cannot be pickled (TypeError: …)").
     """
     seen: set[int] = set()
     for _ in range(_DEEPEST):
@@ -44,7 +50,10 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
 
 
 def _refuses(value: object) -> bool:
-    """Return True if the object's own `__reduce__` raises. Then its parts do not matter."""
+    """Return True if the class defines `__reduce__` and that method raises. The parts of the object do not matter then.
+
+    Return False for an object without a `__reduce__` of its own.
+    """
     if type(value).__reduce__ is object.__reduce__:
         return False
     try:
@@ -55,12 +64,15 @@ def _refuses(value: object) -> bool:
 
 
 def name_of(kind: type) -> str:
-    """Return the name of a class with its module, or without it if the class is a builtin."""
+    """Return the name of a class with its module, such as "collections.deque"; "int" alone for a builtin."""
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def failure_of(part: object) -> BaseException | None:
-    """Return the exception that pickling `part` raises, or None if it can be pickled."""
+    """Return (do not raise) the exception that pickling `part` raises, or None if it can be pickled.
+
+    The pickle is thrown away. KeyboardInterrupt and SystemExit are raised.
+    """
     try:
         Pickler(io.BytesIO(), PROTOCOL, buffer_callback=_leave_out).dump(part)
     except Exception as e:  # noqa: BLE001 - any failure is the answer
@@ -77,9 +89,11 @@ def _leave_out(_: pickle.PickleBuffer) -> bool:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts that pickling `value` would pickle, each as (path, part).
+    """Yield the parts that pickling `value` would pickle, each as (path, part). Yield none for a value without parts.
 
-    The path is relative to `value`, such as ".name" or "[0]".
+    The path is relative to `value`, such as ".name" or "[0]". Parts are items of collections, attributes, and what a
+    function captures (globals, closure variables, defaults). The keys of a dict are not among them. A module has no
+    parts.
     """
     if isinstance(value, FunctionType):
         yield from _function_parts(value)
@@ -99,7 +113,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _attribute(value: object, name: str) -> Any:
-    """Return an attribute of any object; None if there is none, or if reading it raises."""
+    """Return an attribute of any object; None if there is none, or if reading it raises an Exception."""
     try:
         return getattr(value, name, None)
     except Exception:  # noqa: BLE001 - the object is reported already, for its first error
@@ -107,7 +121,7 @@ def _attribute(value: object, name: str) -> Any:
 
 
 def short(value: object) -> str:
-    """Return the first 40 characters of a value's repr; its class in angle brackets if `__repr__` raises."""
+    """Return the first 40 characters of a value's repr. If `__repr__` raises, return its class in angle brackets."""
     try:
         return f"{value!r:.40}"
     except Exception:  # noqa: BLE001 - a broken __repr__ must not hide the real error
@@ -135,9 +149,10 @@ def _function_parts(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield the globals that `function` and the functions inside it name, each as (name, value).
+    """Yield the globals that `function` and the functions inside it name, each as (name, value). Each comes once.
 
-    Names that are not defined yet are left out.
+    Names that are not defined yet, builtins, and globals that called functions use are left out. The name of an
+    attribute counts too if a global has the same name.
     """
     codes = [function.__code__]
     seen: set[str] = set()
@@ -153,7 +168,7 @@ def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
 def text_of(error: BaseException) -> str:
     """Return `str(error)`. If `__str__` raises, return a text that says so.
 
-    A KeyboardInterrupt in `__str__` is raised.
+    Only a KeyboardInterrupt in `__str__` is raised.
     """
     try:
         return str(error)

@@ -30,7 +30,7 @@ _SMALL_BUFFER = 1024
 
 
 def dumps(value: object, what: str = "value") -> list[Buffer]:
-    """Return the buffers of `value`, for `loads`.
+    """Return the buffers of `value`, for `loads`: the pickle, then the memory of its large arrays, which is not copied.
 
     Args:
         value: anything that cloudpickle can pickle.
@@ -53,29 +53,39 @@ def dumps(value: object, what: str = "value") -> list[Buffer]:
 
 
 def dumps_plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bytes | None:
-    """Return the pickle of a call's arguments, or None if one of them is not a number, string, bytes, bool or None.
+    """Return the pickle of a call's arguments, or None if plain pickle might not do.
 
-    Most calls have such arguments, and plain pickle is faster than cloudpickle.
+    Most calls have simple arguments, for which plain pickle is faster than cloudpickle.
+
+    Args:
+        args: the positional arguments. The result is None if one is not a number, string, bytes, bool or None.
+        kwargs: the keyword arguments, which are not checked.
     """
     return pickle.dumps((args, kwargs), PROTOCOL) if _PLAIN.issuperset(map(type, args)) else None
 
 
 class ResultWriter(Protocol):
-    """A writer of results and exceptions for a client that accepts data only, and no pickles."""
+    """A writer of results and exceptions for a client that accepts data only, and no pickles.
+
+    Reading a pickle can run code, so a client takes none from machines that it does not trust.
+    """
 
     def value(self, value: object, what: str) -> list[Buffer]:
-        """Return the buffers of a value.
+        """Return the buffers of a value in a format that is not pickle.
 
         Args:
             value: the value.
             what: its name in messages.
+
+        Raises:
+            UntrustedResult: the value contains something that the client would not accept.
         """
         ...
 
     def error(self, error: BaseException) -> tuple[bytes | None, str]:
-        """Return the data of one exception without its causes, and "".
+        """Return the data of one exception without its causes, and "", as a tuple.
 
-        If it cannot be written, return None and the reason in words.
+        If it cannot be written, return (None, the reason in words). Nothing is raised then.
         """
         ...
 
@@ -85,14 +95,29 @@ result_writer: ResultWriter | None = None
 
 
 def dump_result(value: object, what: str) -> list[Buffer]:
-    """Return the buffers of a value on its way from a node to its client, pickled or as data. See `dumps`."""
+    """Return the buffers of a value on its way from a node (rented machine) to its client, pickled or as data.
+
+    It is written as data if `result_writer` is set, because the client does not trust this node.
+
+    Args:
+        value: the value.
+        what: its name in messages.
+
+    Raises:
+        PickleError: the value cannot be pickled.
+        UntrustedResult: data is wanted, and the value contains something that the client would not accept.
+    """
     return dumps(value, what) if result_writer is None else result_writer.value(value, what)
 
 
 def dump_items(items: Sequence[object]) -> bytes:
-    """Return a batch of a stream's items as one byte string, pickled or as data, on its way from a node to its client.
+    """Return a batch of a stream's items as one byte string, for the way from a node (machine) to its client.
 
-    An item that is not a number, text, bytes, bool or None is in `items` as a tuple of its own serialized bytes.
+    It is a pickle. If `result_writer` is set, because the client does not trust this node, it is data without code
+    instead.
+
+    Args:
+        items: the items. One that is not a number, text, bytes, bool or None is a tuple of its own serialized bytes.
     """
     return pickle.dumps(items, PROTOCOL) if result_writer is None else bytes(result_writer.value(items, "items")[0])
 
@@ -100,7 +125,12 @@ def dump_items(items: Sequence[object]) -> bytes:
 def _is_plain(value: object, depth: int = _DEPTH) -> bool:
     """Return True if plain pickle is known to be enough for a value. It is four times as fast as cloudpickle.
 
-    `depth` is how many more levels of nesting are looked at. Together with `_MANY` it bounds the cost.
+    It is enough for numbers, strings, bytes, bool and None, and for tuples, lists and dicts of these. Collections of 64
+    or more items give False (a dict counts keys and values). So do subclasses, and values that are nested too deeply.
+
+    Args:
+        value: the value.
+        depth: how many more levels of nesting are looked at.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -136,7 +166,7 @@ def _collector(buffers: list[Buffer]) -> Callable[[pickle.PickleBuffer], bool]:
 
 
 def loads(buffers: Sequence[Buffer]) -> Any:
-    """Return the value that `dumps` serialized.
+    """Return the value that `dumps` serialized. Exceptions of unpickling are raised unchanged.
 
     Its arrays use the memory of `buffers` without a copy. They are writable if that memory is.
     """
@@ -144,14 +174,18 @@ def loads(buffers: Sequence[Buffer]) -> Any:
 
 
 class Captured(NamedTuple):
-    """The result of a call whose output is captured: the function's value, and everything it printed."""
+    """The result of a call whose output is captured: the function's value, and everything it printed as one text."""
 
     value: Any
     output: str
 
 
 class Reference(Generic[T]):
-    """A stand-in for a value of `pool.put()` that the nodes store under `key`. On a node it unpickles to that value."""
+    """A stand-in for a value of `pool.put()` that the nodes (machines) of the pool store under `key`.
+
+    Pickling it sends only the key. On a node it unpickles to the value. Unpickling it on the client raises a
+    RuntimeError.
+    """
 
     __slots__ = ("__weakref__", "key")
 
@@ -170,10 +204,10 @@ resolve_object: Callable[[str], Any] | None = None
 
 
 def object_of(key: str) -> Any:
-    """Return the value of `pool.put()` with this key. Runs on a node when a `Reference` is unpickled.
+    """Return the value of `pool.put()` with this key. Unpickling a `Reference` on a node calls this.
 
     Raises:
-        RuntimeError: this process is not a worker on a node.
+        RuntimeError: this process is not a worker (process that runs calls) on a node, so it does not have the values.
     """
     if resolve_object is None:
         raise RuntimeError("a value of pool.put() can only be read on the pool's nodes")

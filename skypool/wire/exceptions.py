@@ -19,9 +19,9 @@ _LONGEST_CHAIN = 20
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception as it was on the node.
+    """The traceback of an exception as it was on the node (the rented machine that ran the call).
 
-    It is the last cause in the chain of an exception that a call raises on the client.
+    It is the last cause in the chain of an exception that a call raises on the client. Its `text` is the traceback.
     """
 
     def __init__(self, text: str) -> None:
@@ -42,10 +42,14 @@ Its items are the pickle or None, the name of its type, its text, the reason why
 def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[Buffer]:
     """Return the buffers of an exception with its causes, notes and the text of its traceback, for `load_error`.
 
+    At most 20 exceptions of the chain of `__cause__` are sent; the others are dropped. Exceptions linked only as
+    `__context__` are part of the text alone. One that cannot be pickled is sent as its name and text.
+
     Args:
         error: the exception.
         skip: how many frames at the top of its traceback to leave out, because they are skypool's own.
-        home: True on the way from a node to its client, where `codec.result_writer` may replace pickle.
+        home: True if a node sends the exception to its client. If the client accepts no pickles, `codec.result_writer`
+            then writes it. False always pickles.
     """
     tb = error.__traceback__
     for _ in range(skip):
@@ -64,13 +68,17 @@ def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[
 
 
 def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
-    """Return one exception without its causes.
+    """Return one exception without its causes, as a tuple for the network.
 
-    An exception that would end a process, such as SystemExit, gets no pickle.
+    The tuple is (pickle or None, name of the type, text, reason why there is no pickle, notes). An exception that
+    cannot be pickled raises nothing here: it gets no pickle, but a reason. An exception that would end a process, such
+    as SystemExit, never gets a pickle. Sometimes a pickle gives the right type with another text. It is sent only if
+    there is no better one, and a reason is given too.
 
     Args:
         error: the exception.
-        home: True on the way from a node to its client, where `codec.result_writer` may replace pickle.
+        home: True if a node sends the exception to its client. If the client accepts no pickles, `codec.result_writer`
+            then writes it. False always pickles.
     """
     kind = name_of(type(error))
     text = text_of(error)
@@ -104,7 +112,8 @@ class _Rebuilt:
 
     Args:
         error: the exception.
-        in_part: replace arguments that cannot be pickled by their repr. Leave out such attributes, and add a note.
+        in_part: True to replace arguments that cannot be pickled by the first 40 characters of their repr. Attributes
+            that cannot be pickled are left out, and a note names them.
     """
 
     def __init__(self, error: BaseException, in_part: bool = False) -> None:
@@ -128,7 +137,10 @@ class _Rebuilt:
 
 
 class _Member:
-    """A wrapper for one member of an exception group. It unpickles to the member's own type, or to a RemoteError."""
+    """A wrapper for one member of an exception group. It unpickles to the member's own type, or to a RemoteError.
+
+    A RemoteError has only the name and text of the exception.
+    """
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -139,6 +151,8 @@ class _Member:
 
 def rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:
     """Return an exception of class `kind` without calling `__init__`, which often takes other arguments than `args`.
+
+    `__new__` of the class is called with `args`, and may raise.
 
     Args:
         kind: the class.
@@ -152,10 +166,12 @@ def rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str
 
 
 def load_error(buffers: Sequence[Buffer]) -> BaseException:
-    """Return the exception that `dump_error` serialized.
+    """Return (do not raise) the exception that `dump_error` serialized.
 
-    It has its own type if that can be unpickled here, else it is a RemoteError. The last cause in its chain is a
-    RemoteTraceback with the traceback of the node.
+    It has its own type if that can be unpickled here, else it is a RemoteError with its name and text. The last cause
+    in its chain is a RemoteTraceback with the traceback of the node.
+
+    If the buffers are not the work of `dump_error`, any exception may be raised.
     """
     chain, text = pickle.loads(buffers[0])
     errors = [_load_one(*link, traceback_text=text) for link in chain]

@@ -1,5 +1,6 @@
 """The binary message format between client, agent and workers, as pure functions: bytes go in, frames come out.
 
+The agent is the program on a node (rented machine) that talks to the client; workers are its processes that run calls.
 A frame is a 16-byte prefix, a small JSON header and a raw body. The prefix has these fields, at these byte offsets:
 
     0  2s  b"sk"            marks a frame of skypool; other bytes are refused
@@ -57,7 +58,10 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """The kind of a frame. The comment beside each kind names its senders: c is the client, a the agent, w a worker."""
+    """The kind of a frame (message). The comment beside each names its senders: c the client, a the agent, w a worker.
+
+    The agent is the program on a node that talks to the client; workers are its processes that run calls.
+    """
 
     HELLO = 1  # c: introduces the client and names the calls that it still waits for
     WELCOME = 2  # a: introduces the agent and names the calls that it knows
@@ -89,10 +93,10 @@ KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
 
 
 class Frame(NamedTuple):
-    """A frame as it was received.
+    """A frame (one message) as it was received.
 
-    `raw` is the whole frame, `body` the part after the header. Both are views that the next read overwrites, so copy
-    what must be kept.
+    `header` is the parsed JSON header. `raw` is the whole frame, `body` the part after the header. Both are views that
+    the next read overwrites, so copy what must be kept.
     """
 
     kind: Kind
@@ -108,12 +112,16 @@ _make_frame = partial(tuple.__new__, Frame)
 
 
 def encode(kind: Kind, header: Mapping[str, object], body_length: int = 0) -> bytes:
-    """Return the prefix and the header of a frame as bytes, to be followed by a body of `body_length` bytes."""
+    """Return the prefix and the header of a frame as bytes, to be followed by a body of `body_length` bytes.
+
+    A frame is a message; its prefix has the lengths of header and body. The limits `MAX_HEADER` and `MAX_BODY` are not
+    checked here.
+    """
     return seal(kind, _encode_json(header).encode(), body_length)
 
 
 def members(header: Mapping[str, object]) -> str:
-    """Return the JSON of a header without its outer braces, such as `"id":1,"ok":true`.
+    """Return the JSON of a frame's header without its outer braces, such as `"id":1,"ok":true`; "" for an empty header.
 
     A caller of `seal` can make it a part of a longer header.
     """
@@ -121,9 +129,9 @@ def members(header: Mapping[str, object]) -> str:
 
 
 def seal(kind: int, head: bytes, body_length: int = 0) -> bytes:
-    """Return the prefix and the header of a frame, like `encode`, for a header that is JSON already.
+    """Return the prefix and the header of a frame (message), like `encode`, for a header that is JSON already.
 
-    Frames that are sent often write their JSON by hand, which is faster.
+    Frames that are sent often write their JSON by hand, which is faster. Neither the JSON nor the limits are checked.
 
     Args:
         kind: the number of the frame's kind.
@@ -134,24 +142,27 @@ def seal(kind: int, head: bytes, body_length: int = 0) -> bytes:
 
 
 def frame(kind: Kind, header: Mapping[str, object], buffers: Sequence[Buffer] = ()) -> list[Buffer]:
-    """Return a whole small frame as a list of buffers, to be written one after the other.
+    """Return a whole small frame (message) as a list of buffers, to be written one after the other.
 
-    The body consists of `buffers`, padded by `pad`.
+    The body consists of `buffers`, padded by `pad`; it is empty by default. The limit `MAX_BODY` is not checked.
     """
     padded, total = pad(buffers)
     return [encode(kind, header, total), *padded]
 
 
 def long_frame(kind: Kind, header: Mapping[str, object]) -> list[Buffer]:
-    """Return a frame whose header travels as its body, where it may be longer. `header_of` reads it.
+    """Return a frame whose header travels as its body, where it may be longer than a normal header.
 
-    Headers that name every call of a node are sent this way.
+    `header_of` reads it. Headers that name every call of a node are sent this way. The frame is a list of buffers, to
+    be written one after the other.
     """
     return frame(kind, {}, [_encode_json(header).encode()])
 
 
 def header_of(f: Frame) -> dict[str, Any]:
     """Return the header of a frame, also of one that `long_frame` made.
+
+    If the frame has a body, the body is read as JSON too; its members are added and win over those of the header.
 
     Raises:
         ProtocolError: the body is not empty and not a JSON object.
@@ -162,7 +173,8 @@ def header_of(f: Frame) -> dict[str, Any]:
 def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
     """Return the buffers with zeros between them, and their length in bytes together with these zeros.
 
-    The zeros make each buffer start at a multiple of `ALIGN`. A single buffer is returned as it is.
+    The zeros make each buffer start at a multiple of `ALIGN` (64 bytes). A single buffer is returned as it is; for
+    none, the result is ([], 0). Nothing is copied.
     """
     if len(buffers) == 1:
         return buffers, len(buffers[0])
@@ -180,12 +192,14 @@ def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
 def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
     """Return the buffers that `pad` put together, as views of `body`.
 
+    Bytes of the body after the last buffer are ignored.
+
     Args:
         body: the body of a frame.
         lengths: the length of each buffer in bytes, without padding.
 
     Raises:
-        ProtocolError: the lengths do not fit the body.
+        ProtocolError: the lengths do not fit the body, or one is negative or not an integer.
     """
     out: list[memoryview] = []
     at = 0
@@ -199,7 +213,7 @@ def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
 
 
 def total_length(lengths: Sequence[int]) -> int:
-    """Return the length in bytes of buffers with these lengths once `pad` has put padding between them."""
+    """Return the length in bytes of buffers with these lengths once `pad` has put padding between them; 0 for none."""
     at = 0
     for length in lengths:
         at += -at % ALIGN + length
@@ -209,7 +223,8 @@ def total_length(lengths: Sequence[int]) -> int:
 def cut(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
     """Yield buffers, padded as `pad` does it, in pieces of `size` bytes. The last piece may be shorter.
 
-    Each piece is a list of views of the buffers and of the zeros between them. Nothing is copied.
+    Each piece is a list of views of the buffers and of the zeros between them. Nothing is copied, and nothing is
+    yielded if all buffers are empty.
     """
     piece: list[Buffer] = []
     room = size
@@ -239,7 +254,7 @@ End = tuple[int, bool, float, bytes]
 
 
 def end_of(id_: int, ok: bool, seconds: float, data: Buffer) -> bytes:
-    """Return one entry of the body of an OUTCOMES frame: the result of one call.
+    """Return one entry of the body of an OUTCOMES frame (results of several calls): the result of one call.
 
     Args:
         id_: the call's id.
@@ -251,10 +266,10 @@ def end_of(id_: int, ok: bool, seconds: float, data: Buffer) -> bytes:
 
 
 def ends_in(body: bytes) -> Iterator[End]:
-    """Yield the entries in the body of an OUTCOMES frame.
+    """Yield the entries in the body of an OUTCOMES frame (results of several calls), in order; none for an empty body.
 
     Raises:
-        ProtocolError: the body ends in the middle of an entry.
+        ProtocolError: the body ends in the middle of an entry. The entries before it are yielded first.
     """
     at = 0
     while at < len(body):
@@ -271,7 +286,9 @@ def ends_in(body: bytes) -> Iterator[End]:
 
 
 def parse_frame(packet: memoryview) -> Frame:
-    """Return the single frame that fills `packet`. Agent and workers send each other one frame a packet.
+    """Return the single frame (message) that fills `packet`. It is a view of `packet`, not a copy.
+
+    The agent (the main process on a node) and its workers send each other one frame in each packet.
 
     Raises:
         ProtocolError: the packet is anything other than exactly one frame.
@@ -283,12 +300,14 @@ def parse_frame(packet: memoryview) -> Frame:
 
 
 def scan(view: memoryview) -> tuple[list[Frame], int]:
-    """Return all complete frames at the start of `view`, and the number of bytes that they take.
+    """Return all complete frames (messages) at the start of `view`, and the number of bytes that they take.
 
-    An incomplete frame at the end is left for a later call.
+    An incomplete frame at the end is left for a later call. Without any complete frame, the result is ([], 0). The
+    frames are views, not copies.
 
     Raises:
-        ProtocolError: the bytes are not a frame of this version, or a frame exceeds the limits.
+        ProtocolError: the bytes are not a frame of this version, or a frame exceeds the limits. Frames before it are
+            not returned then.
     """
     frames: list[Frame] = []
     at = 0
@@ -308,7 +327,7 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
 
 
 def _object_in(data: memoryview) -> dict[str, Any]:
-    """Return the JSON object that a header consists of.
+    """Return the JSON object that a header consists of. Bytes that are not UTF-8 are replaced, not refused.
 
     Raises:
         ProtocolError: the bytes are not a JSON object, or would take too much memory as objects.
@@ -328,8 +347,11 @@ def _object_in(data: memoryview) -> dict[str, Any]:
 def _check_json(data: bytes) -> None:
     """Refuse JSON that takes far more memory as objects than as text, such as a list of empty lists.
 
+    The memory is only estimated, by counting brackets, commas and quotes. Return nothing if the JSON is accepted.
+
     Raises:
-        ProtocolError: the estimate exceeds `_JSON_GROWS` times the length of the text, plus `_JSON_SPARE`.
+        ProtocolError: the estimate exceeds `_JSON_GROWS` (3) times the length of the text, plus `_JSON_SPARE` (256
+            KiB).
     """
     count = data.count
     memory = 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
@@ -341,7 +363,15 @@ def _check_json(data: bytes) -> None:
 
 
 def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> str:
-    """Return the message for a prefix that is not allowed: wrong magic, another version, unknown kind or too long."""
+    """Return the message for the prefix of a frame that is not allowed. It names the first problem that is found.
+
+    These are, in this order: wrong first bytes, another version of the protocol, and an unknown kind or a size over the
+    limits.
+
+    Args:
+        magic, version, kind: the first fields of the prefix.
+        head, body: the lengths of header and body that it announces, in bytes.
+    """
     if magic != b"sk":
         return f"received bytes that are not a skypool frame (they begin with {magic!r})"
     if version != WIRE_VERSION:
@@ -356,7 +386,7 @@ def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> s
 
 
 class Decoder:
-    """A decoder that turns a stream of bytes into frames without copying them.
+    """A decoder that turns a stream of bytes into frames (messages) without copying them.
 
     Read from the socket into `space()`, then call `advance(n)` with the number of bytes read.
     """
@@ -366,7 +396,7 @@ class Decoder:
         self._start = self._end = 0
 
     def space(self) -> memoryview:
-        """Return the memory to read the next bytes into. It is never empty.
+        """Return the memory to read the next bytes into. It is never empty, and grows if a frame needs more.
 
         Frames that `advance` returned before become invalid, because their memory may be used again.
         """
@@ -383,7 +413,8 @@ class Decoder:
     def advance(self, n: int) -> list[Frame]:
         """Count `n` more bytes as read, and return the frames that they complete. The list is empty if there are none.
 
-        The frames are views of the decoder's memory, valid until the next call of `space`.
+        The frames are views of the decoder's memory, valid until the next call of `space`. Bytes of an incomplete frame
+        are kept for later calls.
 
         Raises:
             ProtocolError: the bytes are not a frame that is allowed.

@@ -1,6 +1,8 @@
 """Defines the data that client and agent exchange when they connect: configuration of a node, and state of its machine.
 
-Both are sent as JSON. The configuration is part of the loader's prelude, the state is part of each WELCOME frame.
+A node is a rented machine, and the agent is the program on it that runs calls. Both are sent as JSON. The configuration
+is part of the prelude (the first bytes) of the loader, which starts the agent. The state is part of each WELCOME frame,
+the agent's first message.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ class SlotPlan:
     """One slot of a node (a place where one call runs at a time).
 
     Attributes:
-        env: environment variables that let its worker see only these devices.
-        devices: the names of the devices, such as "cuda 0".
+        env: environment variables that let its worker process see only these devices.
+        devices: the names of the devices (accelerators), such as "cuda 0".
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -30,7 +32,7 @@ class SlotPlan:
 
 @dataclass(frozen=True, slots=True)
 class SlicePlace:
-    """The position of a node in its slice. A slice is one machine, or the hosts of a TPU slice.
+    """The position of a node in its slice. A slice is one machine, or the hosts (machines) of a TPU slice.
 
     Attributes:
         host: the number of this node's host, from 0.
@@ -47,9 +49,10 @@ class SlicePlace:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The configuration of an agent, which the client sends to the loader.
+    """The configuration of an agent (the program that runs calls on a node), which the client sends when it starts one.
 
-    Paths may begin with "~" until the loader has expanded them. Durations are in seconds.
+    Paths may begin with "~" until the loader (the program that starts the agent) has expanded them. Durations are in
+    seconds.
 
     Attributes:
         folder: the agent's own folder.
@@ -66,9 +69,10 @@ class AgentConfig:
         grace: how long a call may go on after its timeout, before its worker is killed.
         guard: a file that puts off the machine's own end when it is written; "" for none.
         rented: True if only this pool uses the machine, so that its hosts file may be changed.
-        watch: the source of a Python program that waits for a spot notice; "" for none.
+        watch: the source of a Python program that waits for a spot notice (the announcement that the provider takes the
+            machine back); "" for none.
         spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
-        trust: "full" if workers pickle results, "data" if they write them as data.
+        trust: "full" if workers pickle results, "data" if they write them in a format that cannot run code.
         allow: names of classes that results written as data may contain.
         env: environment of the agent and its workers, including secrets.
         keep: file descriptors that stay open in the keeper (the parent process of the agent).
@@ -96,15 +100,22 @@ class AgentConfig:
     keep: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Return the configuration as an object for JSON, which `from_json` reads."""
+        """Return the configuration as a dict for JSON, which `from_json` reads. Secrets in `env` are part of it."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, said: object) -> AgentConfig:
         """Return the configuration that a client sent, from the object that its JSON contained.
 
+        Only `folder`, `spool` and `cwd` are required; other missing fields get their defaults. The argument is not
+        changed.
+
+        Args:
+            said: the parsed JSON.
+
         Raises:
-            ProtocolError: a field is missing, unknown, or of another type; the message names it.
+            ProtocolError: it is not an object, or a field is missing, unknown, or has a value that is not allowed. The
+                message names the field.
         """
         given = _table(_WHAT, said, _CONFIG)
         given["slice"] = SlicePlace(**_table("the place of a node in its slice", given.get("slice", {}), _PLACE))
@@ -121,7 +132,7 @@ class AgentConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """The state of a machine, as the agent on it found it.
+    """The state of a machine, as the agent (the program on it that runs calls) found it.
 
     Attributes:
         devices: the accelerators that it sees.
@@ -138,7 +149,7 @@ class NodeHealth:
     address: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return the state as an object for JSON, which is part of a WELCOME frame."""
+        """Return the state as a dict for JSON, which is part of a WELCOME frame (the first message to the client)."""
         return asdict(self)
 
 
@@ -217,10 +228,12 @@ def _slot(said: object) -> SlotPlan:
 def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, Any]:
     """Return a copy of a JSON object whose fields are all known and pass their checks.
 
+    Fields that are missing are not an error. The values are not changed.
+
     Args:
         what: the object's name in messages.
         said: the object as it was received.
-        checks: the check of each field.
+        checks: the check of each field, a function that returns True if the value is allowed.
 
     Raises:
         ProtocolError: it is not an object, or a field is unknown or has a value that is not allowed.

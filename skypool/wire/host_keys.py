@@ -1,4 +1,7 @@
-"""Verifies SSH host keys: a declared key comes first, then keys that the user knows, then the first key seen."""
+"""Verifies SSH host keys: a declared key comes first, then keys that the user knows, then the first key seen.
+
+A host key is what a machine proves itself with when ssh connects to it.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ from skypool.wire.transport import SSH
 
 
 def declared(ssh: SSH, label: str, key: str) -> SSH:
-    """Return a copy of `ssh` that trusts only one host key.
+    """Return a copy of `ssh` that trusts only one host key. `ssh` itself is not changed.
 
-    The key is written into a file of known hosts in `folder()`.
+    The key is written into a file of known hosts in `folder()`. An older file of the same label is replaced.
 
     Args:
         ssh: the way to the machine.
-        label: names the machine, and the file with its key.
+        label: names the machine, and the file with its key. Characters other than letters, digits, "." and "-" become
+            "-".
         key: the public host key, "ssh-ed25519 AAAA…".
     """
     alias = f"skypool-{re.sub(r'[^A-Za-z0-9.-]', '-', label)}"
@@ -36,17 +40,20 @@ def declared(ssh: SSH, label: str, key: str) -> SSH:
 def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
     """Return a transport that trusts the host keys the user knows, or if there is none, the first key seen.
 
+    Keys that the user knows are those in the known_hosts files of the user's ssh configuration. A first key that was
+    seen on an earlier connection stays the only one that is trusted. This does not connect to the machine.
+
     Args:
         ssh: the way to the machine.
         label: names the machine in messages.
-        strict: never trust the first key seen.
+        strict: True to never trust the first key seen.
 
     Returns:
-        the transport, and a notice for the user. The notice is "" if the user's own known_hosts files have a key.
+        (transport, notice). The notice tells the user which key is trusted; "" if the user's own files have a key.
 
     Raises:
-        HostKeyMismatch: no key of the host is known, and `strict` is set.
-        UsageError: the user's ssh configuration cannot be read, or there is no ssh program.
+        HostKeyMismatch: the user's known_hosts files have no key of the host, and `strict` is True.
+        UsageError: the user's ssh configuration cannot be read, or ssh or ssh-keygen is not installed.
     """
     name, theirs = _where(ssh)
     if any(fingerprint(name, file) for file in theirs):
@@ -66,7 +73,7 @@ def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
 def folder() -> Path:
     """Return the folder of skypool's known_hosts files in the user's state folder.
 
-    It is made with mode 0700 if it does not exist.
+    It is made with mode 0700 (only this user can read it) if it does not exist.
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
@@ -78,11 +85,14 @@ def folder() -> Path:
 def fingerprint(name: str, file: str) -> str:
     """Return the fingerprints of the keys that a known_hosts file has for a name, "" if there is none.
 
-    Several are joined with ", ", such as "SHA256:… (ED25519)".
+    Several are joined with ", ", such as "SHA256:… (ED25519)". A file that does not exist gives "".
 
     Args:
         name: a host name, address, "[host]:port" or alias, as in the file.
         file: the path of the file, which need not exist.
+
+    Raises:
+        UsageError: ssh-keygen is not installed.
     """
     if not os.path.exists(file):
         return ""
@@ -93,6 +103,9 @@ def fingerprint(name: str, file: str) -> str:
 
 def _where(ssh: SSH) -> tuple[str, list[str]]:
     """Return the name under which ssh looks up this host's key, and the user's known_hosts files as paths.
+
+    `ssh -G` tells both, so this does not connect to the machine. The name is the HostKeyAlias of the configuration if
+    there is one. Otherwise it is the host, as "[host]:port" if the port is not 22. The files need not exist.
 
     Raises:
         UsageError: the user's ssh configuration cannot be read, or there is no ssh program.
@@ -107,7 +120,9 @@ def _where(ssh: SSH) -> tuple[str, list[str]]:
 
 
 def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command and return its exit status, stdout and stderr.
+    """Run a command, wait for it, and return its exit status, stdout and stderr as text. Its stdin is empty.
+
+    A status other than 0 is returned, not raised.
 
     Raises:
         UsageError: the program is not installed.

@@ -1,7 +1,7 @@
 """SSH keys of a pool: the client's key, and the host keys that the pool's machines get at boot.
 
 Both are made on the client and known before the first connection, so no unknown host key is ever trusted. They are in a
-folder of the pool until the pool has ended. Only this user can read it.
+folder of the pool until the pool has ended. Only the user who runs the client can read it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from skypool.errors import UsageError
 class Keys:
     """The SSH keys of one pool, in the folder `folder`. A key is made when it is first asked for.
 
-    Several processes of this user may use the same folder at once.
+    Several processes of this user may use the same folder at once. Reading a key raises a UsageError if it has to be
+    made and ssh-keygen is not installed or fails.
     """
 
     folder: Path
 
     @classmethod
     def of(cls, pool: str) -> Keys:
-        """Return the keys of the pool with this name, in the user's state folder. No key is made yet."""
+        """Return the keys of the pool with this name, in the user's state folder. No key or folder is made yet."""
         import platformdirs  # imported here because nodes do not have it, and they may import this module
 
         return cls(Path(platformdirs.user_state_dir("skypool")) / "pools" / pool / "keys")
@@ -39,33 +40,46 @@ class Keys:
 
     @property
     def public(self) -> str:
-        """The client's public key, as one line "ssh-ed25519 AAAA… comment". The pool's machines accept logins with it.
+        """The client's public key, as one line "ssh-ed25519 AAAA… comment", without a newline.
 
-        The key is made if there is none.
+        The pool's machines accept logins with it. The key is made if there is none.
         """
         return self._made("client").with_suffix(".pub").read_text().strip()
 
     def host(self, label: str) -> tuple[str, str]:
         """Return the host key of the machines with this label as two texts: the private key and the public key.
 
-        The key is made if there is none.
+        Host keys are what the machines prove themselves with when the client connects. The key is made if there is
+        none, so each later call returns the same.
 
         Args:
             label: names the machines, for example an order's token. Characters other than letters, digits and "-"
                 become "-".
+
+        Raises:
+            UsageError: the key had to be made, and ssh-keygen is not installed or failed.
         """
         file = self._made(f"host-{re.sub(r'[^A-Za-z0-9-]', '-', label)}")
         return file.read_text(), file.with_suffix(".pub").read_text().strip()
 
     def forget(self) -> None:
-        """Remove all keys of the pool. Does not raise if there are none.
+        """Remove all keys of the pool, with their folder. Errors are ignored, also that there are none.
 
         Call this when no machine is left that they open.
         """
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _made(self, name: str) -> Path:
-        """Return the file of a private key, and make the key first if it does not exist."""
+        """Return the file of a private key, and make the key first if it does not exist.
+
+        A file lock keeps two processes from making the same key; this waits while another process holds it.
+
+        Args:
+            name: the name of the file in the folder.
+
+        Raises:
+            UsageError: ssh-keygen is not installed or failed.
+        """
         file = self.folder / name
         if not file.exists():
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -76,9 +90,12 @@ class Keys:
         return file
 
     def _make(self, file: Path) -> None:
-        """Make a key pair and move it to `file`.
+        """Make a key pair and move it to `file`. An existing key is replaced.
 
         The private key is moved last, so if it exists, the public key does too.
+
+        Raises:
+            UsageError: ssh-keygen is not installed or failed.
         """
         new = file.with_name(f"new-{file.name}")
         new.unlink(missing_ok=True)  # left by a process that was killed
@@ -88,7 +105,11 @@ class Keys:
 
 
 def _keygen(file: Path, comment: str) -> None:
-    """Run ssh-keygen to make an ed25519 key pair without a passphrase: `file`, and the public key beside it.
+    """Run ssh-keygen to make an ed25519 key pair without a passphrase, and wait until it has ended.
+
+    Args:
+        file: where the private key goes. The public key gets the same name with ".pub".
+        comment: the comment in the public key.
 
     Raises:
         UsageError: ssh-keygen is not installed or failed.

@@ -22,16 +22,19 @@ if "__mp_main__" in sys.modules:
 
 
 def _no_file(file: io.TextIOWrapper) -> Any:
-    """Refuse to pickle an open file.
+    """Refuse to pickle an open text file. This always raises.
 
     Raises:
-        TypeError: always.
+        TypeError: always. The message advises to send the path or the content of the file instead.
     """
     raise TypeError(f"cannot pickle the open file {file.name!r}; send its path or its content")
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A cloudpickle pickler that refuses open text files. cloudpickle itself would send a copy of their unread rest."""
+    """A cloudpickle pickler that refuses open text files with a TypeError.
+
+    cloudpickle itself would send a copy of their unread rest.
+    """
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {io.TextIOWrapper: _no_file}, cast(Any, cloudpickle.Pickler.dispatch_table)
@@ -39,7 +42,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 
 def pickled(value: object) -> bytes:
-    """Return the pickle of a value as one byte string. Large buffers, such as an array's memory, are part of it."""
+    """Return the pickle of a value as one byte string. Large buffers, such as an array's memory, are part of it.
+
+    An exception of pickling is raised unchanged.
+    """
     with io.BytesIO() as file:
         Pickler(file, PROTOCOL).dump(value)
         return file.getvalue()

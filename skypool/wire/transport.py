@@ -1,4 +1,4 @@
-"""Builds and starts the command that reaches a node: `ssh`, `docker exec -i` or a local program."""
+"""Builds and starts the command that reaches a node (a rented machine): `ssh`, `docker exec -i` or a local program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused
 
 
 class Trouble(Enum):
-    """A reason why a command could not be run on a node. The values are texts for messages."""
+    """A reason why a command could not be run on a node (machine). The values are texts for messages."""
 
     UNREACHABLE = "the machine does not answer"
     LOGIN = "the login was refused"
@@ -30,10 +30,15 @@ class Trouble(Enum):
 
 
 class Transport(Protocol):
-    """A way to run commands on one node. Implementations only build command lines; `Stream` and `Errand` start them."""
+    """A way to run commands on one node (machine). Implementations only build command lines; they start nothing.
+
+    `CommandStream` and `Errand` start the commands.
+    """
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         """Return the local command that runs `command` on the node, with its stdin and stdout connected to ours.
+
+        Nothing is started.
 
         Args:
             command: the program on the node and its arguments.
@@ -111,7 +116,11 @@ An older `ssh` refuses to run with them.
 
 @functools.cache
 def _names_streams() -> bool:
-    """Return True if the `ssh` program here knows the options in `_STREAM_KEPT`; also False if it cannot be run."""
+    """Return True if the `ssh` program here is OpenSSH 8.7 or later, and so knows the options in `_STREAM_KEPT`.
+
+    Return False if it is older, is not OpenSSH, or cannot be run. `ssh -V` is run on the first call only; later calls
+    return the same answer.
+    """
     try:
         done = subprocess.run(["ssh", "-V"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -124,7 +133,7 @@ def _names_streams() -> bool:
 class SSH:
     """A transport that runs commands on another machine with the `ssh` program.
 
-    The user's ssh configuration and ssh-agent are used.
+    The user's ssh configuration and ssh-agent are used. ssh never asks for a password or anything else.
 
     Args:
         host: a host name, an address, or a Host of the user's ssh configuration.
@@ -132,13 +141,13 @@ class SSH:
         port: the port of the SSH server; None leaves it to the user's configuration.
         identity: the file of a private key; "" leaves it to the user's configuration.
         jump: the host to connect through, as for `ssh -J`; "" leaves it to the user's configuration.
-        known_hosts: files with the host keys to trust. ssh writes new keys into the first one, so it must be skypool's
-            own.
+        known_hosts: files with the host keys to trust; empty for the user's own files. ssh writes new keys into the
+            first one, so it must be skypool's own.
         alias: the name under which `known_hosts` has the host's key; "" for the host's own name.
         pin: trust the first key that an unknown host shows, and remember it. If False, an unknown key is refused.
         config: a configuration file to use instead of the user's own; "" for the user's own.
         connect_timeout: seconds after which an address that does not answer is given up.
-        forwards: pairs (local port, remote port) to forward.
+        forwards: pairs (local port, remote port) to forward. Local ports listen on 127.0.0.1 only.
     """
 
     host: str
@@ -191,7 +200,8 @@ class SSH:
     def dropped(self, said: str) -> bool:
         """Return True if an SSH server on the way closed the connection before the login.
 
-        Servers do so when many connections come at once. A new attempt a little later may succeed.
+        Servers do so when many connections come at once. A new attempt a little later may succeed. Refused connections,
+        timeouts and refused logins give False.
 
         Args:
             said: the text that `ssh` wrote to stderr.
@@ -207,6 +217,8 @@ _BUFFERS = (4 << 20, 1 << 20, 256 << 10)
 
 class CommandStream:
     """A running command with one socket for its stdin and stdout, and a pipe for its stderr.
+
+    It runs in a session (and process group) of its own, so Ctrl-C in the terminal does not reach it.
 
     Attributes:
         socket: our end of the connection to stdin and stdout.
@@ -243,7 +255,8 @@ class CommandStream:
     def complaint(self) -> str:
         """Return the last 2000 bytes that the command has written to stderr since the previous call.
 
-        Does not wait for more. The text is decoded as UTF-8 and stripped; "" if there is none.
+        This does not wait for more, and does not raise after `close`. The text is decoded as UTF-8 and stripped; "" if
+        there is none.
         """
         said = b""
         with contextlib.suppress(BlockingIOError, OSError):
@@ -252,10 +265,13 @@ class CommandStream:
         return said.decode("utf-8", "replace").strip()
 
     def end(self, patience: float = 2.0) -> str:
-        """Close our end, wait until the command ends, and return the last 2000 bytes of its unread stderr.
+        """Close our end, wait until the command ends, and return the last 2000 bytes of its unread stderr as text.
 
         Args:
-            patience: seconds to wait. A command that still runs half a second later is killed.
+            patience: seconds to wait. A command that still runs half a second later is killed, with its process group.
+
+        Returns:
+            the text, stripped; "" if there is none.
         """
         self.socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -267,13 +283,13 @@ class CommandStream:
     def shut(self) -> None:
         """Shut the socket down in both directions, so that threads that read or write it wake up at once.
 
-        Does not raise if it is closed already. The command and its pipe for stderr are left as they are.
+        This does not raise if it is closed already. The command and its pipe for stderr are left as they are.
         """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self, patience: float = 0.5) -> None:
-        """Close our end and wait until the command ends. May be called more than once.
+        """Close our end and wait until the command ends. May be called more than once. Unread stderr is lost.
 
         Args:
             patience: seconds to wait. A command that still runs then is killed, with its process group.
@@ -292,7 +308,11 @@ class CommandStream:
 
 
 def _widen(end: socket.socket) -> None:
-    """Give a socket the largest send and receive buffers that the system allows. macOS starts with 8 KiB."""
+    """Give a socket the largest send and receive buffers that the system allows, at most 4 MiB.
+
+    macOS starts with 8 KiB. Sizes that the system refuses are skipped. If it refuses all, the socket stays as it is and
+    nothing is raised.
+    """
     for size in _BUFFERS:
         try:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
@@ -303,14 +323,17 @@ def _widen(end: socket.socket) -> None:
 
 
 class Errand:
-    """A running command that gets its whole stdin at the start.
+    """A running command that gets its whole stdin at the start. Its output is kept until `result` is called.
 
-    It counts as ended when its own process ends, even if processes that it started live on. A program started by ssh's
-    ProxyCommand may do so, and keep stderr open.
+    It counts as ended when its own process ends, even if processes that it started live on and keep stderr open. A
+    program started by ssh's ProxyCommand may do so.
 
     Args:
-        argv: the local command.
+        argv: the local command, which starts at once.
         given: the bytes that it reads from stdin.
+
+    Raises:
+        OSError: the command could not be started.
     """
 
     def __init__(self, argv: Sequence[str], given: bytes) -> None:
@@ -325,10 +348,12 @@ class Errand:
     def result(self, until: float) -> tuple[int, str, str]:
         """Wait for the command and return its exit status, its stdout and its stderr. Call it once.
 
-        The status is negative if a signal ended the command. Both texts are decoded as UTF-8; stderr is stripped.
+        The status is negative if a signal ended the command. A status other than 0 is returned, not raised. Both texts
+        are decoded as UTF-8; stderr is stripped.
 
         Args:
-            until: a time of `time.monotonic()`. A command that still runs then is killed.
+            until: a time of `time.monotonic()`, in seconds. A command that still runs then is killed, with its process
+                group. So it is if the wait is interrupted, as by Ctrl-C.
 
         Raises:
             TimeoutError: the command was killed because it had not ended in time.
@@ -348,12 +373,12 @@ class Errand:
 
 
 def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
-    """Return the error for a connection to a node that could not be made.
+    """Return (do not raise) the error for a connection to a node that could not be made.
 
     Args:
         transport: the way to the node. It judges the reason.
         node: the node's number, for the message.
-        said: the text that the transport's command wrote to stderr.
+        said: the text that the transport's command wrote to stderr. It becomes part of the message.
 
     Returns:
         a HostKeyMismatch for a wrong host key, a LoginRefused for a refused login, else a ConnectionLost.

@@ -1,4 +1,7 @@
-"""Program that looks whether distributions are installed: it ends with the name of the first one that is not."""
+"""Program that checks if the distributions named by its arguments are installed.
+
+It exits with status 1, and a message with the name, at the first one that is not installed.
+"""
 
 import sys
 from importlib.metadata import PackageNotFoundError, distribution

@@ -1,7 +1,8 @@
 """Finds Google's prices: in its catalogue of list prices, which is read once a day, or else in tables of this package.
 
-API: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22). skus.json defines how
-its tens of thousands of descriptions are interpreted. The tables, with the day on which their source stated them:
+`rates` returns all known prices, as a `Rates`. API:
+https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22). skus.json defines how its
+tens of thousands of descriptions are interpreted. The tables, with the day on which their source stated them:
 
 - prices.csv, of machines: https://cloud.google.com/compute/all-pricing as it stood on 2026-08-03 in
   github.com/cloudpilot-ai/karpenter-provider-gcp.
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
 
 
 class Skus(TypedDict):
-    """The content of skus.json, with which descriptions of SKUs are interpreted. The file explains each part."""
+    """The content of skus.json: rules for reading the descriptions in Google's price catalogue.
+
+    The file explains each part. A SKU is one item of that catalogue, such as "A3 Instance Core running in Americas".
+    """
 
     services: list[str]
     sku: list[str]
@@ -68,7 +72,7 @@ _AGAIN = 600.0
 """Seconds after which a catalogue that could not be read is requested again."""
 
 _SOON = 12.0
-"""Seconds within which the catalogue must be read. After that, the tables serve."""
+"""Seconds that reading the catalogue may take. After that, the tables are used."""
 
 _PAGE = 5000
 """SKUs on a page of the catalogue: the most that the API allows."""
@@ -83,9 +87,9 @@ Place = tuple[str, Market]
 
 
 def _names() -> dict[str, str]:
-    """Return skypool's names of the things that a SKU (an item of the price list) charges for.
+    """Return skypool's name for each thing that Google's price list charges for, such as a vCPU of a machine family.
 
-    The keys are Google's names in lower case.
+    The keys are Google's names in lower case, such as "a2 instance core". The values are names such as "a2 core".
     """
     names = {theirs.casefold(): ours for theirs, ours in SKUS["names"].items()}
     for family, theirs in SKUS["families"].items():
@@ -103,8 +107,8 @@ class Price(NamedTuple):
     """A price, and where it was read.
 
     Attributes:
-        usd: The price in USD per hour.
-        source: The source. Google's catalogue counts as the provider's price, of the day on which it was read.
+        usd: The price in US dollars per hour.
+        source: The source. Google's catalogue counts as the provider's own price, of the day on which it was read.
     """
 
     usd: float
@@ -113,12 +117,13 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """All known prices of Google.
+    """All known prices of Google: those of its catalogue, and behind them the tables of this package.
 
     Attributes:
-        usd: The catalogue's prices in USD per hour of one unit, by the unit's name and by place.
-        day: The day on which the catalogue was read, such as "2026-11-22"; "" if it was not.
-        why: Why it was not read; "" if it was.
+        usd: The catalogue's prices in US dollars per hour of one unit, by the unit's name and by (region, market). A
+            unit is for example one vCPU, one GiB of memory, or one GPU. {} if the catalogue was never read.
+        day: The day on which the catalogue was read, such as "2026-11-22"; "" if it never was.
+        why: The reason why it could not be read now; "" if it could.
     """
 
     usd: Mapping[str, Mapping[Place, float]]
@@ -127,25 +132,31 @@ class Rates:
 
     @property
     def catalogue(self) -> PriceSource:
-        """Return the catalogue as the source of a price."""
+        """Google's price catalogue as the source of a price, with the day on which it was read.
+
+        The day is None if the catalogue was never read.
+        """
         return PriceSource("provider", date.fromisoformat(self.day) if self.day else None)
 
     def table(self, source: PriceSource) -> PriceSource:
-        """Return a table as the source of a price, with the reason why it was used instead of the catalogue."""
+        """Return a copy of a table's source with the reason why the table was used instead of Google's catalogue.
+
+        The reason, in `why`, is that the catalogue could not be read, or does not have the price.
+        """
         return replace(source, why=self.why or "Google's catalogue does not have them")
 
     def machine(
         self, kind: str, region: str, market: Market, vcpus: float, gib: float, cards: Sequence[tuple[str, int]] = ()
     ) -> Price | None:
-        """Return the price of a machine without its disk and its public address; None if it is unknown.
+        """Return the price of a machine in USD per hour with its source, without its disk and its public address.
 
-        The catalogue has precedence over the tables.
+        The catalogue is tried first, then the tables. Returns None if the price is in none of them.
 
         Args:
-            kind: The machine type.
+            kind: The machine type, such as "g2-standard-4".
             region: The region.
             market: On demand or spot.
-            vcpus: The machine's vCPUs.
+            vcpus: The number of the machine's vCPUs.
             gib: The machine's memory in GiB.
             cards: The machine's GPUs, built in or attached, as (Google's name, number).
         """
@@ -159,10 +170,13 @@ class Rates:
         return None
 
     def chips(self, name: str) -> dict[Place, Price]:
-        """Return the prices of one chip of a TPU, by region and market.
+        """Return the prices in USD per hour of one TPU chip, by (region, market). Returns {} for an unknown name.
+
+        A price of the catalogue replaces that of the table for the same region and market.
 
         Args:
-            name: "v2 device" (a slice of one host), "v2 pod", "v3 device", "v3 pod", "v4", "v5e", …, "tpu7x".
+            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, followed by " device" for a slice of one host
+                or " pod" for a larger one.
         """
         found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
         for place, usd in self.usd.get(name, {}).items():
@@ -172,29 +186,43 @@ class Rates:
 
 @cache
 def machines() -> dict[str, dict[Place, float]]:
-    """Return the table of machines: USD per hour, by machine type and place."""
+    """Return the table of machine prices (prices.csv): USD per hour, by machine type and then by (region, market).
+
+    The file is read once. All callers share the same dict.
+    """
     return _only_usd(_read_table("prices.csv"))
 
 
 @cache
 def parts() -> dict[str, dict[Place, float]]:
-    """Return the table of the parts of an N1 machine: USD per hour of one unit, by the part's name and place."""
+    """Return the table of prices for parts of N1 machines (parts.csv), such as a vCPU or an attached GPU.
+
+    They are in USD per hour of one unit, by the part's name and then by (region, market). The file is read once. All
+    callers share the same dict.
+    """
     return _only_usd(_read_table("parts.csv"))
 
 
 @cache
 def chips() -> dict[str, dict[Place, Price]]:
-    """Return the table of TPUs: the price of one chip, by name and place. Its rows are of different days."""
+    """Return the table of TPU prices (chips.csv): the price of one chip per hour, by name and then by (region, market).
+
+    Each price has its own source, because the rows are of different days. The names are those of `Rates.chips`. The
+    file is read once. All callers share the same dict.
+    """
     return _read_table("chips.csv")
 
 
 def _only_usd(known: Mapping[str, Mapping[Place, Price]]) -> dict[str, dict[Place, float]]:
-    """Return the prices of a table in USD per hour, without their sources."""
+    """Return a copy of a table of prices that has numbers in USD per hour in place of `Price` objects."""
     return {name: {place: price.usd for place, price in places.items()} for name, places in known.items()}
 
 
 def _read_table(file: str) -> dict[str, dict[Place, Price]]:
-    """Return the prices in a CSV file of this package, by name and place."""
+    """Read a CSV file of this package, and return its prices by name and then by (region, market).
+
+    The names are in its column `instance_type`. A market without a number in a row is left out.
+    """
     found: dict[str, dict[Place, Price]] = {}
     text = (files("skypool_gcp.billing") / file).read_text("utf-8")
     for row in csv.DictReader(text.splitlines()):
@@ -208,11 +236,13 @@ def _read_table(file: str) -> dict[str, dict[Place, Price]]:
 
 
 def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]) -> dict[str, float]:
-    """Return the units that a machine is charged for, by name; {} if they are unknown for its type.
+    """Return what a machine is charged for: the number of units by their names, such as vCPUs ("n2 core") and GPUs.
+
+    Returns {} if the rules in skus.json do not say what this machine type is charged for.
 
     Args:
         kind: The machine type.
-        vcpus: Its vCPUs.
+        vcpus: The number of its vCPUs.
         gib: Its memory in GiB.
         cards: Its GPUs, as (Google's name, number).
     """
@@ -236,11 +266,11 @@ def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]
 def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]], place: Place) -> float | None:
     """Return the price of all units together in USD per hour.
 
-    Returns None if there are no units, or if the price of one is unknown.
+    Returns None if `units` is empty, or if the price of one of them is not known at this place.
 
     Args:
         units: The number of units, by name.
-        usd: The prices in USD per hour of one unit, by name and place.
+        usd: The prices in USD per hour of one unit, by name and then by (region, market).
         place: The region and market.
     """
     total = 0.0
@@ -256,13 +286,18 @@ def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]],
 
 
 def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
-    """Return Google's prices. The catalogue is read at most once a day.
+    """Return Google's prices. Its catalogue is read over the network at most once a day, and cached on disk.
 
-    If it cannot be read, older prices and the tables serve. Does not raise for that: `Rates.why` has the reason.
+    The cache serves all processes of this user. If the catalogue cannot be read, older prices from the cache and the
+    tables are used, and `Rates.why` says the reason: nothing is raised. It is tried again after ten minutes. One thread
+    reads at a time; the others wait.
+
+    Nothing is read if environment variables set other addresses for Google's APIs, but none for the catalogue.
 
     Args:
-        settings: The settings of the driver.
-        insist: If True, read the catalogue even if that failed minutes ago, and with more patience.
+        settings: The settings of the driver. They name the project for which the requests count.
+        insist: True to read the catalogue even if that failed minutes ago, and for up to 60 s instead of 12 s. Prices
+            less than a day old are still taken from the cache.
     """
     here = _api.endpoint("cloudbilling")
     elsewhere = _api.endpoint("compute") or _api.endpoint("tpu")
@@ -289,7 +324,10 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
 
 
 def told(settings: _api.Settings) -> str:
-    """Return a sentence for `skypool doctor` that names the source of the prices and the day on which it was read."""
+    """Return a sentence for `skypool doctor` that says where prices come from, and on which days they were stated.
+
+    It tries to read Google's catalogue, for up to 60 s. If that fails, the sentence has the reason; nothing is raised.
+    """
     found = rates(settings, insist=True)
     first = f"Google's catalogue of {found.day}, then " if found.day else ""
     days = [price.source.as_of for places in chips().values() for price in places.values() if price.source.as_of]
@@ -298,14 +336,21 @@ def told(settings: _api.Settings) -> str:
 
 
 def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:
-    """Read the whole catalogue, and return its prices in USD per hour of one unit, by name and place.
+    """Read Google's whole price catalogue over the network, and return its prices.
+
+    If there are several prices for the same name and place, the highest counts.
 
     Args:
         settings: The settings of the driver.
-        seconds: The time within which it must be read.
+        seconds: The time limit for all of it.
+
+    Returns:
+        USD per hour of one unit, by the unit's name and then by (region, market). Items that this driver never rents
+            are left out.
 
     Raises:
-        ProviderError: It could not be read, or not in time.
+        ProviderError: Google refused, or did not answer. `NoAnswer` if it took longer than `seconds`.
+        UsageError: Google's SDK is not installed.
     """
     until = time.monotonic() + seconds
     found: dict[str, dict[Place, float]] = {}
@@ -325,11 +370,16 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
 
 
 def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
-    """Yield the pages of the catalogue. Each page is requested when it is needed.
+    """Yield the pages of Google's price catalogue. Each page is requested only when it is needed.
+
+    The errors of Google's SDK are not translated here.
 
     Args:
         settings: The settings of the driver.
         timeout: Seconds within which each request must be answered.
+
+    Raises:
+        CredentialsError: There are no credentials, or no project is known.
     """
     client = _client(_api.endpoint("cloudbilling") or "", _login(settings.billed()))
     for service in SKUS["services"]:
@@ -338,7 +388,11 @@ def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListS
 
 
 def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]:
-    """Yield (name, place, USD per hour of one unit) for each SKU of something that this driver rents."""
+    """Yield (name, (region, market), USD per hour of one unit) for the items of the catalogue that this driver rents.
+
+    An item is yielded once for each of its regions. Items with other descriptions, commitments for example, and items
+    without a price are left out. Some TPU prices are for four chips; they are divided by four.
+    """
     for sku in skus:
         shape = next(filter(None, (each.fullmatch(sku.description) for each in _SHAPES)), None)
         usage = sku.category.usage_type
@@ -359,9 +413,10 @@ def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]
 
 
 def _usd(sku: billing_v1.Sku) -> float:
-    """Return the present price of one unit of a SKU in USD per hour; 0.0 if the SKU uses other units.
+    """Return the present price of one unit of a SKU (an item of Google's price catalogue), in USD per hour.
 
-    If there are several tiers, it is the price of the first tier that is not free.
+    Returns 0.0 if it has no price in USD, or is charged by a unit that is not known here. If the price depends on the
+    quantity, it is the first price that is not zero.
     """
     for info in list(sku.pricing_info)[-1:]:
         expression = info.pricing_expression
@@ -373,7 +428,13 @@ def _usd(sku: billing_v1.Sku) -> float:
 
 
 def _login(project: str) -> Credentials:
-    """Return Application Default Credentials whose requests count for the given project."""
+    """Return the credentials of this environment, changed so that Google counts requests toward the given project.
+
+    They are returned unchanged if they name such a project already, or cannot name one.
+
+    Raises:
+        CredentialsError: There are no credentials.
+    """
     found = _api.credentials("cloudbilling")
     if isinstance(found, auth_credentials.CredentialsWithQuotaProject) and not found.quota_project_id:
         return found.with_quota_project(project)
@@ -381,7 +442,12 @@ def _login(project: str) -> Credentials:
 
 
 def _client(address: str, credentials: Credentials) -> billing_v1.CloudCatalogClient:
-    """Return a client, which uses gRPC, or REST if the address is one of HTTP."""
+    """Return a new client for Google's price catalogue.
+
+    Args:
+        address: The address of the API, used with REST. "" means Google's own address, used with gRPC.
+        credentials: The credentials that its requests carry.
+    """
     if not address:
         return billing_v1.CloudCatalogClient(credentials=credentials)
     return billing_v1.CloudCatalogClient(

@@ -1,7 +1,9 @@
-"""Builds the offers of Compute Engine from its machine types, prices and base images. It sends no requests.
+"""Builds the offers of Compute Engine from its machine types, prices and base images. It sends no requests itself.
 
 The API lists machine types, but no prices: those come from `skypool_gcp.billing`. A type without a price is not
-offered. Tables are in facts.json. Their sources:
+offered. Here are also helpers for image paths, addresses of machines, and the environment variables of TPU hosts.
+
+The tables are in facts.json. Their sources:
 
 - How many GPUs may be attached to how many vCPUs and GiB: https://cloud.google.com/compute/docs/gpus, as in
   skypilot-org/skypilot, sky/catalog/gcp_catalog.py (read 2026-11-22). For P100 it is the limit of its smallest zones.
@@ -61,7 +63,10 @@ STATES: dict[str, Literal["starting", "running"]] = {
     "RUNNING": "running",
     "REPAIRING": "running",
 }
-"""The states of machines that exist, by the API's name. A machine in any other state is ending."""
+"""Google's statuses of machines that exist, with skypool's state for each.
+
+A machine with any other status is ending.
+"""
 
 _HOURS_A_MONTH = 730.0
 """Hours in a month, as Google bills disks."""
@@ -70,7 +75,7 @@ _SIZES_OF_N1 = (4, 8, 16, 32, 64, 96)
 """The numbers of vCPUs of N1 machine types to which GPUs can be attached."""
 
 _VCPUS_FOR_A_GPU = 4
-"""The least vCPUs of an N1 machine for each of its GPUs."""
+"""The smallest number of vCPUs that an N1 machine must have for each of its GPUs."""
 
 _PLAIN_GIB = {"highcpu": 1, "standard": 4, "highmem": 8}
 """GiB of memory for each vCPU of E2 and N2 machine types, by the second word of their names."""
@@ -93,13 +98,15 @@ Card = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class MachineDetail:
-    """The data of a Compute Engine offer that `Offer` has no fields for. An offer has it as `detail["machine"]`.
+    """The data of a Compute Engine offer for which `Offer` has no fields. An offer carries it as `detail["machine"]`.
 
     Attributes:
-        machine_type: The machine type of each host. The offer's own type may be that of a slice.
-        image: The path of the image, or of its family.
-        disk_gb: The size of the disk, at least.
-        attached: GPUs that are attached to the machine. GPUs that its type has are not among them.
+        machine_type: The machine type of each machine, such as "g2-standard-4". If the offer is a TPU slice,
+            `Offer.instance_type` is the type of the slice instead.
+        image: The path of the disk image, or of an image family.
+        disk_gb: The smallest size of the disk in GB. An image that needs more gets more.
+        attached: GPUs to attach to the machine, as (Google's name, number). GPUs that are built into the machine type
+            are not among them.
     """
 
     machine_type: str
@@ -109,16 +116,20 @@ class MachineDetail:
 
 
 def machine_of(offer: Offer) -> MachineDetail:
-    """Return the `MachineDetail` of an offer of Compute Engine."""
+    """Return the `MachineDetail` of an offer of Compute Engine: `offer.detail["machine"]`.
+
+    Raises:
+        KeyError: The offer is of Cloud TPU, and has none.
+    """
     machine: MachineDetail = offer.detail["machine"]
     return machine
 
 
 class Ends(NamedTuple):
-    """The internal and the public network address of one host.
+    """The two network addresses of one machine.
 
     Attributes:
-        inside: Its address in the project's network.
+        inside: Its address in the project's own network.
         public: Its public address.
     """
 
@@ -127,11 +138,11 @@ class Ends(NamedTuple):
 
 
 class ImagePath(NamedTuple):
-    """The parts of an image's path.
+    """The parts of the path of a disk image, such as "projects/P/global/images/family/F".
 
     Attributes:
-        project: The project that has the image.
-        name: The name of the image, or of the family.
+        project: The project that has the image: "P".
+        name: The name of the image, or of the family: "F".
         is_family: True if the path names a family, of which the newest image is used.
     """
 
@@ -141,9 +152,11 @@ class ImagePath(NamedTuple):
 
 
 def types(need: Need) -> list[str]:
-    """Return the names of the machine types that could meet a need, sorted.
+    """Return the sorted names of the machine types that could meet a need (the requirements of each node).
 
-    Without accelerators, these are the smallest types that are large enough, and others with up to twice their vCPUs.
+    If accelerators are needed, these are the types that contain them, and the N1 types to which they can be attached.
+    [] means that no known type can serve. If none are needed, these are the E2 and N2 types that are large enough.
+    Types with more than twice the vCPUs of the smallest such type in their series are left out.
     """
     names = {each.name for each in need.accelerators if each.kind != "cpu"}
     known = {*billing.machines(), *FACTS["more types"]}
@@ -160,13 +173,14 @@ def types(need: Need) -> list[str]:
 
 
 def _plain_types(known: Iterable[str], need: Need) -> list[str]:
-    """Return the E2 and N2 machine types that are large enough for a need.
+    """Return the sorted names of the E2 and N2 machine types that have enough vCPUs and memory; [] if none has.
 
-    Types with more than twice the vCPUs of the smallest one in their series are left out.
+    Types with more than twice the vCPUs of the smallest sufficient type in their series (such as "n2-standard") are
+    left out.
 
     Args:
-        known: The names of machine types to choose from.
-        need: The requirements.
+        known: The names of machine types to choose from. Types of other families are ignored.
+        need: The requirements, of which vCPUs and memory are used.
     """
     enough: dict[str, int] = {}
     for name in known:
@@ -184,7 +198,11 @@ def _plain_types(known: Iterable[str], need: Need) -> list[str]:
 
 
 def pairs(need: Need) -> dict[str, list[Card]]:
-    """Return the N1 machine types that meet a need with attached GPUs, each with the possible GPU types and numbers."""
+    """Return the N1 machine types to which the needed GPUs can be attached.
+
+    The values are the possible attachments, as (Google's name of the GPU, number). The result is {} if the need names
+    no GPU that is sold in this way. Only Google's limits on vCPUs and memory are checked, not the minimums of the need.
+    """
     found: dict[str, list[Card]] = {}
     for model, limits in FACTS["attached"].items():
         wanted = parse(model, dialect="gcp").name
@@ -200,12 +218,12 @@ def pairs(need: Need) -> dict[str, list[Card]]:
 
 @dataclass(frozen=True)
 class Ware:
-    """A machine type in one zone, with its accelerators.
+    """One machine type in one zone, with the accelerators that it would have. `offers` turns it into offers.
 
     Attributes:
         record: The API's record of the machine type.
-        zone: The zone.
-        cards: The accelerators.
+        zone: The name of the zone.
+        cards: The accelerators, as (Google's name, number).
         attached: True if the accelerators are attached to the machine, False if they are built into the machine type.
     """
 
@@ -217,14 +235,20 @@ class Ware:
     def offers(
         self, need: Need, base: str, rates: billing.Rates, held: Sequence[compute_v1.Reservation] | None
     ) -> Iterator[Offer]:
-        """Yield an offer for each market with a price. The price includes the disk and the public address.
+        """Yield an offer for each market (on demand, spot) on which the type is sold and has a known price.
+
+        The price includes the disk and the public address.
 
         Args:
-            need: The requirements.
-            base: The image that the user named; "" for one that fits the accelerator.
+            need: The requirements. They name the accepted markets.
+            base: The path of the image that the user chose; "" for one that fits the accelerator.
             rates: Google's prices.
-            held: The reservations to run in; None for no reservation. With reservations, there are only on-demand
-                offers of what they hold, also for types that are otherwise only sold as spot.
+            held: The reservations (capacity reserved before) to run in; None for none. With reservations, only
+                on-demand offers are yielded, also for a type that is otherwise sold as spot only. Nothing is yielded
+                for a type that no reservation holds. `Offer.available` is False if the reservation is full.
+
+        Raises:
+            UsageError: `base` is not an image of Google Cloud.
         """
         kind = self.record.name
         region = _api.region_of(self.zone)
@@ -262,7 +286,7 @@ class Ware:
             )
 
     def _markets(self, need: Need, *, reserved: bool) -> Sequence[Market]:
-        """Return the markets of the need on which the machine type is sold.
+        """Return those markets of the need on which the machine type is sold, in the need's order. May be empty.
 
         Args:
             need: The requirements.
@@ -275,15 +299,26 @@ class Ware:
         return need.markets
 
     def _price(self, rates: billing.Rates, region: str, market: Market, gb: int) -> billing.Price | None:
-        """Return the price in USD per hour, with the disk and the public address, and its source; None if it is
-        unknown.
+        """Return the price in USD per hour, with the disk and the public address, and the source of the price.
+
+        Returns None if the price of the machine is not known.
+
+        Args:
+            rates: Google's prices.
+            region: The region.
+            market: On demand or spot.
+            gb: The size of the disk in GB.
         """
         gib = self.record.memory_mb / 1024
         price = rates.machine(self.record.name, region, market, float(self.record.guest_cpus), gib, self.cards)
         return price and billing.Price(price.usd + extras(region, market, gb), price.source)
 
     def _quota(self, region: str, market: Market) -> str:
-        """Return a name for the quota toward which the machine counts, with region and market."""
+        """Return the region and the name of the Google quota toward which the machine counts.
+
+        An example is "us-east1 PREEMPTIBLE_NVIDIA_L4_GPUS". A machine type without a known quota gets the name of its
+        series in place of the quota's.
+        """
         series = self.record.name.rpartition("-")[0]
         names = [model for model, _ in self.cards] if self.attached else []
         names += [series, family(series)]
@@ -291,9 +326,10 @@ class Ware:
         return f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}"
 
     def _room(self, held: Iterable[compute_v1.Reservation]) -> int | None:
-        """Return how many more machines fit into the reservation of this type and zone.
+        """Return how many more machines fit into the reservation of this machine type and zone.
 
-        Returns None if there is no such reservation.
+        A reservation is capacity that was reserved before. Returns 0 if it is full, and None if no given reservation is
+        for this type, zone and attached GPUs. Only the first one that fits counts.
         """
         for each in held:
             has = each.specific_reservation
@@ -311,12 +347,15 @@ class Ware:
 def wares(
     records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1.AcceleratorType], need: Need
 ) -> Iterator[Ware]:
-    """Yield the machine types that may meet a need, each with its accelerators.
+    """Yield each machine type together with the accelerators that it would have.
+
+    An N1 type is yielded once for each suitable GPU type and number that its zone has, and not at all without GPUs. Any
+    other type is yielded once, with its built-in accelerators, without comparing it with the need.
 
     Args:
-        records: The API's records of machine types in zones.
-        models: The API's records of accelerator types in zones.
-        need: The requirements.
+        records: The API's records of machine types, each in one zone.
+        models: The API's records of GPU types that can be attached, each in one zone.
+        need: The requirements, of which the accelerators are used.
     """
     there = {(_api.last_part(each.zone), each.name) for each in models}
     attachable = pairs(need)
@@ -332,7 +371,7 @@ def wares(
 
 
 def extras(region: str, market: Market, gb: int) -> float:
-    """Return the price of a machine's disk and public address together, in USD per hour.
+    """Return the price in USD per hour of what is charged beside a machine: its disk and its public address.
 
     Disks are priced as in the most expensive region of a part of the world. Sources:
     https://cloud.google.com/compute/disks-image-pricing and https://cloud.google.com/vpc/network-pricing.
@@ -340,23 +379,26 @@ def extras(region: str, market: Market, gb: int) -> float:
     Args:
         region: The region of the machine.
         market: The market, on which the price of the address depends.
-        gb: The size of the disk.
+        gb: The size of the disk in GB.
     """
     gb_a_month = next(usd for start, usd in FACTS["disk"].items() if region.startswith(start))
     return gb * gb_a_month / _HOURS_A_MONTH + FACTS["address"][market]
 
 
 def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tuple[str, int]:
-    """Return the path of an image or a family for a machine, and the size of its disk in GB.
+    """Return the path of the image for a machine, or of an image family, and the size of the machine's disk in GB.
+
+    Without a choice of the user, it is Google's image with the drivers of the accelerator, or Ubuntu 24.04 if there is
+    none. The disk has at least 120 GB with an accelerator and 30 GB without one.
 
     Args:
-        asked: The image that the user named; "" for one that fits the accelerator.
+        asked: The image that the user chose: a path, or a key of `IMAGES`. "" for one that fits the accelerator.
         has: The machine's accelerator; None for none.
         arch: The machine's processor architecture.
         need: The requirements, of which the disk size is used.
 
     Raises:
-        UsageError: `asked` is not an image of Google Cloud.
+        UsageError: `asked` does not have the form of an image of Google Cloud. Whether it exists is not checked.
     """
     shape = _api.SHAPES["image"]
     words("base image of GCP", asked or None, shape.pattern, shape.like)
@@ -371,10 +413,13 @@ def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tu
 
 
 def parsed(image: str) -> ImagePath:
-    """Return the parts of the path of an image or a family.
+    """Split the path of an image or of an image family into its parts.
+
+    Args:
+        image: The path, such as "projects/P/global/images/family/F". The word "projects/" may be missing.
 
     Raises:
-        UsageError: It is not such a path.
+        UsageError: It does not contain "/global/images/".
     """
     project, found, name = image.removeprefix("projects/").partition("/global/images/")
     if not found:
@@ -383,7 +428,7 @@ def parsed(image: str) -> ImagePath:
 
 
 def addresses(record: compute_v1.Instance) -> list[Ends]:
-    """Return the addresses of a machine, one item for each public address; an empty list if it has none yet."""
+    """Return the addresses of a machine, one item for each of its public addresses. Returns [] if it has none yet."""
     return [
         Ends(str(interface.network_i_p), str(config.nat_i_p))
         for interface in record.network_interfaces
@@ -393,14 +438,14 @@ def addresses(record: compute_v1.Instance) -> list[Ends]:
 
 
 def env(kind: str, host: int, hosts: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables with which libtpu on a host finds the other hosts of its slice.
+    """Return the environment variables with which libtpu on a host of a slice finds the other hosts.
 
-    Returns {} if the machine is no TPU host.
+    A slice is a group of TPU hosts, and libtpu is Google's library for TPUs. Returns {} if the type is not a TPU.
 
     Args:
-        kind: The type of the slice, or the machine type of a slice of one host.
+        kind: The type of the slice, such as "v5p-16", or the machine type of a slice with one host. May be "".
         host: The host's number in the slice, from 0.
-        hosts: The addresses of all hosts, in their order.
+        hosts: The internal addresses of all hosts of the slice, in the order of their numbers.
     """
     slice = tables.slices().get(kind)
     if slice is None and kind:
@@ -419,5 +464,5 @@ def env(kind: str, host: int, hosts: Sequence[str]) -> dict[str, str]:
 
 
 def family(name: str) -> str:
-    """Return the family of a machine type: "a3" for "a3-highgpu-8g"."""
+    """Return the family of a machine type, which is the part before the first "-": "a3" for "a3-highgpu-8g"."""
     return name.split("-")[0]

@@ -1,9 +1,11 @@
-"""Rents machines of Compute Engine, with GPUs or without accelerators.
+"""Rents machines of Google Compute Engine, with GPUs or without accelerators.
 
-API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). Google deletes a machine at the end of
-its lifetime, if it has one (`maxRunDuration`). A machine that shuts itself down is only stopped: its disk is still
-billed until the machine is deleted. The pool or `skypool gc` deletes it, or the machine itself if it has a service
-account.
+API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). `Compute` is the part of the driver. It
+uses `_asked`, which sends the requests, and `_requests`, which builds them.
+
+If a machine has a limited lifetime, Google deletes it at its end (`maxRunDuration`). A machine that shuts itself down
+is only stopped: its disk is still billed until the machine is deleted. The client or `skypool gc` deletes it. A machine
+with a service account can delete itself.
 """
 
 from __future__ import annotations
@@ -32,38 +34,40 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 _MADE = 180.0
-"""Seconds within which a resource must be made. Most operations take a few."""
+"""Seconds that the creation of a resource may take. Most take a few."""
 
 _ADDRESS = 120.0
-"""Seconds within which a machine must get its public address."""
+"""Seconds to wait until a new machine has its public address."""
 
 _TIDYING = 180.0
-"""Seconds within which a leftover must be removed."""
+"""Seconds that the removal of one resource may take."""
 
 _AGAIN = 15.0
-"""Seconds after which the end of a machine that still runs is requested again."""
+"""Seconds after which the deletion of a machine that still runs is requested again."""
 
 _REQUESTED = 30.0
-"""Seconds for which a request to make, change or end a machine is repeated while there is no answer."""
+"""Seconds for which a request to create, change or delete a machine is repeated while there is no answer."""
 
 _BOOTING = 420.0
-"""Seconds within which a machine with an address must accept ssh connections."""
+"""Seconds that a machine may need until it accepts ssh connections, after it has got its address."""
 
 _KEYING = 60.0
-"""Seconds for which a machine that accepts connections may still have another host key."""
+"""Seconds for which a new machine may show another host key than the one that skypool gives it."""
 
 _QUOTAS = ("GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS")
-"""The project-wide quotas that a check reports."""
+"""The names of the project-wide quotas that `Compute.check` reports."""
 
 
 @dataclass(frozen=True)
 class Compute:
-    """The Compute Engine part of the driver. Finding and renewing its machines is left to `groups`.
+    """The part of the Google Cloud driver that rents single machines of Compute Engine, and ends them.
+
+    Listing its machines and renewing their time is done by the part `skypool_gcp.groups`. All methods block.
 
     Attributes:
         settings: The settings of the driver.
-        api: The name that offers and instances carry in `detail["api"]`.
-        ending: Seconds within which machines must have ended.
+        api: The name of this part. Its offers and machines carry it in `detail["api"]`.
+        ending: Seconds for which `terminate` waits until the machines have ended.
     """
 
     settings: _api.Settings
@@ -71,10 +75,19 @@ class Compute:
     ending: ClassVar[float] = 240.0
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return an offer for each machine type that could meet the need.
+        """Return one offer for each suitable machine type, in each zone that has it, on each market (on demand, spot).
 
-        There is one for each zone that has the type, and for each market with a price. A zone that does not answer is
-        left out, with a warning.
+        A type without a known price is not offered. If the settings name a reservation, only the types in it are
+        offered, on demand. If a zone does not answer, its offers are left out, a RuntimeWarning is issued, and `lacks`
+        of the result is not empty. The result is empty, without any request, if no type could meet the need.
+
+        Args:
+            need: The requirements that each machine must meet.
+
+        Raises:
+            ProviderError: Google refused or did not answer, or the project has no reservation of the name in the
+                settings.
+            UsageError: The settings name a zone that the project may not use, or the image is not a path of an image.
         """
         types = catalog.types(need)
         if not types:
@@ -93,13 +106,23 @@ class Compute:
         return Answers(found, [*records.lacks, *attachable.lacks])
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create the machines of an order, all at once, and return them. The same order yields the same machines.
+        """Create one machine for each node number of the order, all in parallel, and return the machines.
 
-        If some are refused, the others get the first nodes. With `private_network` they are ended instead.
+        Firewall rules are created first, and with `private_network` a placement policy. The machines may still be
+        starting when they are returned. The same order creates no second machine: it returns those that exist.
+
+        If Google refuses some of the machines, the others are renumbered, so that they have the first node numbers, and
+        are returned. With `private_network` they are ended instead, and the first error is raised.
+
+        Args:
+            offer: The machine type, zone and market, as `offers` returned them.
+            order: The node numbers, the pool, and an idempotency token.
 
         Raises:
-            ProviderError: No machine was rented.
-            NoAnswer, RateLimitError: Some machines may exist. The same order finds them.
+            ProviderError: No machine was rented. Google refused all, or one of a private network.
+            NoAnswer, RateLimitError: Some machines may exist. Call again with the same order, which finds them.
+            UsageError: The image is for another processor architecture than the machine type.
+            StillRunning: Machines that had to be ended again may still run.
         """
         what = f"{offer.instance_type} in {offer.zone}"
         image = self.image(catalog.machine_of(offer).image)
@@ -130,10 +153,13 @@ class Compute:
         return launched
 
     def access(self, instance: Instance) -> Access:
-        """Return ssh access to a machine's public address. Waits up to 120 s for that address.
+        """Return how to reach a machine by ssh at its public address. Waits up to 120 s for that address.
+
+        Whether the machine accepts connections is not tried. For a machine with TPUs, `env` of the result has the
+        variables that its TPU library needs.
 
         Raises:
-            ProviderError: The machine is gone or ending, or got no address.
+            ProviderError: The machine does not exist, is ending, or got no public address in time.
         """
         ends = self._addresses(instance)
         made = ssh_machine.access(
@@ -147,12 +173,13 @@ class Compute:
         return replace(made, env=catalog.env(instance.instance_type, 0, [ends.inside]))
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Request the end of each machine, and wait until all are gone.
+        """Delete these machines in parallel, and wait up to 240 s until all are gone.
 
-        The request is repeated for a machine that still runs.
+        The request is repeated after 15 s for a machine that still runs. Does not raise for a machine that does not
+        exist.
 
         Raises:
-            StillRunning: Some have not ended. The error carries them, with the reasons.
+            StillRunning: Some machines still exist, or Google did not say. The error carries them, with the reasons.
         """
         zones = {each.id: each.region for each in instances}
         asked: dict[str, float] = {}
@@ -173,25 +200,36 @@ class Compute:
         ssh_machine.terminate_and_wait(instances, destroy, there, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return what pools left behind: unused disks, firewall rules, resource policies and templates.
+        """Return resources that this user's pools left: unused disks, firewall rules, resource policies, templates.
+
+        Disks that a machine uses are not among them. The list is empty if there are none.
 
         Args:
-            pool: The pool's name; None for all pools of this user.
+            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
+                means all pools of this user.
+
+        Raises:
+            ProviderError: A list could not be read.
         """
         return list(self._left(pool))
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove leftovers, all at once.
+        """Remove these leftover resources in parallel, and wait until all are gone.
+
+        All are tried, even if one fails. Does not raise for a resource that no longer exists.
 
         Raises:
-            ProviderError, ErrorGroup: Some could not be removed.
+            ProviderError: One could not be removed, for example because a machine still uses it.
+            ErrorGroup: Several could not be removed, for different reasons.
         """
         each_done(self._remove, leftovers, "Compute Engine: not all leftovers could be removed")
 
     def check(self) -> Iterable[Finding]:
-        """Check if the project can rent machines, and return one finding for each check.
+        """Yield one finding (a passed or failed check, with text) for each condition for renting machines.
 
-        Permissions to read are checked. Permissions to create or delete machines are not.
+        They are: the SSH program, the networks that may log in, credentials, this machine's clock, the network, zones,
+        prices, images and quotas. The checks run in parallel when the first finding is taken. They only read. So they
+        do not show if the account may create or delete machines. A failed check does not raise.
         """
         network = self.settings.network
         questions = preflight.basics(
@@ -213,27 +251,31 @@ class Compute:
 
     @property
     def _calls(self) -> ComputeApi:
-        """Return the API of Compute Engine for this project."""
+        """A new client object for the requests to Compute Engine, for this driver's settings."""
         return ComputeApi(self.settings)
 
     def zones(self, patterns: Sequence[str]) -> list[str]:
-        """Return the zones that the settings name, or else all that are up, if they match a pattern.
+        """Return the names of the zones to rent in: those of the settings, or else all that are up, sorted.
 
         Args:
-            patterns: Patterns of zones or regions; without any, all match.
+            patterns: Zones or regions to keep, such as "us-east1-b", "us-east1" or "eu*". A zone is kept if it matches
+                one of them. Empty keeps all. The result may be [].
 
         Raises:
-            UsageError: The settings name a zone that the project may not use.
+            UsageError: The settings name a zone that does not exist, is down, or that the project may not use.
+            ProviderError: Google refused the request, or did not answer within 20 s.
         """
         up = [each.name for each in look(self._calls.zones) if each.status == "UP"]
         of_zones_and_regions = [each for pattern in patterns for each in (pattern, f"{pattern}-?")]
         return chosen(up, self.settings.zones or (), of_zones_and_regions)
 
     def _reservations(self) -> list[compute_v1.Reservation] | None:
-        """Return the reservations of the name in the settings, one for each zone; None if the settings name none.
+        """Return the reservations (capacity reserved before) that have the name in the settings, one for each zone.
+
+        Returns None if the settings name no reservation.
 
         Raises:
-            ProviderError: The project has no such reservation.
+            ProviderError: The project has no reservation of this name, or the list could not be read.
         """
         if self.settings.reservation is None:
             return None
@@ -244,15 +286,25 @@ class Compute:
         return found
 
     def _date(self) -> str:
-        """Return the HTTP header "Date" of an answer of Google, such as "Mon, 23 Nov 2026 05:00:00 GMT"."""
+        """Return the HTTP header "Date" of an answer of Google, such as "Mon, 23 Nov 2026 05:00:00 GMT".
+
+        Raises:
+            ProviderError: Google did not answer within 10 s.
+        """
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
         return _api.call("the time", lambda: requests.head(base, timeout=10).headers["Date"])
 
     def _quota(self, metric: str) -> str:
-        """Return the limit and the use of a quota in words, or a note if Google does not report the quota.
+        """Return the limit and the current use of a project-wide quota as text, such as "8 at once, 2 in use".
+
+        Returns "Google does not report it" if the project has no such quota.
+
+        Args:
+            metric: Google's name of the quota, such as "GPUS_ALL_REGIONS".
 
         Raises:
-            QuotaError: The whole quota is in use.
+            QuotaError: The use has reached the limit. This is so for a limit of 0, too.
+            ProviderError: The quotas could not be read.
         """
         for each in look(self._calls.project_record).quotas:
             if each.metric == metric:
@@ -263,14 +315,15 @@ class Compute:
         return "Google does not report it"
 
     def image(self, path: str) -> compute_v1.Image:
-        """Return an image, or the newest image of a family.
+        """Return Google's record of an image, or of the newest image of an image family.
 
         Args:
-            path: The path of an image or a family, or a key of `catalog.IMAGES`.
+            path: The path of an image or of a family, such as "projects/P/global/images/family/F". Or a short name from
+                `catalog.IMAGES`, such as "ubuntu-24.04".
 
         Raises:
-            ProviderError: There is no such image.
-            UsageError: It is not the path of an image.
+            ProviderError: There is no such image or family, or Google did not answer within 20 s.
+            UsageError: `path` does not have the form of an image's path.
         """
         parsed = catalog.parsed(catalog.IMAGES.get(path, path))
         if parsed.is_family:
@@ -278,15 +331,21 @@ class Compute:
         return look(self._calls.image, parsed.project, parsed.name)
 
     def _image_name(self, path: str) -> str:
-        """Return the name of an image, or of the newest image of a family."""
+        """Return the name of the image at a path, or of the newest image if the path names a family.
+
+        Raises as `image` does.
+        """
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
-        """Convert the API's record of a machine to an `Instance`. Its `region` is the machine's zone.
+        """Convert the API's record of a machine to an `Instance`. Sends no request.
+
+        Its `region` is the machine's zone. Its state is "ending" if Google's status is none of the known starting or
+        running ones. Its `billed_from` is set only while the machine is running.
 
         Args:
-            record: The record.
-            said: The machine's tags.
+            record: The API's record of the machine.
+            said: The tags that were read from the machine's labels. They give pool, node number, token and time.
         """
         instance = tags.instance(
             "gcp",
@@ -303,10 +362,10 @@ class Compute:
         return replace(instance, billed_from=datetime.fromisoformat(record.last_start_timestamp).timestamp())
 
     def _addresses(self, instance: Instance) -> catalog.Ends:
-        """Wait until a machine has a public address, and return its addresses.
+        """Wait up to 120 s until a machine has a public address, and return its internal and public address.
 
         Raises:
-            ProviderError: The machine is gone or ending, or got no address in time.
+            ProviderError: The machine does not exist, is ending, or got no public address in time (`code` "pending").
         """
         tell = partial(self._calls.instance, instance.region, instance.id, what=f"to tell of {instance.id}")
 
@@ -326,10 +385,15 @@ class Compute:
     # --- making ----------------------------------------------------------------------------------------------
 
     def let_in(self, order: Order) -> None:
-        """Make the firewall rules for the machines of a pool's session.
+        """Create the firewall rules for the machines of one run of a pool, and wait until they exist.
 
-        They open port 22 to the networks of `ssh_from`, and all ports among the machines of a private network.
-        Everything else is closed.
+        They open port 22 to the networks of the setting `ssh_from`, or to this machine's public address. If the order
+        needs a private network, they also open all ports among the machines. All other incoming traffic is denied.
+        Rules that exist are kept as they are.
+
+        Raises:
+            ProviderError: A rule could not be created, or this machine's public address is not known. If several rules
+                fail, it is the first error.
         """
         allowed = networks(self.settings.ssh_from)
 
@@ -342,10 +406,15 @@ class Compute:
                 raise outcome  # the first error only: failover does not know groups of errors
 
     def _place_together(self, offer: Offer, order: Order) -> list[str]:
-        """Make the policy that places the machines of a private network close together.
+        """Create the placement policy that puts the machines of a private network close together.
+
+        Waits until it exists.
 
         Returns:
-            A list with its path; an empty list if the machine type does not support it.
+            The path of the policy as the only item of a list. [] if the machine type does not support such a policy.
+
+        Raises:
+            ProviderError: The policy could not be created.
         """
         if catalog.family(offer.instance_type) not in catalog.FACTS["placed"]:
             return []
@@ -357,10 +426,22 @@ class Compute:
     def _begin(
         self, offer: Offer, order: Order, node: int, *, image: compute_v1.Image, policies: Sequence[str], what: str
     ) -> tuple[str, compute_v1.Operation | None]:
-        """Request the machine of one node, and return its name and the operation.
+        """Request the machine of one node, without waiting for it.
 
-        The operation is None if the machine exists already. Repeating the request makes no second machine, because the
-        name and the id of the request are the same.
+        Return its name and the operation (Google's progress record). The operation is None if the machine exists
+        already. A repetition makes no second machine, because the machine's name and the request's id depend only on
+        the order and the node. While there is no answer, the request is repeated for up to 30 s.
+
+        Args:
+            offer: The offer that is rented.
+            order: The request to rent: pool, node numbers, token and limits.
+            node: The node number of the machine.
+            image: The image of its disk.
+            policies: The paths of its placement policies.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: Google refused the request, or did not answer.
         """
         name = _api.name(order.pool, order.token, str(node))
         instance = _requests.machine(
@@ -383,15 +464,19 @@ class Compute:
         return name, retry.patiently(insert, _REQUESTED)
 
     def _made(self, zone: str, what: str, begun: tuple[str, compute_v1.Operation | None] | Exception) -> Instance:
-        """Wait for the end of an operation, because it may still be refused, and return the machine that it made.
+        """Wait up to 180 s until a machine is created, and return it as an `Instance`.
+
+        Google may accept a request and refuse it later, so its operation (Google's progress record) must end first. If
+        it still runs after that time, the machine is returned nevertheless if it exists.
 
         Args:
-            zone: The zone.
-            what: The request in words, for an error message.
-            begun: The result of `_begin`, or the error that it raised.
+            zone: The zone of the machine.
+            what: The request in words, for error messages.
+            begun: The result of `_begin`, or the exception that it raised.
 
         Raises:
-            Exception: The machine could not be made.
+            Exception: `begun`, if it is an exception.
+            ProviderError: Google refused the machine after all, or the machine of this order has ended already.
         """
         if isinstance(begun, Exception):
             raise begun
@@ -406,12 +491,27 @@ class Compute:
         return self.machine(record, _api.said(record.labels))
 
     def _ranked(self, instance: Instance, node: int) -> Instance:
-        """Change the number of a machine in its labels, and return the instance with that number."""
+        """Write a new node number into the labels of a machine, and return a copy of the instance with that number.
+
+        If the machine no longer exists, the copy is returned all the same. Raises ProviderError if Google refuses.
+        """
         self.label(instance.id, instance.region, {tags.NODES: tags.packed([node])})
         return replace(instance, node=node)
 
     def label(self, id: str, zone: str, said: Mapping[str, str]) -> None:
-        """Change some labels of a machine. Does not raise if the machine no longer exists."""
+        """Change some labels of a machine, and keep its other labels. Does nothing if the machine does not exist.
+
+        Repeats the change for up to 30 s if there is no answer, or if somebody else changed the labels in between.
+        Returns when Google has accepted the change.
+
+        Args:
+            id: The name of the machine.
+            zone: The zone of the machine.
+            said: The tags to write. They are encoded as labels.
+
+        Raises:
+            ProviderError: Google refused the change, or did not answer in that time.
+        """
 
         def change() -> None:
             record = look(self._calls.instance, zone, id)
@@ -424,8 +524,14 @@ class Compute:
     # --- what else there is ----------------------------------------------------------------------------------
 
     def _left(self, pool: str | None) -> Iterator[Leftover]:
-        """Yield unused disks, firewall rules, resource policies and templates of one pool, or of all pools of this
-        user.
+        """Yield the resources that this user's pools left: unused disks, firewall rules, resource policies, templates.
+
+        Args:
+            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
+                means all pools of this user.
+
+        Raises:
+            ProviderError: A list could not be read.
         """
         calls = self._calls
         for disk, said in _asked.labelled(calls.disks, pool):
@@ -441,14 +547,23 @@ class Compute:
             yield self._leftover("template", template.name, said, _api.last_part(template.region))
 
     def _leftover(self, kind: str, name: str, said: Mapping[str, str], region: str = "", zone: str = "") -> Leftover:
-        """Return a `Leftover` for a resource of Compute Engine."""
+        """Return a `Leftover` object for a resource of Compute Engine. Sends no request.
+
+        Args:
+            kind: "disk", "firewall", "placement" (any resource policy) or "template".
+            name: The name of the resource.
+            said: Its tags, from which the pool and the time until which it is needed are read.
+            region: Its region; "" if it belongs to the whole project.
+            zone: Its zone; "" if it is not in a zone.
+        """
         return tags.leftover("gcp", kind, name, said, region, {"api": self.api, "zone": zone})
 
     def _remove(self, leftover: Leftover) -> None:
-        """Remove a leftover, and wait until it is gone. Does not raise if it is gone already.
+        """Delete one leftover resource, and wait up to 180 s until it is gone. Does not raise if it does not exist.
 
         Raises:
-            ProviderError: It could not be removed, for example because it is still used.
+            ProviderError: It could not be deleted, for example because it is still used.
+            ValueError: `leftover.kind` is not a kind that `leftovers` returns.
         """
         calls = self._calls
         name = leftover.id
@@ -471,17 +586,17 @@ class Compute:
 
 
 def _named(names: Sequence[str]) -> str:
-    """Return a filter of the API that matches resources with one of these names."""
+    """Return a filter expression of the API for resources with one of these names, such as 'name eq "(a|b)"'."""
     return f'name eq "({"|".join(names)})"'
 
 
 def _gone(instance: Instance, status: str, *, code: str) -> ProviderError:
-    """Return the error for a machine that has ended or is ending.
+    """Return, without raising it, the error for a machine that has ended or is ending.
 
     Args:
         instance: The machine.
         status: Its state in words, for the message.
-        code: The error code to look up in errors.csv.
+        code: The error code to look up in errors.csv, which decides the class of the error.
     """
     text = f"the machine is {status}: Google took it back, or its lease was over"
     return _api.REFUSALS.error(f"to keep {instance.id}", code, text)

@@ -1,4 +1,9 @@
-"""Calls Compute Engine's API, with retries, and finds resources by their tags."""
+"""Sends requests to the API of Google Compute Engine, with retries, and finds resources by the tags that skypool wrote.
+
+- `ComputeApi`: one method for each request of the API that the driver uses.
+- `look`, `insist` and `done`: repeat a request, or wait until a change is complete.
+- `labelled` and `described`: list the resources (machines, disks, firewall rules, …) that belong to this user's pools.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,10 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 _TIMEOUT = 60.0
-"""Seconds within which a request must be answered."""
+"""Seconds that one request may take. After that it counts as not answered."""
 
 _PATIENCE = 20.0
-"""Seconds for which a request that changes nothing is repeated while there is no answer."""
+"""Seconds for which a request that changes nothing is repeated while the API does not answer."""
 
 _PASSING = ("resourceNotReady", "resourceInUseByAnotherResource")
 """Error codes with which a change is refused temporarily, while another request changes the same resource."""
@@ -37,27 +42,36 @@ Answer = TypeVar("Answer", covariant=True)
 
 
 class _Method(Protocol[Request, Answer]):
-    """A protocol for a method of one of the SDK's clients, which sends a request and returns the answer."""
+    """The type of a method of Google's SDK that sends one request and returns the answer. Only type checkers use it."""
 
     def __call__(self, request: Request, *, retry: None, timeout: float) -> Answer: ...
 
 
 class _Scope(Protocol):
-    """A protocol for the part of an aggregated list that comes from one zone or region."""
+    """The type of one zone's or one region's part of a list that covers the whole project. Only type checkers use it.
+
+    `warning` says whether that zone or region could not be reached.
+    """
 
     @property
     def warning(self) -> compute_v1.Warning: ...
 
 
 class _Labelled(Protocol):
-    """A protocol for records of resources that have labels."""
+    """The type of any record of the API that has labels (key-value pairs), such as a machine.
+
+    Only type checkers use it.
+    """
 
     @property
     def labels(self) -> Mapping[str, str]: ...
 
 
 class _Described(Protocol):
-    """A protocol for records of resources that have a description."""
+    """The type of any record of the API that has a description text, such as a firewall rule.
+
+    Only type checkers use it.
+    """
 
     @property
     def description(self) -> str: ...
@@ -70,72 +84,118 @@ Described = TypeVar("Described", bound=_Described)
 
 @dataclass(frozen=True, slots=True)
 class ComputeApi:
-    """The methods of Compute Engine's API that the driver uses, for one project.
+    """The requests to Compute Engine's API that the driver sends, one method for each, for one Google Cloud project.
 
-    Each method sends its request once; `look` and `insist` repeat it. Lists contain all pages. Each method raises a
-    ProviderError if the API refuses, and NoAnswer if a zone or region did not answer. The argument `what` names the
-    request in words, for the error's message.
+    Each method blocks, and sends its request once, with a time limit of 60 s. The functions `look` and `insist` repeat
+    it. Lists contain the items of all pages, and are empty if nothing matches. The argument `filter` is a filter
+    expression of the API, such as 'name eq "n2-.*"'. The argument `what` names the request in words, for error
+    messages.
 
-    Methods that create, delete or change a resource return the operation that was started. They return None if there is
-    nothing to do: the resource to create exists already, or the resource to delete or change is gone.
+    Methods whose names begin with "insert", "delete" or "set" only start the change. They return the operation, which
+    is Google's record of a change in progress. They return None if there is nothing to do: the resource to create
+    exists already, or the resource to delete or change does not exist.
+
+    Each method raises a ProviderError if the API refuses the request. It raises NoAnswer, a kind of ProviderError, if
+    the API or one of the zones or regions of a list does not answer.
+
+    Attributes:
+        settings: The settings of the driver. They name the project.
     """
 
     settings: _api.Settings
 
     @property
     def project(self) -> str:
-        """Return the id of the project that pays."""
+        """The id of the project that pays.
+
+        Raises:
+            CredentialsError: Neither the settings, the environment nor the credentials name a project.
+        """
         return self.settings.billed()
 
     # --- what Google has -------------------------------------------------------------------------------------
 
     def project_record(self) -> compute_v1.Project:
-        """Return the project's record, with its quotas."""
+        """Return Google's record of the project, which contains its quotas. Sends one request.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
+        """
         request = compute_v1.GetProjectRequest(project=self.project)
         return self._get("the record of the project", _client_of(compute_v1.ProjectsClient).get, request)
 
     def zones(self) -> list[compute_v1.Zone]:
-        """Return the records of all zones, with their names and states."""
+        """Return Google's records of all zones, whatever their state.
+
+        A record has the zone's name and its status, such as "UP".
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
+        """
         request = compute_v1.ListZonesRequest(project=self.project)
         return self._list("the list of zones", _client_of(compute_v1.ZonesClient).list, request)
 
     def network(self, name: str) -> compute_v1.Network:
-        """Return the network of this name.
+        """Return Google's record of the project's network of this name.
 
         Raises:
-            ProviderError: There is none.
+            ProviderError: There is no such network (its `code` is then "notFound"), or the API refused or did not
+                answer.
         """
         request = compute_v1.GetNetworkRequest(project=self.project, network=name)
         return self._get(f"the network {name}", _client_of(compute_v1.NetworksClient).get, request)
 
     def machine_types(self, filter: str) -> Answers[compute_v1.MachineType]:
-        """Return machine types of all zones. A zone that does not answer is left out, with a warning."""
+        """Return the machine types of all zones that match a filter of the API.
+
+        A type has one record for each of its zones. If a zone does not answer, its types are left out, a RuntimeWarning
+        is issued, and `lacks` of the result is not empty. The result is empty if nothing matches.
+
+        Raises:
+            ProviderError: The API refused the whole request, or did not answer within 60 s.
+        """
         request = compute_v1.AggregatedListMachineTypesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.MachineTypesClient)
         scopes = self._list_everywhere("the list of machine types", client.aggregated_list, request, may_lack=True)
         return Answers((each for scope in scopes for each in scope.machine_types), scopes.lacks)
 
     def accelerator_types(self, filter: str) -> Answers[compute_v1.AcceleratorType]:
-        """Return accelerator types of all zones. A zone that does not answer is left out, with a warning."""
+        """Return the types of GPUs that machines can get, of all zones that match a filter of the API.
+
+        A type has one record for each of its zones. If a zone does not answer, its types are left out, a RuntimeWarning
+        is issued, and `lacks` of the result is not empty.
+
+        Raises:
+            ProviderError: The API refused the whole request, or did not answer within 60 s.
+        """
         request = compute_v1.AggregatedListAcceleratorTypesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.AcceleratorTypesClient)
         scopes = self._list_everywhere("the list of accelerator types", client.aggregated_list, request, may_lack=True)
         return Answers((each for scope in scopes for each in scope.accelerator_types), scopes.lacks)
 
     def image(self, project: str, name: str) -> compute_v1.Image:
-        """Return the image of this name in a project.
+        """Return Google's record of one disk image.
+
+        Args:
+            project: The project that contains the image. It need not be the project that pays.
+            name: The name of the image.
 
         Raises:
-            ProviderError: There is none.
+            ProviderError: There is no such image (its `code` is then "notFound"), or the API refused or did not answer.
         """
         request = compute_v1.GetImageRequest(project=project, image=name)
         return self._get(f"the image {name}", _client_of(compute_v1.ImagesClient).get, request)
 
     def newest_image(self, project: str, family: str) -> compute_v1.Image:
-        """Return the newest image of a family in a project.
+        """Return Google's record of the newest disk image in an image family (a named series of images).
+
+        Args:
+            project: The project that contains the family. It need not be the project that pays.
+            family: The name of the family.
 
         Raises:
-            ProviderError: There is no such family.
+            ProviderError: There is no such family (its `code` is then "notFound"), or the API refused or did not
+                answer.
         """
         request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
         return self._get(f"the image family {family}", _client_of(compute_v1.ImagesClient).get_from_family, request)
@@ -143,61 +203,118 @@ class ComputeApi:
     # --- what the project has --------------------------------------------------------------------------------
 
     def reservations(self, filter: str) -> list[compute_v1.Reservation]:
-        """Return the reservations of all zones that match a filter."""
+        """Return the project's reservations, in all zones, that match a filter of the API.
+
+        A reservation is capacity that somebody reserved before. The list is empty if none matches.
+
+        Raises:
+            NoAnswer: The API or one of the zones did not answer.
+            ProviderError: The API refused the request.
+        """
         request = compute_v1.AggregatedListReservationsRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.ReservationsClient)
         scopes = self._list_everywhere("the list of reservations", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.reservations]
 
     def instances(self, filter: str) -> list[compute_v1.Instance]:
-        """Return the machines of all zones that match a filter."""
+        """Return the machines of the project, in all zones, that match a filter of the API.
+
+        They have any state, stopped machines included. The list is empty if none matches.
+
+        Raises:
+            NoAnswer: The API or one of the zones did not answer, so machines could be missing.
+            ProviderError: The API refused the request.
+        """
         request = compute_v1.AggregatedListInstancesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.InstancesClient)
         scopes = self._list_everywhere("the list of machines", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.instances]
 
     def instance(self, zone: str, name: str, what: str = "the record of a machine") -> compute_v1.Instance:
-        """Return the machine of this name in a zone.
+        """Return Google's record of one machine.
+
+        Args:
+            zone: The zone of the machine.
+            name: The name of the machine.
+            what: The request in words, for error messages.
 
         Raises:
-            ProviderError: There is none; its code is "notFound".
+            ProviderError: There is no such machine (its `code` is then "notFound"), or the API refused or did not
+                answer.
         """
         request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
         return self._get(what, _client_of(compute_v1.InstancesClient).get, request)
 
     def disks(self, filter: str) -> list[compute_v1.Disk]:
-        """Return the disks of all zones and regions that match a filter."""
+        """Return the project's disks, in all zones and regions, that match a filter of the API.
+
+        The list is empty if none matches.
+
+        Raises:
+            NoAnswer: The API or one of the zones or regions did not answer.
+            ProviderError: The API refused the request.
+        """
         request = compute_v1.AggregatedListDisksRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.DisksClient)
         scopes = self._list_everywhere("the list of disks", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.disks]
 
     def firewalls(self, filter: str) -> list[compute_v1.Firewall]:
-        """Return the firewall rules that match a filter."""
+        """Return the project's firewall rules that match a filter of the API. The list is empty if none matches.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
+        """
         request = compute_v1.ListFirewallsRequest(project=self.project, filter=filter)
         return self._list("the list of firewall rules", _client_of(compute_v1.FirewallsClient).list, request)
 
     def policies(self, filter: str) -> list[compute_v1.ResourcePolicy]:
-        """Return the resource policies of all regions that match a filter: placement policies and workload policies."""
+        """Return the project's resource policies, in all regions, that match a filter of the API.
+
+        Resource policies tell Google where to place machines, or how to connect their TPU chips. The list is empty if
+        none matches.
+
+        Raises:
+            NoAnswer: The API or one of the regions did not answer.
+            ProviderError: The API refused the request.
+        """
         request = compute_v1.AggregatedListResourcePoliciesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.ResourcePoliciesClient)
         scopes = self._list_everywhere("the list of resource policies", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.resource_policies]
 
     def templates(self, filter: str) -> list[compute_v1.InstanceTemplate]:
-        """Return the instance templates that match a filter."""
+        """Return the project's global instance templates that match a filter of the API.
+
+        The list is empty if none matches. An instance template is the description from which a group's machines are
+        created.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
+        """
         request = compute_v1.ListInstanceTemplatesRequest(project=self.project, filter=filter)
         return self._list("the list of templates", _client_of(compute_v1.InstanceTemplatesClient).list, request)
 
     def groups(self, filter: str) -> list[compute_v1.InstanceGroupManager]:
-        """Return the managed instance groups of all zones that match a filter."""
+        """Return the project's managed instance groups, in all zones, that match a filter of the API.
+
+        Google creates and deletes the machines of such a group together. The list is empty if none matches.
+
+        Raises:
+            NoAnswer: The API or one of the zones did not answer.
+            ProviderError: The API refused the request.
+        """
         request = compute_v1.AggregatedListInstanceGroupManagersRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.InstanceGroupManagersClient)
         scopes = self._list_everywhere("the list of instance groups", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.instance_group_managers]
 
     def group(self, zone: str, name: str) -> compute_v1.InstanceGroupManager | None:
-        """Return the managed instance group of this name; None if there is none."""
+        """Return the managed instance group of this name in a zone, or None if it does not exist.
+
+        Raises:
+            ProviderError: The API refused the request for another reason, or did not answer within 60 s.
+        """
         request = compute_v1.GetInstanceGroupManagerRequest(
             project=self.project,
             zone=zone,
@@ -207,7 +324,16 @@ class ComputeApi:
         return quietly(partial(self._get, f"the instance group {name}", client.get, request), "notFound")
 
     def operation(self, begun: compute_v1.Operation) -> compute_v1.Operation:
-        """Return the present record of an operation."""
+        """Fetch and return the present state of an operation, Google's record of a change in progress.
+
+        Args:
+            begun: The operation as the API returned it when the change was started. It is not modified. The request
+                goes to the zone or the region that it names, otherwise to the whole project.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s. A failed operation is not an
+                error here: the returned record says so.
+        """
         if begun.zone:
             in_zone = compute_v1.GetZoneOperationRequest(
                 project=self.project,
@@ -230,13 +356,18 @@ class ComputeApi:
     def insert_instance(
         self, zone: str, instance: compute_v1.Instance, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to create a machine, and return the operation; None if the machine exists already.
+        """Start to create a machine, and return the operation without waiting for its end.
+
+        Returns None if a machine of this name exists already in the zone.
 
         Args:
             zone: The zone of the machine.
             instance: The machine to create.
-            request_id: A UUID. The API makes only one machine for it, even if the request is repeated.
-            what: The request in words, for an error message.
+            request_id: A UUID. The API creates only one machine for it, even if the request is sent again.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
         """
         request = compute_v1.InsertInstanceRequest(
             project=self.project,
@@ -247,22 +378,38 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstancesClient).insert_unary, request)
 
     def delete_instance(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a machine, and return the operation; None if the machine is gone."""
+        """Start to delete a machine, and return the operation without waiting for its end.
+
+        Returns None if the machine does not exist.
+
+        Args:
+            zone: The zone of the machine.
+            name: The name of the machine.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
+        """
         request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
         return self._change(what, _client_of(compute_v1.InstancesClient).delete_unary, request)
 
     def set_labels(
         self, zone: str, name: str, labels: Mapping[str, str], fingerprint: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to replace all labels of a machine, and return the operation; None if the machine is gone.
+        """Start to replace all labels of a machine, and return the operation without waiting for its end.
+
+        Returns None if the machine does not exist.
 
         Args:
             zone: The zone of the machine.
             name: The name of the machine.
-            labels: The new labels.
-            fingerprint: The `label_fingerprint` with which the labels were read. The API refuses the request with
-                "conditionNotMet" if they have changed since.
-            what: The request in words, for an error message.
+            labels: The new labels. Labels that the machine has and that are not among them are removed.
+            fingerprint: The `label_fingerprint` of the record from which the labels were read.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer. Its `code` is "conditionNotMet" if the labels
+                have changed since the fingerprint was read.
         """
         request = compute_v1.SetLabelsInstanceRequest(
             project=self.project,
@@ -276,22 +423,38 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.InstancesClient).set_labels_unary, request)
 
     def delete_disk(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a disk, and return the operation; None if the disk is gone."""
+        """Start to delete a disk in a zone, and return the operation without waiting for its end.
+
+        Returns None if the disk does not exist. Raises ProviderError if the API refuses, for example because a machine
+        uses the disk.
+        """
         request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
         return self._change(what, _client_of(compute_v1.DisksClient).delete_unary, request)
 
     def insert_firewall(self, rule: compute_v1.Firewall, what: str) -> compute_v1.Operation | None:
-        """Start to create a firewall rule, and return the operation; None if the rule exists already."""
+        """Start to create a firewall rule, and return the operation without waiting for its end.
+
+        Returns None if a rule of this name exists already; that rule is not changed. Raises ProviderError if the API
+        refuses or does not answer.
+        """
         request = compute_v1.InsertFirewallRequest(project=self.project, firewall_resource=rule)
         return self._create(what, _client_of(compute_v1.FirewallsClient).insert_unary, request)
 
     def delete_firewall(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a firewall rule, and return the operation; None if the rule is gone."""
+        """Start to delete a firewall rule by its name, and return the operation without waiting for its end.
+
+        Returns None if the rule does not exist. Raises ProviderError if the API refuses or does not answer.
+        """
         request = compute_v1.DeleteFirewallRequest(project=self.project, firewall=name)
         return self._change(what, _client_of(compute_v1.FirewallsClient).delete_unary, request)
 
     def insert_policy(self, region: str, policy: compute_v1.ResourcePolicy, what: str) -> compute_v1.Operation | None:
-        """Start to create a resource policy in a region, and return the operation; None if it exists already."""
+        """Start to create a resource policy in a region, and return the operation without waiting for its end.
+
+        A resource policy tells Google where to place machines, or how to connect their TPU chips. Returns None if a
+        policy of this name exists already; that policy is not changed. Raises ProviderError if the API refuses or does
+        not answer.
+        """
         request = compute_v1.InsertResourcePolicyRequest(
             project=self.project,
             region=region,
@@ -300,12 +463,21 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.ResourcePoliciesClient).insert_unary, request)
 
     def delete_policy(self, region: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a resource policy in a region, and return the operation; None if the policy is gone."""
+        """Start to delete a resource policy of a region, and return the operation without waiting for its end.
+
+        Returns None if the policy does not exist. Raises ProviderError if the API refuses, for example because the
+        policy is in use.
+        """
         request = compute_v1.DeleteResourcePolicyRequest(project=self.project, region=region, resource_policy=name)
         return self._change(what, _client_of(compute_v1.ResourcePoliciesClient).delete_unary, request)
 
     def insert_template(self, template: compute_v1.InstanceTemplate, what: str) -> compute_v1.Operation | None:
-        """Start to create an instance template, and return the operation; None if the template exists already."""
+        """Start to create an instance template, and return the operation without waiting for its end.
+
+        An instance template is the description from which a group's machines are created. Returns None if a template of
+        this name exists already; that template is not changed. Raises ProviderError if the API refuses or does not
+        answer.
+        """
         request = compute_v1.InsertInstanceTemplateRequest(
             project=self.project,
             instance_template_resource=template,
@@ -313,20 +485,29 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceTemplatesClient).insert_unary, request)
 
     def delete_template(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete an instance template, and return the operation; None if the template is gone."""
+        """Start to delete an instance template by its name, and return the operation without waiting for its end.
+
+        Returns None if the template does not exist. Raises ProviderError if the API refuses, for example because a
+        group uses the template.
+        """
         request = compute_v1.DeleteInstanceTemplateRequest(project=self.project, instance_template=name)
         return self._change(what, _client_of(compute_v1.InstanceTemplatesClient).delete_unary, request)
 
     def insert_group(
         self, zone: str, group: compute_v1.InstanceGroupManager, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to create a managed instance group, and return the operation; None if the group exists already.
+        """Start to create a managed instance group, and return the operation without waiting for its end.
+
+        Google then creates the group's machines. Returns None if a group of this name exists already in the zone.
 
         Args:
             zone: The zone of the group.
             group: The group to create.
-            request_id: A UUID. The API makes only one group for it, even if the request is repeated.
-            what: The request in words, for an error message.
+            request_id: A UUID. The API creates only one group for it, even if the request is sent again.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
         """
         request = compute_v1.InsertInstanceGroupManagerRequest(
             project=self.project,
@@ -337,9 +518,17 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceGroupManagersClient).insert_unary, request)
 
     def delete_group(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a managed instance group and its machines.
+        """Start to delete a managed instance group, and return the operation without waiting for its end.
 
-        Return the operation; None if the group is gone.
+        All machines of the group are deleted with it. Returns None if the group does not exist.
+
+        Args:
+            zone: The zone of the group.
+            name: The name of the group.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
         """
         request = compute_v1.DeleteInstanceGroupManagerRequest(
             project=self.project,
@@ -351,15 +540,16 @@ class ComputeApi:
     # --- calling a method of the SDK -------------------------------------------------------------------------
 
     def _get(self, what: str, method: _Method[Request, V], request: Request) -> V:
-        """Send a request once, and return the answer.
+        """Send a request once, with a time limit of 60 s, and return the answer.
 
         Args:
-            what: The request in words, for an error message.
-            method: The method of the SDK's client.
+            what: The request in words, for error messages.
+            method: The method of Google's SDK that sends the request. Its own retries are switched off.
             request: The request.
 
         Raises:
-            ProviderError: Google refused the request, or did not answer.
+            ProviderError: The API refused the request. The error of Google's SDK is its cause.
+            NoAnswer: The API did not answer.
         """
         return _api.call(
             what,
@@ -368,7 +558,19 @@ class ComputeApi:
         )
 
     def _list(self, what: str, method: _Method[Request, Iterable[V]], request: Request) -> list[V]:
-        """Return all items of a list. All pages are fetched inside the call, so that all errors are translated."""
+        """Send a request for a list once, and return the items of all pages; [] if there are none.
+
+        All pages are fetched before it returns, so that every error of Google's SDK is translated to one of skypool's.
+
+        Args:
+            what: The request in words, for error messages.
+            method: The method of Google's SDK that sends the request. Its own retries are switched off.
+            request: The request.
+
+        Raises:
+            ProviderError: The API refused the request for a page.
+            NoAnswer: The API did not answer. Each page has a time limit of 60 s.
+        """
         return _api.call(
             what,
             lambda: list(method(request=request, retry=None, timeout=_TIMEOUT)),
@@ -383,16 +585,18 @@ class ComputeApi:
         *,
         may_lack: bool = False,
     ) -> Answers[Scope]:
-        """Return the parts of an aggregated list, one for each zone and region.
+        """Send a request for a list of the whole project, and return its parts, one for each zone and region.
 
         Args:
-            what: The request in words, for an error message.
-            method: The method of the SDK's client.
+            what: The request in words, for error messages.
+            method: The method of Google's SDK that sends the request.
             request: The request.
-            may_lack: If a zone or region does not answer, warn instead of raising. The result lacks "offers" then.
+            may_lack: What to do if a zone or region does not answer. False raises NoAnswer. True issues a
+                RuntimeWarning, and the result's `lacks` is then ("offers",).
 
         Raises:
-            NoAnswer: A zone or region did not answer.
+            NoAnswer: The API did not answer, or one zone or region did not and `may_lack` is False.
+            ProviderError: The API refused the request.
         """
         scopes = self._list(what, method, request)
         lacking: list[str] = []
@@ -405,19 +609,31 @@ class ComputeApi:
         return Answers((scope for _, scope in scopes), lacking)
 
     def _create(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
-        """Send a request that creates a resource. Return None if it exists already."""
+        """Send a request that creates a resource, and return the answer. Returns None if the resource exists already.
+
+        Any other refusal, and a missing answer, raises ProviderError.
+        """
         return quietly(partial(self._get, what, method, request), "alreadyExists")
 
     def _change(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
-        """Send a request that changes or deletes a resource. Return None if it is gone."""
+        """Send a request that changes or deletes a resource, and return the answer.
+
+        Returns None if there is no such resource. Any other refusal, and a missing answer, raises ProviderError.
+        """
         return quietly(partial(self._get, what, method, request), "notFound")
 
 
 def _client_of(kind: Callable[..., Client]) -> Client:
-    """Return the client for one kind of resource, for the present endpoint and credentials.
+    """Return the SDK's client for one kind of resource, such as `compute_v1.DisksClient`.
+
+    Clients are cached: a new one is made only if the API's address or the credentials have changed. Any thread may call
+    this.
 
     Args:
         kind: The class of the client.
+
+    Raises:
+        CredentialsError: There are no credentials for Google Cloud.
     """
     with _making:
         client: Client = _client(_api.endpoint("compute"), kind, _api.credentials("compute"))
@@ -426,7 +642,13 @@ def _client_of(kind: Callable[..., Client]) -> Client:
 
 @lru_cache(maxsize=64)
 def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
-    """Return a client of the SDK for one kind of resource. Equal arguments give the same object."""
+    """Make a client of the SDK for one kind of resource. The last 64 are cached: equal arguments give the same object.
+
+    Args:
+        endpoint: The address of the API; None for Google's own.
+        kind: The class of the client.
+        credentials: The credentials that its requests carry.
+    """
     options = client_options.ClientOptions(api_endpoint=endpoint)
     return kind(credentials=credentials, client_options=options)
 
@@ -435,28 +657,39 @@ def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
 
 
 def look(method: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V:
-    """Call a method that changes nothing, and return its result.
+    """Call a function that only reads, and return its result.
 
-    Without an answer, or after a rate limit, the call is repeated for up to 20 s.
+    The call is repeated for up to 20 s while it gets no answer. It is also repeated if the API refuses it because too
+    many requests were sent. Pauses between the calls are random.
+
+    Args:
+        method: The function, such as a method of `ComputeApi` that returns a list.
+        args, kwargs: The arguments for it.
 
     Raises:
-        ProviderError: Google refused the request, or did not answer in that time.
+        NoAnswer, RateLimitError: The last error, if no call succeeded within 20 s.
+        ProviderError: The API refused the request for another reason. It is then not repeated.
     """
     return patiently(partial(method, *args, **kwargs), _PATIENCE)
 
 
 def insist(api: ComputeApi, what: str, change: Callable[[], compute_v1.Operation | None], seconds: float) -> None:
-    """Make a change, and wait until it is complete. Repeat it while it is refused temporarily.
+    """Make a change, and block until it is complete.
+
+    It is started again while the API does not answer or refuses temporarily. Temporary refusals are too many requests,
+    and a resource that another request is changing or still uses.
 
     Args:
         api: The API.
-        what: The change in words, for an error message.
-        change: Starts the change and returns its operation; None if there is nothing to do.
-        seconds: The time within which the change must be complete.
+        what: The change in words, for error messages.
+        change: A function that starts the change. It returns the operation (Google's record of a change in progress),
+            or None if there is nothing to do. It may be called several times.
+        seconds: The time limit. Each attempt waits that long for its operation, so two attempts may take longer
+            together.
 
     Raises:
-        NoAnswer: The change is not complete in time.
-        ProviderError: The change was refused.
+        NoAnswer: The change was not complete in time.
+        ProviderError: The change was refused, or its operation failed.
     """
 
     def make() -> None:
@@ -469,16 +702,17 @@ def insist(api: ComputeApi, what: str, change: Callable[[], compute_v1.Operation
 
 
 def done(api: ComputeApi, operation: compute_v1.Operation | None, what: str, seconds: float) -> bool:
-    """Wait for an operation, and return True if it ended in time.
+    """Wait until an operation has ended. Return True if it ended in time, and False if it still runs after `seconds`.
 
     Args:
         api: The API.
-        operation: The operation; None, for a change that was not needed, counts as ended.
-        what: The change in words, for an error message.
-        seconds: How long to wait.
+        operation: The operation, Google's record of a change in progress. None, for a change that was not needed,
+            returns True at once.
+        what: The change in words, for error messages.
+        seconds: The longest time to wait. With 0, the state is read once.
 
     Raises:
-        ProviderError: The operation has failed.
+        ProviderError: The operation has failed, or its state could not be read.
     """
     if operation is None:
         return True
@@ -486,10 +720,17 @@ def done(api: ComputeApi, operation: compute_v1.Operation | None, what: str, sec
 
 
 def _has_ended(api: ComputeApi, operation: compute_v1.Operation, what: str) -> bool:
-    """Return True if an operation has ended, and False if it is still running.
+    """Return True if an operation (Google's record of a change) has ended, and False if it still runs.
+
+    Reads its state once. The request is repeated for up to 20 s if the API does not answer.
+
+    Args:
+        api: The API.
+        operation: The operation as the API returned it when the change was started.
+        what: The change in words, for error messages.
 
     Raises:
-        ProviderError: The operation has failed.
+        ProviderError: The operation has reported an error, or its state could not be read.
     """
     now = look(api.operation, operation)
     for each in now.error.errors:
@@ -505,11 +746,18 @@ def _has_ended(api: ComputeApi, operation: compute_v1.Operation, what: str) -> b
 def labelled(
     method: Callable[[str], list[Labelled]], pool: str | None = None
 ) -> Iterator[tuple[Labelled, dict[str, str]]]:
-    """Yield the resources of this user's pools that the method lists, each with the tags in its labels.
+    """Yield the resources that belong to this user's pools, each with the tags that skypool encoded in its labels.
+
+    Resources of other users, and those without such labels, are left out. The request is sent when the first item is
+    taken, and is repeated for up to 20 s if there is no answer.
 
     Args:
-        method: Lists resources that match a filter.
-        pool: The pool's name; None for all pools.
+        method: A method of `ComputeApi` that lists resources for a filter, such as `ComputeApi.instances`.
+        pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
+            means all pools of this user, started from any machine.
+
+    Raises:
+        ProviderError: The list could not be read.
     """
     label = f"labels.{tags.POOL}"
     exact = pool is not None and _api.labels({tags.POOL: pool}) == {tags.POOL: pool}
@@ -522,13 +770,19 @@ def labelled(
 def described(
     method: Callable[[str], list[Described]], pool: str | None = None
 ) -> Iterator[tuple[Described, dict[str, str]]]:
-    """Yield the resources of this user's pools that the method lists, each with the tags in its description.
+    """Yield the resources that belong to this user's pools, each with the tags that skypool wrote into its description.
 
-    This is for kinds of resources that have no labels.
+    It is for kinds of resources that have no labels, such as firewall rules. Only names that begin with "skypool-" are
+    read. Resources of other users are left out. The request is sent when the first item is taken, and is repeated for
+    up to 20 s if there is no answer.
 
     Args:
-        method: Lists resources that match a filter.
-        pool: The pool's name; None for all pools.
+        method: A method of `ComputeApi` that lists resources for a filter, such as `ComputeApi.firewalls`.
+        pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
+            means all pools of this user, started from any machine.
+
+    Raises:
+        ProviderError: The list could not be read.
     """
     for each in look(method, 'name eq "skypool-.*"'):
         said = _api.tags_in(each.description)

@@ -1,4 +1,9 @@
-"""Builds the resources that the driver asks Compute Engine to create, such as machines. It sends no requests."""
+"""Builds the resources that the driver asks Compute Engine to create, such as machines. It sends no requests.
+
+- `machine`, `template`, `group`: single machines, and groups of machines that form one TPU slice.
+- `scripts`: the programs that a machine runs at boot.
+- `firewall_rules`, `placement`, `workload_policy`: resources that several machines share.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from skypool_gcp._sdk import compute_v1
 from skypool_gcp.catalog import FACTS, machine_of
 
 _HEAD_START = 120.0
-"""Seconds that a machine's own shutdown leaves to Google's deletion, because only that ends the disk's cost, too."""
+"""Seconds by which a machine's own shutdown comes after Google's deletion, which alone ends the disk's cost, too."""
 
 _SHORTEST_RUN = 30.0
 """The shortest `maxRunDuration` in seconds: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
@@ -32,12 +37,13 @@ _DENY = 501
 
 
 class Scripts(NamedTuple):
-    """The programs that a machine runs at boot.
+    """The two programs that a machine runs at boot.
 
-    They end the machine when its lease is over, and let the pool's key in.
+    Both give the ssh server the host key that the client expects. Both also start the process that ends the machine
+    when its lease (the time that it was granted) is over.
 
     Attributes:
-        cloud_config: The configuration for cloud-init, which runs first.
+        cloud_config: The configuration for cloud-init, which runs first. It also lets the pool's key log in.
         boot_script: The script for Google's own agent, which runs last. It serves images without cloud-init.
     """
 
@@ -59,17 +65,19 @@ def machine(
     scripts: Scripts,
     policies: Sequence[str],
 ) -> compute_v1.Instance:
-    """Build the resource with which the API creates one machine of an order.
+    """Build the request body with which the API creates one machine of an order. Sends no request.
+
+    The machine gets a public address, and a boot disk that is deleted with it.
 
     Args:
         settings: The settings of the driver.
-        offer: The offer that is rented.
-        order: The order.
-        name: The name of the machine and its disk.
+        offer: The offer that is rented. It gives machine type, zone, market, disk size and attached GPUs.
+        order: The request to rent: pool, node numbers, token and limits.
+        name: The name of the machine and of its disk.
         image: The image of the disk.
-        labels: The labels of the machine and its disk.
+        labels: The labels of the machine and of its disk.
         scripts: The programs that the machine runs at boot.
-        policies: The paths of its resource policies.
+        policies: The paths of its placement policies; may be empty.
     """
     zone = offer.zone
     return compute_v1.Instance(
@@ -119,16 +127,19 @@ def template(
     labels: Mapping[str, str],
     scripts: Scripts,
 ) -> compute_v1.InstanceTemplate:
-    """Return the instance template for the machines of a slice.
+    """Build the instance template from which Google creates the machines of a TPU slice. Sends no request.
 
     Args:
         settings: The settings of the driver.
         offer: The offer that is rented.
-        order: The order.
+        order: The request to rent: pool, node numbers, token and limits.
         name: The name of the template.
-        image: The image of the disks.
+        image: The image of the machines' disks.
         labels: The labels of the machines and their disks.
-        scripts: The programs that they run at boot.
+        scripts: The programs that the machines run at boot.
+
+    Raises:
+        CredentialsError: No project is known.
     """
     region = f"projects/{settings.billed()}/regions/{offer.region}"
     properties = compute_v1.InstanceProperties(
@@ -163,14 +174,19 @@ def group(
     hosts: int,
     description: str,
 ) -> compute_v1.InstanceGroupManager:
-    """Return the managed instance group of a slice, whose machines are made all at once or not at all.
+    """Build the managed instance group of a TPU slice. Sends no request.
+
+    Google creates the machines of the group all at once or not at all, and does not replace a machine that fails.
 
     Args:
         settings: The settings of the driver.
         offer: The offer that is rented.
-        name: The name of the group, of its template and of its workload policy.
+        name: The name of the group. Its template and its workload policy have the same name.
         hosts: The number of machines.
-        description: The description, which holds the tags.
+        description: The group's description text, which holds the tags as JSON.
+
+    Raises:
+        CredentialsError: No project is known.
     """
     project = settings.billed()
     return compute_v1.InstanceGroupManager(
@@ -190,12 +206,17 @@ def group(
 
 
 def request_id(zone: str, name: str) -> str:
-    """Return the id of the request that creates a machine or a group. The same zone and name give the same id."""
+    """Return the UUID, as text, of the request that creates a machine or a group.
+
+    The same zone and name always give the same id, so that Google recognizes a repeated request.
+    """
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{zone}/{name}"))
 
 
 def check_processor(image: compute_v1.Image, offer: Offer) -> None:
-    """Raise UsageError if an image is for another processor architecture than an offer.
+    """Check that an image is for the processor architecture of an offer. Returns None.
+
+    An image that does not name an architecture counts as x86_64.
 
     Raises:
         UsageError: The architectures differ.
@@ -208,16 +229,19 @@ def check_processor(image: compute_v1.Image, offer: Offer) -> None:
 
 
 def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scripts:
-    """Return the programs that a machine runs at boot.
+    """Return the programs that a machine runs at boot. Sends no request.
 
-    Google's agent may make new host keys: https://github.com/GoogleCloudPlatform/guest-agent#instance-setup.
+    At the end of its lease, the machine deletes the resource at `path` if the settings name a service account.
+    Otherwise it switches itself off. There are two programs because Google's agent may replace host keys:
+    https://github.com/GoogleCloudPlatform/guest-agent#instance-setup.
+
+    If Google itself deletes the machine at the end of its lifetime, the machine's own limit is 120 s longer.
 
     Args:
         settings: The settings of the driver.
-        order: The order.
+        order: The order, with the lease and the lifetime in seconds.
         zone: The zone of the machine.
-        path: The resource in the zone that the machine deletes at the end of its lease, such as "instances/NAME". It is
-            only deleted if the settings name a service account.
+        path: The resource in the zone that the machine deletes, such as "instances/NAME".
     """
     end = userdata.OFF
     if settings.service_account:
@@ -233,23 +257,29 @@ def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scri
 
 
 def _machine_type(offer: Offer) -> str:
-    """Return the machine type of an offer. For an offer of a slice, it is the type of the slice's machines."""
+    """Return the name of the machine type of an offer.
+
+    If the offer is a TPU slice, it is the type of the slice's machines.
+    """
     return machine_of(offer).machine_type
 
 
 def _disk_type(offer: Offer) -> str:
-    """Return the disk type of an offer's machines: "hyperdisk-balanced" if they need it, otherwise "pd-balanced"."""
+    """Return the disk type for an offer: "hyperdisk-balanced" if its machine type needs it, else "pd-balanced"."""
     takes_hyperdisk = _machine_type(offer).startswith(tuple(FACTS["hyperdisk"]))
     return "hyperdisk-balanced" if takes_hyperdisk else "pd-balanced"
 
 
 def _disk_gb(offer: Offer, image: compute_v1.Image) -> int:
-    """Return the size of the disk in GB: that of the offer, or that of the image if it is larger."""
+    """Return the size of the boot disk in GB: the offer's size, or the image's size if that is larger."""
     return max(machine_of(offer).disk_gb, int(image.disk_size_gb))
 
 
 def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
-    """Return the metadata of a machine: its boot programs and the pool's public key."""
+    """Return the metadata of a machine: its two boot programs, and the pool's public key for the user "ubuntu".
+
+    Login by the project's own keys and by OS Login, and the serial port are switched off.
+    """
     values = {
         "user-data": scripts.cloud_config,
         "startup-script": scripts.boot_script,
@@ -264,7 +294,7 @@ def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
 def _boot_disk(
     *, name: str | None, image: compute_v1.Image, gb: int, disk_type: str, labels: Mapping[str, str]
 ) -> compute_v1.AttachedDisk:
-    """Return the boot disk of a machine, which is deleted with it.
+    """Return the boot disk of a machine, as the API takes it. Google deletes it together with the machine.
 
     Args:
         name: The name of the disk; None lets Google choose it.
@@ -289,12 +319,12 @@ def _boot_disk(
 
 
 def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str) -> compute_v1.NetworkInterface:
-    """Return a network interface with a public address.
+    """Return a network interface with a public address, as the API takes it.
 
     Args:
-        settings: The settings of the driver.
-        offer: The offer that is rented.
-        subnetwork: The path of the subnetwork. It is ignored if the settings name none.
+        settings: The settings of the driver, which name the network.
+        offer: The offer that is rented. With an accelerator, the interface is of the faster type gVNIC.
+        subnetwork: The path of the subnetwork. It is ignored if the settings name no subnetwork.
     """
     return compute_v1.NetworkInterface(
         network=settings.path(),
@@ -305,9 +335,10 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 
 
 def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
-    """Return the scheduling options of a machine.
+    """Return the options that say when Google may stop or delete a machine. Sends no request.
 
-    They contain its market, and say what Google does with it at maintenance and at the end of its lifetime.
+    Spot machines and machines with a usable lifetime limit are deleted when Google ends them. Spot machines and
+    machines with accelerators end at maintenance; others are moved. Google never restarts a machine.
     """
     spot = offer.market == "spot"
     limit = _run_limit(order)
@@ -322,9 +353,9 @@ def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
 
 
 def _run_limit(order: Order) -> int | None:
-    """Return the seconds after which Google deletes a machine.
+    """Return the seconds after which Google deletes a machine, rounded down.
 
-    Returns None if the order has no lifetime, or one that is outside Google's limits.
+    Returns None if the order has no lifetime, or one below 30 s or above 120 days, which Google does not accept.
     """
     lifetime = order.lifetime
     if lifetime is None or not _SHORTEST_RUN <= lifetime <= _LONGEST_RUN:
@@ -333,14 +364,17 @@ def _run_limit(order: Order) -> int | None:
 
 
 def _service_accounts(settings: _api.Settings) -> list[compute_v1.ServiceAccount]:
-    """Return the service account of the settings in a list; an empty list if they name none."""
+    """Return the service account of the settings as a list of one item. Returns [] if the settings name none."""
     if not settings.service_account:
         return []
     return [compute_v1.ServiceAccount(email=settings.service_account, scopes=[_api.SCOPE])]
 
 
 def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffinity | None:
-    """Return the setting with which a machine uses the reservation; None if the settings name none."""
+    """Return the option that makes a machine use the reservation (capacity reserved before) of the settings.
+
+    Returns None if the settings name no reservation.
+    """
     if not settings.reservation:
         return None
     return compute_v1.ReservationAffinity(
@@ -354,14 +388,15 @@ def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffi
 
 
 def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str]) -> list[compute_v1.Firewall]:
-    """Return the firewall rules for the machines of a pool's session.
+    """Build the firewall rules for the machines of one run of a pool. Sends no request.
 
-    They allow ssh from the networks, and deny everything else. If the order needs a private network, they allow all
-    traffic among the machines.
+    The first rule allows ssh from `networks`. The second denies all other incoming traffic. A third, only if the order
+    needs a private network, allows all traffic among the machines. They apply to machines with the network tag
+    `_api.tag(order)`.
 
     Args:
-        settings: The settings of the driver.
-        order: The order.
+        settings: The settings of the driver, which name the network.
+        order: The request to rent: pool, node numbers, token and limits.
         networks: The networks that may reach port 22, in CIDR notation.
     """
     tag = _api.tag(order)
@@ -403,7 +438,10 @@ def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str
 
 
 def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
-    """Return the policy that places the machines of a private network close together."""
+    """Build the resource policy that places the machines of a private network close together. Sends no request.
+
+    All orders of one run of the pool get the same policy name in a region.
+    """
     return compute_v1.ResourcePolicy(
         name=_api.name(order.pool, tags.session(order), region),
         description=_tags_of_session(order),
@@ -412,10 +450,10 @@ def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
 
 
 def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.ResourcePolicy:
-    """Return the policy that connects the chips of a slice.
+    """Build the resource policy that connects the TPU chips of a slice. Sends no request.
 
     Args:
-        order: The order.
+        order: The request to rent: pool, node numbers, token and limits.
         name: The name of the policy.
         topology: The arrangement of the chips, such as "2x2x2".
     """
@@ -430,11 +468,14 @@ def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.Res
 
 
 def _rule_name(order: Order, rule: str) -> str:
-    """Return the name of a firewall rule of a pool's session."""
+    """Return the name of a firewall rule of one run of a pool. `rule` is the last part of the name."""
     return _api.name(order.pool, tags.session(order), rule)
 
 
 def _tags_of_session(order: Order) -> str:
-    """Return a description with the tags that all orders of a session have in common."""
+    """Return a description text, JSON, with the tags that all orders of one run of a pool have in common.
+
+    The order's token and its node numbers are left out.
+    """
     common = {key: text for key, text in tags.tags(order).items() if key not in (tags.NODES, tags.TOKEN)}
     return _api.description(common)

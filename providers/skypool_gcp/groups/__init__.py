@@ -1,9 +1,9 @@
 """Rents TPU7x slices, which consist of Compute Engine's machines. Cloud TPU's API does not have this generation.
 
-https://docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice (read 2026-11-22). A slice of one host
-is a machine like any other, and `compute` rents it. A slice of several hosts is a managed instance group. Its machines
-are made all at once or not at all. It needs an instance template, and a workload policy that says how the chips are
-connected.
+https://docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice (read 2026-11-22). A slice is a group of
+TPU hosts that are rented together. A slice of one host is a machine like any other, and `compute` rents it. A slice of
+several hosts is a managed instance group. Its machines are made all at once or not at all. It needs an instance
+template, and a workload policy that says how the chips are connected.
 
 If there is no room for a group, it waits until it is deleted. A group replaces no machines: if one is lost, the slice
 ends.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 _MADE = 180.0
-"""Seconds within which a template or a policy must be made."""
+"""Seconds that the creation of a template or a policy may take."""
 
 _TYPE = "type"
 """The key under which a group's description holds the type of the slice, beside the tags."""
@@ -42,9 +42,11 @@ _TYPE = "type"
 
 @dataclass(frozen=True)
 class Groups(Tpu):
-    """The part of the driver for TPU slices on Compute Engine. It overrides what differs from Cloud TPU's slices.
+    """The part of the Google Cloud driver for TPU7x slices, whose hosts are machines of Compute Engine.
 
-    It also finds and renews all other machines of Compute Engine, because one list contains them all.
+    All methods block. A slice is a group of TPU hosts that are rented together. This class overrides what differs from
+    the slices of Cloud TPU. It also lists and renews all other machines of Compute Engine, because one request lists
+    them all.
     """
 
     api: ClassVar[str] = "groups"
@@ -52,12 +54,18 @@ class Groups(Tpu):
     passing: ClassVar[Sequence[str]] = ("resourceNotReady", "resourceInUseByAnotherResource")
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return offers of slices. Slices of one host are among them, although `compute` rents these.
+        """Return offers of TPU7x slices. Slices of one host are among them, although the part `compute` rents these.
 
-        Requests are only sent if the need names TPU7x.
+        If the need names no TPU7x, the result is empty and nothing is requested. If a zone does not answer, its offers
+        are left out, a RuntimeWarning is issued, and `lacks` of the result is not empty.
+
+        Args:
+            need: The requirements of each node, with the accepted accelerators.
 
         Raises:
-            UsageError: A zone has the machine type, but no price is known.
+            UsageError: Some zone has the machine type, but nothing can be offered. The message says that no price is
+                known.
+            ProviderError: Google refused the request, or did not answer.
         """
         kinds = _catalog.wanted(need)
         if not kinds:
@@ -76,10 +84,18 @@ class Groups(Tpu):
         return sold
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the time until which a pool is needed into the labels of all its machines of Compute Engine.
+        """Write a new time until which a pool is needed into the labels of all its machines of Compute Engine.
 
-        A group that has no machines yet is not changed, because its recorded time is after the longest wait.
+        A TPU slice that has no machines yet is not changed: the time that it got when it was requested is late enough.
         Firewall rules and other resources without labels count as needed while the pool has machines.
+
+        Args:
+            pool: The name of the pool.
+            until: The new time.
+
+        Raises:
+            ProviderError: The labels of a machine could not be written.
+            ErrorGroup: Several could not, for different reasons.
         """
         each_done(
             lambda each: Compute(self.settings).label(each.name, _zone(each), {tags.UNTIL: tags.stamp(until)}),
@@ -88,29 +104,48 @@ class Groups(Tpu):
         )
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return all leftovers of Compute Engine, of one pool or of all pools of this user."""
+        """Return all resources that this user's pools left in Compute Engine, such as disks and firewall rules.
+
+        Args:
+            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
+                means all pools of this user.
+        """
         return Compute(self.settings).leftovers(pool=pool)
 
     def check(self) -> Iterable[Finding]:
-        """Return an empty list, because `compute` checks everything that is needed here."""
+        """Return []: the part `compute` checks everything that is needed here."""
         return []
 
     @property
     def _machines(self) -> ComputeApi:
-        """Return the API of Compute Engine for this project."""
+        """A new client object for the requests to Compute Engine, for this driver's settings."""
         return ComputeApi(self.settings)
 
     # --- making ----------------------------------------------------------------------------------------------
 
     def _let_in(self, offer: Offer, order: Order) -> None:
-        """Make the firewall rules for a slice's hosts, which may always reach each other."""
+        """Create the firewall rules for a TPU slice's hosts, which may reach each other on all ports.
+
+        Waits until the rules exist. Rules that exist are kept. Raises ProviderError if a rule could not be created.
+        """
         Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=True)))
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> compute_v1.Operation | None:
-        """Make the policy and the template of a group, then request the group.
+        """Create the policy and the template of a TPU slice, and request its instance group.
+
+        It waits for the policy and the template, but not for the machines. What exists already is reused.
+
+        Args:
+            offer: The offer that is rented.
+            order: The request to rent: pool, node numbers, token and limits.
+            nodes: The node numbers of the slice's hosts.
 
         Returns:
-            The operation; None if the group exists already.
+            The operation, Google's progress record of the group's creation; None if the group exists already.
+
+        Raises:
+            ProviderError: Google refused a request, or did not answer.
+            UsageError: The image is for another processor architecture than the machine type.
         """
         settings = self.settings
         name = self._slice(order, nodes)
@@ -145,15 +180,19 @@ class Groups(Tpu):
         return self._machines.insert_group(offer.zone, group, _requests.request_id(offer.zone, name), what)
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
-        """Return the state of a slice's group, with the name that Cloud TPU has for such a state.
+        """Return the state of a TPU slice, in the words of Cloud TPU: "CREATING", "WAITING_FOR_RESOURCES" or "ACTIVE".
+
+        It is "ACTIVE" if all machines exist, and "WAITING_FOR_RESOURCES" if Google has no room for them now. It is
+        "CREATING" otherwise, also while the group does not exist yet.
 
         Args:
             zone: The zone of the slice.
-            slice: The name of the slice and its group.
+            slice: The name of the slice and of its instance group.
             operation: The operation that creates the group; None if that has ended.
 
         Raises:
-            ProviderError: The slice has failed or is gone, or found no room within the setting `queue`.
+            ProviderError: A host has stopped, the group no longer exists, or Google refused to create it. CapacityError
+                if Google has no room for longer than the setting `queue`.
         """
         what = f"to make {slice} in {zone}"
         over = _asked.done(self._machines, operation, what, 0.0)
@@ -175,10 +214,13 @@ class Groups(Tpu):
         return "CREATING"
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return the type of a slice and the addresses of its hosts in order.
+        """Return the type of a TPU slice and the addresses of its hosts in order, without waiting.
 
-        The addresses are empty while a host is not running. The type is "" if the order of the hosts is unknown: libtpu
-        then finds it by itself. Returns ("", []) if there is no group.
+        The addresses are [] until all hosts run and have addresses. The type is "" if the order of the hosts is
+        unknown; Google's TPU library then finds it by itself. Returns ("", []) if the instance group does not exist.
+
+        Raises:
+            ProviderError: Google refused the request, or did not answer.
         """
         group, machines = self._seen(zone, slice)
         if group is None:
@@ -193,9 +235,18 @@ class Groups(Tpu):
     # --- finding, ending -------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield all machines of Compute Engine, of one pool or of all pools of this user, in all zones.
+        """Yield all machines of this user's pools on Compute Engine, in all zones. Hosts of TPU slices are among them.
 
-        Slices are found by their groups, and by the labels of their machines.
+        A slice is found by its instance group, or by the labels of its machines. All its hosts are yielded, also those
+        that do not exist yet, with the same state.
+
+        Args:
+            region: Not used: all zones are listed.
+            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
+                means all pools of this user.
+
+        Raises:
+            ProviderError: A list could not be read, or lacks a zone.
         """
         groups = {each.name: (each, said) for each, said in _asked.described(self._machines.groups, pool)}
         machines: dict[str, list[tuple[compute_v1.Instance, dict[str, str]]]] = {}
@@ -214,14 +265,21 @@ class Groups(Tpu):
             yield from self._hosts(zone, slice, said, _catalog.state(group, hosts, size, age))
 
     def _seen(self, zone: str, slice: str) -> tuple[compute_v1.InstanceGroupManager | None, list[compute_v1.Instance]]:
-        """Return (group, machines) of a slice. The managed instance group is None if it does not exist."""
+        """Return the managed instance group of a TPU slice, and the machines that carry the slice's label.
+
+        The group is None if it does not exist, and the list of machines may be [].
+
+        Raises:
+            ProviderError: Google refused a request, or did not answer.
+        """
         group = look(self._machines.group, zone, slice)
         return group, look(self._machines.instances, f"labels.{google.SLICE}={slice}")
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a slice if it exists. Return True if any part of it still existed.
+        """Request the end of a TPU slice, without waiting.
 
-        Deleting a group deletes its machines. Without a group, machines are deleted one by one.
+        Return True if its instance group or a machine of it still existed. Deleting the group deletes its machines.
+        Without a group, the machines are deleted one by one. Raises ProviderError if Google refuses or does not answer.
         """
         group, machines = self._seen(zone, slice)
         if group is not None:
@@ -233,10 +291,10 @@ class Groups(Tpu):
 
 
 def _zone(record: compute_v1.Instance | compute_v1.InstanceGroupManager) -> str:
-    """Return the zone of a machine or a group."""
+    """Return the name of the zone of a machine or an instance group."""
     return google.last_part(record.zone)
 
 
 def _age(group: compute_v1.InstanceGroupManager) -> float:
-    """Return the seconds since a group was created."""
+    """Return the seconds since an instance group was created, by this machine's clock."""
     return (datetime.now(UTC) - datetime.fromisoformat(group.creation_timestamp)).total_seconds()

@@ -1,8 +1,7 @@
 """Builds offers of TPU7x slices on Compute Engine with their prices, and derives the state of a rented slice.
 
-It sends no requests.
-
-Compute Engine lists the zones that have the machine types. The Cloud Billing Catalogue has the price of a chip.
+It sends no requests. A slice is a group of TPU hosts that are rented together. Compute Engine lists the zones that have
+the machine types. Google's price catalogue has the price of a chip.
 """
 
 from __future__ import annotations
@@ -36,7 +35,10 @@ _LEAST_BILLED = 60.0
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the slices of Compute Engine that meet a need, by type, each with the accelerator that it provides."""
+    """Return the types of TPU7x slices that meet a need, each with that accelerator of the need that it provides.
+
+    Returns {} if there are none.
+    """
     known = tables.slices()
     return {type: each for type, each in slices.wanted(need).items() if known[type].generation in _GENERATIONS}
 
@@ -44,14 +46,19 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 def offers(
     records: Iterable[compute_v1.MachineType], zones: Iterable[str], need: Need, base: str, rates: Rates
 ) -> Iterator[Offer]:
-    """Yield an offer for each slice that meets a need, in each zone with its machine type, on each market with a price.
+    """Yield an offer for each TPU slice that meets a need, in each zone with its machine type, on each market.
+
+    A market without a known price gets no offer.
 
     Args:
-        records: Machine types, as the API lists them.
-        zones: The zones to offer.
+        records: Machine types, as the API lists them, each in one zone.
+        zones: The names of the zones to offer. Records of other zones are ignored.
         need: The requirements.
-        base: The image that the user named; "" for Google's own.
+        base: The image that the user chose; "" for Google's own.
         rates: Google's prices.
+
+    Raises:
+        UsageError: `base` is not an image of Google Cloud.
     """
     serving = wanted(need)
     places = set(zones)
@@ -74,7 +81,20 @@ def _offers_of(
     base: str,
     rates: Rates,
 ) -> Iterator[Offer]:
-    """Yield the offers of a slice in one zone, one for each market with a price."""
+    """Yield the offers of one TPU slice in one zone, one for each market of the need with a known price.
+
+    The price is that of the whole slice: chips, disks and public addresses. A slice of one host becomes an offer of the
+    part `compute` of the driver.
+
+    Args:
+        slice: The type of slice.
+        serves: The accelerator of the need that it provides.
+        record: The machine type of its hosts, as the API lists it.
+        zone: The zone.
+        need: The requirements.
+        base: The image that the user chose; "" for Google's own.
+        rates: Google's prices.
+    """
     region = _api.region_of(zone)
     image, gb = catalog.image_for(base, serves, "x86_64", need)
     prices = rates.chips(slice.generation)
@@ -108,13 +128,16 @@ def _offers_of(
 def state(
     group: compute_v1.InstanceGroupManager | None, machines: Sequence[compute_v1.Instance], hosts: int, age: float
 ) -> State:
-    """Return the state of a slice's hosts. All hosts have the same state, because the loss of one ends the slice.
+    """Return the state of a slice: "starting", "running" or "ending".
+
+    It holds for all hosts, because they end together. It is "ending" if the group does not exist, a machine has
+    stopped, or machines are missing that Google does not create. It is "running" only if all machines run.
 
     Args:
-        group: The slice's group; None if there is none.
+        group: The TPU slice's managed instance group; None if it does not exist.
         machines: The machines that exist.
         hosts: How many machines the group shall have.
-        age: Seconds since the group was made.
+        age: Seconds since the group was created. In the first 60, missing machines count as being created.
     """
     seen = [catalog.STATES.get(each.status, "ending") for each in machines]
     if group is None or "ending" in seen:
@@ -125,7 +148,7 @@ def state(
 
 
 def _is_making(group: compute_v1.InstanceGroupManager) -> bool:
-    """Return True if a group's machines are being made, or wait for their chips."""
+    """Return True if Google is creating a group's machines, or waits until it has room for them."""
     actions = group.current_actions
     return bool(
         group.status.bulk_instance_operation.in_progress or actions.creating or actions.creating_without_retries
@@ -133,19 +156,22 @@ def _is_making(group: compute_v1.InstanceGroupManager) -> bool:
 
 
 def in_order(machines: Sequence[compute_v1.Instance]) -> list[compute_v1.Instance]:
-    """Return the hosts of a slice in the order of their numbers, or of their names if they have no numbers."""
+    """Return the hosts of a TPU slice sorted by their numbers, or by their names if not all have numbers."""
     if numbered(machines):
         return sorted(machines, key=_number)
     return sorted(machines, key=lambda each: each.name)
 
 
 def numbered(machines: Sequence[compute_v1.Instance]) -> bool:
-    """Return True if the metadata of all hosts of a slice has their numbers, from 0 on."""
+    """Return True if the metadata of the machines numbers them 0, 1, 2 and so on without a gap, in any order.
+
+    Returns True for an empty list.
+    """
     return sorted(map(_number, machines)) == list(range(len(machines)))
 
 
 def _number(machine: compute_v1.Instance) -> int:
-    """Return the number of a host in its slice, from 0; -1 if its metadata does not have it.
+    """Return the number of a host in its TPU slice, from 0. Returns -1 if its metadata does not have one.
 
     The value in the metadata is the number alone, or has a line such as `TPU_WORKER_ID: '1'` or `WORKER_ID: '1'`.
     """

@@ -1,8 +1,10 @@
-"""Rents slices of TPU chips from Cloud TPU. The hosts of a slice start, are billed and end together.
+"""Rents slices of TPU chips from Google's Cloud TPU.
 
-API: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources (read 2026-11-21). It offers
-v2 to v6e, but no later generations. A slice is a queued resource with one node. Only the node has labels, and lists
-cannot be filtered by them. But one request lists all zones.
+A slice is a group of TPU hosts that start, are billed and end together. API:
+https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources (read 2026-11-21). It offers v2
+to v6e, but no later generations. Google has two objects for a slice: a queued resource, which is the request for it,
+and a node, which is the running slice. Only the node has labels, and lists cannot be filtered by them. But one request
+lists all zones.
 
 A slice that failed or was taken back remains, and counts toward the quota, until it is deleted. Hosts that are switched
 off are still billed. Only deleting the node ends that.
@@ -33,16 +35,16 @@ if TYPE_CHECKING:
     from google.cloud import tpu_v2
 
 _ORDERED = 8.0
-"""Seconds for which a launch waits to learn whether its slices are refused."""
+"""Seconds for which a launch waits to learn whether Google refuses its slices."""
 
 _MADE = 1800.0
-"""Seconds within which the hosts of a slice must be made once it has its chips."""
+"""Seconds that the creation of a slice's hosts may take after Google has found the chips."""
 
 _KEYING = 600.0
-"""Seconds within which a host must accept ssh connections, after its startup script."""
+"""Seconds that a host may need until it accepts ssh connections with the right host key."""
 
 _MARGIN = 240.0
-"""Seconds by which the time in a slice's tags exceeds the longest wait for its chips, at least."""
+"""Smallest number of seconds by which the time in a slice's tags exceeds the longest wait for its chips."""
 
 _DISABLED = (
     "the API of Cloud TPU is not enabled; only slices of v2 to v6e need it: `gcloud services enable tpu.googleapis.com`"
@@ -61,13 +63,14 @@ _ENDS = "a slice deletes itself when its lease is over, if its service account m
 
 @dataclass(frozen=True)
 class Tpu(Regional):
-    """The Cloud TPU part of the driver, with the methods of `skypool.drivers.contract`.
+    """The part of the Google Cloud driver that rents TPU slices of Cloud TPU. All its methods block.
 
-    The region of an instance is its zone.
+    A slice is a group of TPU hosts that are rented together. Each host is one `Instance`. The `region` of an instance
+    is its zone.
 
     Attributes:
         settings: The settings of the driver.
-        passing: Error codes with which a delete is refused temporarily. It is then repeated.
+        passing: Error codes with which Google refuses a deletion temporarily. `terminate` then repeats it.
     """
 
     settings: google.Settings
@@ -79,9 +82,17 @@ class Tpu(Regional):
     """Error codes with which a delete is refused temporarily. It is then repeated."""
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return an offer for each slice that meets the need, in each zone that has it, on each market with a price.
+        """Return an offer for each TPU slice that meets the need, in each zone that has it, on each market.
 
-        Requests are only sent if the need names TPUs. A zone that does not answer is left out, with a warning.
+        A market without a known price gets no offer. If the need names no TPUs, the result is empty and nothing is
+        requested. If a zone does not answer, its offers are left out, a RuntimeWarning is issued, and `lacks` of the
+        result is not empty.
+
+        Args:
+            need: The requirements of each node, with the accepted accelerators.
+
+        Raises:
+            ProviderError: Google refused the request, or no zone answered.
         """
         if not _catalog.wanted(need):
             return Answers()
@@ -101,16 +112,24 @@ class Tpu(Regional):
         return everywhere(sold, zones, "offers of TPUs")
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create a queued resource for each slice, in order, and return the hosts.
+        """Request the TPU slices of an order, one after the other, and return their hosts as instances.
 
-        The same order yields the same slices.
+        `order.nodes` lists the hosts of the first slice, then those of the next one. Firewall rules are created first.
+        Then it waits up to 8 s to learn whether Google refuses a slice. A slice that still waits for its chips after
+        that is returned, too, with the state "starting". The same order makes no second slice: it returns those that
+        exist.
 
-        The launch waits a few seconds to learn whether slices are refused. A slice that still waits for its chips then
-        is returned as "starting". If one is refused, only the slices before it are returned; with `private_network`,
-        none.
+        If a slice is refused, it and the slices after it are ended, and only those before it are returned. With
+        `private_network`, all are ended and the error is raised.
+
+        Args:
+            offer: The type of slice, the zone and the market, as `offers` returned them.
+            order: The node numbers, the pool, and an idempotency token.
 
         Raises:
-            ProviderError: No slice was made.
+            ProviderError: No slice was made, or one of a private network was refused.
+            NoAnswer, RateLimitError: Slices may exist. Call again with the same order, which finds them.
+            StillRunning: Slices that had to be ended again may still run.
         """
         self._let_in(offer, order)
         slices = [order.nodes[first : first + offer.hosts] for first in range(0, order.count, offer.hosts)]
@@ -135,12 +154,13 @@ class Tpu(Regional):
         raise error or NoAnswer(text, provider=self.name)
 
     def access(self, instance: Instance) -> Access:
-        """Return ssh access to a host of a slice, with the environment variables that tell it its place in the slice.
+        """Return how to reach a host of a TPU slice by ssh. Waits until the slice has all its hosts.
 
-        Waits until the slice is made.
+        That may take half an hour, plus the seconds of the setting `queue`. `env` of the result has the variables with
+        which the TPU library finds the other hosts.
 
         Raises:
-            ProviderError: The slice will not be made; the error says why.
+            ProviderError: Google refused the slice, it has ended, or it was not made in time.
         """
         number = instance.detail["host"]
         kind, ends = self._ready(instance.region, instance.slice)
@@ -159,22 +179,35 @@ class Tpu(Regional):
         )
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the time until which a pool is needed into the labels of its ready nodes.
+        """Write a new time until which a pool is needed into the labels of its running TPU slices.
 
-        Other nodes cannot be changed, but their labels already have a late time.
+        Google changes the labels of running slices only. Other slices are left as they are: their labels got a late
+        time when they were requested.
+
+        Args:
+            pool: The name of the pool.
+            until: The new time.
 
         Raises:
-            ProviderError, ErrorGroup: Some labels could not be written.
+            ProviderError: The labels of a slice could not be written.
+            ErrorGroup: Several could not, for different reasons.
         """
         slices = {each.slice: each for each in self.instances(pool=pool) if each.detail["node"] == "READY"}
         each_done(partial(self._relabel, until), slices.values(), "Cloud TPU: not all labels could be renewed")
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return an empty list: slices leave nothing here, and their firewall rules are listed by Compute Engine."""
+        """Return []: TPU slices leave no other resources in Cloud TPU.
+
+        Their firewall rules are listed by Compute Engine's part.
+        """
         return []
 
     def check(self) -> Iterable[Finding]:
-        """Return one finding about the API's zones, and one about how its slices end."""
+        """Return two findings: how many zones of Cloud TPU can be listed, and how TPU slices end.
+
+        The zones are requested when the first finding is taken. An API that is not enabled for the project is not a
+        failure. The finding then says how to enable it. No exception is raised.
+        """
         end = _ENDS if self.settings.service_account else _BILLED
         return preflight.findings(
             {
@@ -187,35 +220,44 @@ class Tpu(Regional):
 
     @property
     def _calls(self) -> TpuApi:
-        """Return the API of Cloud TPU for this project."""
+        """A new client object for the requests to Cloud TPU, for this driver's settings."""
         return TpuApi(self.settings)
 
     def _regions(self) -> Sequence[str]:
-        """Return ["-"], which means all zones in lists of this API."""
+        """Return ["-"], the name with which Cloud TPU's API lists all zones in one request."""
         return ["-"]
 
     @staticmethod
     def _slice(order: Order, nodes: Sequence[int]) -> str:
-        """Return the name of a slice, of its queued resource and of its node.
+        """Return the name of the TPU slice with these node numbers.
 
-        The same order and nodes give the same name.
+        Its queued resource and its node have the same name. The name depends only on the order's token and the first
+        node number, so a repeated order finds the same slice.
         """
         return google.name(order.token, str(nodes[0]))
 
     # --- making ----------------------------------------------------------------------------------------------
 
     def _tagged(self, order: Order, nodes: Sequence[int]) -> dict[str, str]:
-        """Return the tags of a new slice.
+        """Return the tags for a new TPU slice.
 
-        They cannot be renewed while the slice waits for chips. So the time in them is later than the end of the longest
-        wait.
+        They cannot be changed while the slice waits for its chips. So the time until which it is needed is set to at
+        least the setting `queue` plus 240 s from now. If the order has no such time, the tags have none.
+
+        Args:
+            order: The request to rent: pool, node numbers, token and limits.
+            nodes: The node numbers of the slice's hosts.
         """
         late = datetime.now(UTC) + timedelta(seconds=self.settings.queue + _MARGIN)
         until = max(order.until, late) if order.until else order.until
         return tags.tags(replace(order, nodes=tuple(nodes), until=until))
 
     def _let_in(self, offer: Offer, order: Order) -> None:
-        """Make the firewall rules of Compute Engine for a slice's hosts. Warn if the account may not make any."""
+        """Create the firewall rules for a TPU slice's hosts. Issues a RuntimeWarning if the account may not create any.
+
+        Hosts of a slice with several hosts may reach each other on all ports, also without `private_network`. Raises
+        ProviderError for other failures.
+        """
         among = order.need.private_network or offer.hosts > 1
         try:
             Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=among)))
@@ -224,7 +266,19 @@ class Tpu(Regional):
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Any:
-        """Request a slice. Return the operation, for `_look`; None if the slice exists already."""
+        """Request one TPU slice, without waiting for it.
+
+        Return the operation (Google's progress record of the request). Returns None if the slice exists already. Google
+        may still refuse the slice later. The request is valid for the seconds of the setting `queue` plus 8 s.
+
+        Args:
+            offer: The offer that is rented.
+            order: The request to rent: pool, node numbers, token and limits.
+            nodes: The node numbers of the slice's hosts.
+
+        Raises:
+            ProviderError: Google refused the request, or did not answer.
+        """
         slice = self._slice(order, nodes)
         resource = _requests.queued_resource(
             self.settings,
@@ -244,18 +298,24 @@ class Tpu(Regional):
         )
 
     def _launched(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Iterator[Instance]:
-        """Yield the hosts of a slice that was requested, as instances with the offer."""
+        """Yield the hosts of a requested TPU slice as instances with the state "starting" and the offer.
+
+        Sends no request.
+        """
         said = tags.tags(replace(order, nodes=tuple(nodes)))
         for each in self._hosts(offer.zone, self._slice(order, nodes), said, "starting"):
             yield replace(each, offer=offer)
 
     def _refused(self, offer: Offer, slices: Sequence[str], begun: Sequence[Any]) -> dict[int, ProviderError]:
-        """Wait up to `_ORDERED` seconds, and return the errors of slices that were refused, by their number.
+        """Wait up to 8 s until Google has accepted or refused each TPU slice. Return the errors of the refused ones.
+
+        The keys are the indexes of the slices in `slices`. {} means that none was refused in that time. A state that
+        could not be read does not count as a refusal.
 
         Args:
             offer: The offer of the slices.
             slices: The names of the slices.
-            begun: The operation of each slice, as `_queued` returned it.
+            begun: For each slice, what `_queued` returned.
         """
         refused: dict[int, ProviderError] = {}
         unknown = set(range(len(slices)))
@@ -276,7 +336,9 @@ class Tpu(Regional):
         return refused
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
-        """Return the state of a slice's queued resource; "CREATING" if it does not exist yet.
+        """Return Google's state of the request for a TPU slice (its queued resource), such as "ACTIVE".
+
+        Returns "CREATING" if it does not exist yet.
 
         Args:
             zone: The zone of the slice.
@@ -284,7 +346,8 @@ class Tpu(Regional):
             operation: The operation that creates it; None if that has ended.
 
         Raises:
-            ProviderError: The slice has failed, was taken back, or is gone.
+            ProviderError: Google refused the slice, took it back, or found no chips in the time of the setting `queue`.
+                Or the slice no longer exists, or its state could not be read.
         """
         what = f"to make {slice} in {zone}"
         over = operation is None or is_over(operation, what)
@@ -304,10 +367,13 @@ class Tpu(Regional):
         return state
 
     def _ready(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Wait until a slice is made, and return its type and the addresses of its hosts in order.
+        """Wait until a TPU slice has its hosts, and return its type and the addresses of its hosts, in order.
+
+        It waits for the seconds of the setting `queue` plus half an hour.
 
         Raises:
-            ProviderError: The slice will not be made, or was not made in time.
+            ProviderError: Google refused the slice, or it has ended. Or it was not made in time; `code` is then
+                "pending".
         """
 
         def look() -> tuple[str, list[catalog.Ends]]:
@@ -324,9 +390,13 @@ class Tpu(Regional):
         return retry.patiently(look, self.settings.queue + _MADE, "pending")
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return the type of a slice and the addresses of its hosts in order.
+        """Return the type of a TPU slice and the addresses of its hosts in order, without waiting.
 
-        The addresses are empty while the slice is not ready. Returns ("", []) if there is no node.
+        The addresses are [] while the slice is not ready. Returns ("", []) if the slice has no node (running slice) yet
+        or any more.
+
+        Raises:
+            ProviderError: Google refused the request, or did not answer.
         """
         node = self._calls.node(zone, slice, f"to tell of {slice}")
         if node is None:
@@ -339,9 +409,18 @@ class Tpu(Regional):
     # --- finding, ending -------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield all hosts of the slices of one pool, or of all pools of this user.
+        """Yield the hosts of all TPU slices of this user's pools, in all zones.
 
-        A slice that waits for its chips has hosts, too: its labels tell how many there will be.
+        They are found by the labels of the slices. A slice that still waits for its chips has hosts, too, with the
+        state "starting": its labels say how many there will be.
+
+        Args:
+            region: "-" for all zones.
+            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
+                means all pools of this user.
+
+        Raises:
+            ProviderError: A list could not be read, or lacks a zone.
         """
         queued = {
             each.name.replace("/queuedResources/", "/nodes/"): each for each in self._calls.queued_resources(region)
@@ -369,14 +448,16 @@ class Tpu(Regional):
     def _hosts(
         self, zone: str, slice: str, said: Mapping[str, str], state: _catalog.State, **detail: object
     ) -> Iterator[Instance]:
-        """Yield the hosts of a slice as instances.
+        """Yield one instance for each host of a TPU slice. Sends no request.
+
+        The number of hosts is that of the node numbers in the tags. Nothing is yielded if the tags have none.
 
         Args:
             zone: The zone of the slice.
             slice: The name of the slice.
             said: The tags of the slice.
-            state: The state of all hosts.
-            detail: Additional items for the detail of each instance.
+            state: The state that all hosts get.
+            detail: Additional items for the `detail` of each instance.
         """
         for host in range(len(tags.unpacked(said.get(tags.NODES, "")))):
             about = {"api": self.api, "host": host, **detail}
@@ -384,13 +465,19 @@ class Tpu(Regional):
             yield replace(made, slice=slice)
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
-        """Request the end of slices. Return the instances that have not ended, by id, each with a reason or "".
+        """Request the end of the TPU slices of these instances, without waiting.
 
-        Slices are requested by name, because a list may lack the newest. A refusal that will pass is a reason, for
-        example while a slice is provisioned. The next call requests the end of that slice again.
+        Return the instances that have not ended yet. The result maps their ids to the reason why Google refused to end
+        them now, or to "". Temporary refusals, for example while a slice is created, are such reasons; the next call
+        requests the end again. {} means that all have ended. Each slice is asked about by name, because a list may lack
+        the newest.
+
+        Args:
+            region: The zone of the instances.
+            instances: The instances by their ids.
 
         Raises:
-            ProviderError: A request was refused for good.
+            ProviderError: Google refused a request for good, or did not answer.
         """
         slices = list(dict.fromkeys(each.slice for each in instances.values()))
         outcomes = dict(zip(slices, at_once(partial(self._ask_to_terminate, region), slices), strict=True))
@@ -405,7 +492,10 @@ class Tpu(Regional):
         return left
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a slice if it exists. Return True if any part of it still existed."""
+        """Request the end of a TPU slice, unless it is already ending. Return True if any part of it still existed.
+
+        It does not wait until the slice has ended. Raises ProviderError if Google refuses or does not answer.
+        """
         what = f"to end {slice}"
         queued = self._calls.queued_resource(zone, slice, what)
         node = self._calls.node(zone, slice, what)
@@ -416,13 +506,21 @@ class Tpu(Regional):
         return queued is not None or node is not None
 
     def _relabel(self, until: datetime, instance: Instance) -> None:
-        """Write the time until which a node is needed into its labels."""
+        """Write a new time until which a TPU slice is needed into the labels of its node (the running slice).
+
+        Its other labels are kept. Does nothing if the node does not exist, or is in a state in which it cannot be
+        changed.
+        """
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
         self._calls.set_labels(instance.region, instance.slice, labels, "to renew it")
 
 
 def _labels(queued: tpu_v2.QueuedResource | None, node: tpu_v2.Node | None) -> dict[str, str]:
-    """Return the labels of a slice: those of its node, or else those of the node that will be made."""
+    """Return the labels of a TPU slice, from its node or else from its queued resource.
+
+    The node is Google's object for the running slice, and the queued resource is the one for the request. Returns {} if
+    both are None.
+    """
     if node is not None:
         return dict(node.labels)
     if queued is not None:

@@ -1,4 +1,8 @@
-"""Calls the API of Cloud TPU, and raises skypool's errors if it refuses a request."""
+"""Sends requests to the API of Google's Cloud TPU, and raises skypool's errors if it refuses one.
+
+A slice is a group of TPU hosts that are rented together. A queued resource is Google's object for the request for a
+slice, and a node is its object for the running slice.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,10 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 _TIMEOUT = 60.0
-"""Seconds within which a request must be answered."""
+"""Seconds that one request may take. After that it counts as not answered."""
 
 _ZONES = 500
-"""The most zones in a list."""
+"""The largest number of zones in a list."""
 
 _GONE = ("NotFound",)
 """The error code for a resource that does not exist."""
@@ -32,14 +36,14 @@ _EXISTS = ("AlreadyExists", "Conflict")
 """Error codes for a resource that is to be created and exists already."""
 
 PASSING = ("FailedPrecondition", "BadRequest", "Aborted", "Conflict")
-"""Error codes for a change that the state of a slice does not allow now."""
+"""Error codes with which a change is refused because of the present state of a slice."""
 
 
 class _Page(Protocol):
-    """A page of a list.
+    """The type of one page of a list of the API. Only type checkers use it.
 
     Attributes:
-        unreachable: The zones that did not answer.
+        unreachable: The zones that did not answer, whose items are missing.
     """
 
     @property
@@ -51,31 +55,46 @@ Page = TypeVar("Page", bound=_Page)
 
 @dataclass(frozen=True, slots=True)
 class TpuApi:
-    """The methods of Cloud TPU's API that the driver uses, for one project.
+    """The requests to Cloud TPU's API that the driver sends, one method for each, for one Google Cloud project.
 
-    Each method raises a ProviderError if the API refuses the request. Lists contain all pages. They raise NoAnswer if a
-    zone did not answer, because its items would be missing. The argument `what` names the request in words, for the
-    error's message.
+    A TPU slice is a group of TPU hosts that are rented together. Its queued resource is Google's object for the
+    request, and its node is the object for the running slice.
+
+    Each method blocks, and sends its request with a time limit of 60 s. It raises ProviderError if the API refuses the
+    request, and NoAnswer, a kind of ProviderError, if it does not answer. Lists contain the items of all pages. They
+    also raise NoAnswer if a zone did not answer, because its items would be missing. The argument `what` names the
+    request in words, for error messages.
+
+    Attributes:
+        settings: The settings of the driver. They name the project.
     """
 
     settings: _api.Settings
 
     def zone_path(self, zone: str) -> str:
-        """Return the path of a zone. In lists, "-" stands for all zones."""
+        """Return the path of a zone, "projects/P/locations/ZONE". "-" for the zone means all zones, in lists only.
+
+        Raises:
+            CredentialsError: No project is known.
+        """
         return f"projects/{self.settings.billed()}/locations/{zone}"
 
     def queued_path(self, zone: str, slice: str) -> str:
-        """Return the path of a slice's queued resource."""
+        """Return the path of a TPU slice's queued resource (the request for the slice). It need not exist."""
         return f"{self.zone_path(zone)}/queuedResources/{slice}"
 
     def node_path(self, zone: str, slice: str) -> str:
-        """Return the path of a slice's node."""
+        """Return the path of a TPU slice's node (the running slice). It need not exist."""
         return f"{self.zone_path(zone)}/nodes/{slice}"
 
     # --- what there is ---------------------------------------------------------------------------------------
 
     def zones(self) -> list[str]:
-        """Return the names of the zones that have TPUs, sorted."""
+        """Return the sorted names of the zones that have TPUs. At most 500 are returned.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer.
+        """
         request = locations_pb2.ListLocationsRequest(name=f"projects/{self.settings.billed()}", page_size=_ZONES)
 
         def ask() -> locations.ListLocationsResponse:
@@ -84,28 +103,50 @@ class TpuApi:
         return sorted(each.location_id for each in _api.call("the list of zones with TPUs", ask).locations)
 
     def accelerator_types(self, zone: str) -> list[tpu_v2.AcceleratorType]:
-        """Return the types of slices that a zone has."""
+        """Return Google's records of the types of TPU slices that a zone has, such as v5p-8, in stock or not.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer.
+        """
         request = tpu_v2.ListAcceleratorTypesRequest(parent=self.zone_path(zone))
         what = f"the list of TPU types in {zone}"
         pages = _pages(what, lambda: _current_client().list_accelerator_types(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.accelerator_types]
 
     def queued_resources(self, zone: str) -> list[tpu_v2.QueuedResource]:
-        """Return the queued resources of a zone; of all zones for "-"."""
+        """Return the queued resources (requests for TPU slices) of a zone. "-" for the zone means all zones.
+
+        [] if there are none.
+
+        Raises:
+            NoAnswer: The API or a zone did not answer.
+            ProviderError: The API refused the request.
+        """
         request = tpu_v2.ListQueuedResourcesRequest(parent=self.zone_path(zone))
         what = "the list of TPU slices"
         pages = _pages(what, lambda: _current_client().list_queued_resources(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.queued_resources]
 
     def nodes(self, zone: str) -> list[tpu_v2.Node]:
-        """Return the nodes of a zone; of all zones for "-"."""
+        """Return the nodes (running TPU slices) of a zone, in any state. "-" for the zone means all zones.
+
+        [] if there are none.
+
+        Raises:
+            NoAnswer: The API or a zone did not answer.
+            ProviderError: The API refused the request.
+        """
         request = tpu_v2.ListNodesRequest(parent=self.zone_path(zone))
         what = "the list of TPU nodes"
         pages = _pages(what, lambda: _current_client().list_nodes(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.nodes]
 
     def queued_resource(self, zone: str, slice: str, what: str) -> tpu_v2.QueuedResource | None:
-        """Return the queued resource of a slice; None if there is none."""
+        """Return the queued resource of a TPU slice (the request for the slice), or None if it does not exist.
+
+        Raises:
+            ProviderError: The API refused the request for another reason, or did not answer.
+        """
         request = tpu_v2.GetQueuedResourceRequest(name=self.queued_path(zone, slice))
         return _unless(
             _GONE,
@@ -114,7 +155,11 @@ class TpuApi:
         )
 
     def node(self, zone: str, slice: str, what: str) -> tpu_v2.Node | None:
-        """Return the node of a slice; None if there is none."""
+        """Return the node of a TPU slice (the running slice), or None if it does not exist.
+
+        Raises:
+            ProviderError: The API refused the request for another reason, or did not answer.
+        """
         request = tpu_v2.GetNodeRequest(name=self.node_path(zone, slice))
         return _unless(
             _GONE,
@@ -127,14 +172,19 @@ class TpuApi:
     def create_queued_resource(
         self, zone: str, slice: str, resource: tpu_v2.QueuedResource, request_id: str, what: str
     ) -> Operation | None:
-        """Request a slice. Return the operation; None if the slice exists already.
+        """Request a TPU slice, without waiting for it. Return the operation (Google's progress record of the request).
+
+        Returns None if the slice exists already. A request that the API answers with "not found" gives None, too.
 
         Args:
             zone: The zone of the slice.
             slice: The name of the slice.
-            resource: The queued resource to create.
+            resource: The queued resource to create, which describes the slice.
             request_id: A UUID. The API makes only one slice for it, even if the request is repeated.
-            what: The request in words, for an error message.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer.
         """
         request = tpu_v2.CreateQueuedResourceRequest(
             parent=self.zone_path(zone),
@@ -149,7 +199,11 @@ class TpuApi:
         )
 
     def delete_queued_resource(self, zone: str, slice: str, what: str) -> None:
-        """Delete a queued resource and its node. Does not raise if it is gone."""
+        """Start to delete a queued resource (the request for a TPU slice) together with its node (the running slice).
+
+        Does not wait for the end. Does nothing if it does not exist. Raises ProviderError if the API refuses or does
+        not answer.
+        """
         request = tpu_v2.DeleteQueuedResourceRequest(name=self.queued_path(zone, slice), force=True)
         _unless(
             _GONE,
@@ -158,7 +212,10 @@ class TpuApi:
         )
 
     def delete_node(self, zone: str, slice: str, what: str) -> None:
-        """Delete a node. Does not raise if it is gone."""
+        """Start to delete a node (a running TPU slice), without waiting for the end. Does nothing if it does not exist.
+
+        Raises ProviderError if the API refuses or does not answer.
+        """
         request = tpu_v2.DeleteNodeRequest(name=self.node_path(zone, slice))
         _unless(
             _GONE,
@@ -167,9 +224,10 @@ class TpuApi:
         )
 
     def set_labels(self, zone: str, slice: str, labels: Mapping[str, str], what: str) -> None:
-        """Replace the labels of a node.
+        """Start to replace all labels of a node (a running TPU slice). Does not wait for the end.
 
-        Does nothing if the node is gone, or in a state in which it cannot be changed.
+        Does nothing if the node does not exist, or is in a state in which it cannot be changed. Raises ProviderError if
+        the API refuses for another reason or does not answer.
         """
         request = tpu_v2.UpdateNodeRequest(
             node=tpu_v2.Node(name=self.node_path(zone, slice), labels=labels),
@@ -183,14 +241,16 @@ class TpuApi:
 
 
 def is_over(operation: Operation, what: str) -> bool:
-    """Return True if an operation has ended, and False if it is still running.
+    """Return True if an operation (Google's progress record of a change) has ended, and False if it still runs.
+
+    It asks the API once, and does not wait.
 
     Args:
         operation: The operation.
-        what: The request in words, for an error message.
+        what: The request in words, for error messages.
 
     Raises:
-        ProviderError: The operation has failed.
+        ProviderError: The operation has failed, or its state could not be read.
     """
     over: bool = _api.call(what, operation.done)
     if over:
@@ -201,24 +261,33 @@ def is_over(operation: Operation, what: str) -> bool:
 
 
 def raise_status(status: Status, what: str) -> NoReturn:
-    """Raise the ProviderError that corresponds to a google.rpc.Status.
+    """Raise skypool's error for a `google.rpc.Status`, the form in which Google reports why a TPU slice failed.
+
+    Never returns.
 
     Args:
-        status: The status that Google returned.
-        what: The request in words, for an error message.
+        status: The status.
+        what: The request in words, for the error's message.
 
     Raises:
-        ProviderError: Always.
+        ProviderError: Always. Its class depends on the code of the status.
     """
     error = exceptions.from_grpc_status(status.code, status.message)
     raise _api.error_of(error, what) from error
 
 
 def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
-    """Return all pages of a list. They are fetched inside the call, so that all errors are translated.
+    """Return all pages of a list.
+
+    They are fetched before it returns, so that every error of Google's SDK is translated.
+
+    Args:
+        what: The request in words, for error messages.
+        ask: A function that sends the request and returns an iterable of pages.
 
     Raises:
-        NoAnswer: Some zones did not answer.
+        NoAnswer: The API or a zone did not answer. The message names the zones.
+        ProviderError: The API refused the request.
     """
     pages = _api.call(what, lambda: list(ask()))
     silent = sorted({place for page in pages for place in page.unreachable})
@@ -228,20 +297,27 @@ def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
 
 
 def _unless(codes: tuple[str, ...], what: str, ask: Callable[[], V]) -> V | None:
-    """Send a request with `ask` and return its result; None if the API refuses it with one of these error codes."""
+    """Call `ask`, which sends a request, and return its result.
+
+    Returns None if the API refuses with one of these codes. Other refusals raise ProviderError.
+    """
     return retry.quietly(partial(_api.call, what, ask), *codes)
 
 
 def _current_client() -> tpu_v2.TpuClient:
-    """Return the client for the present endpoint and credentials."""
+    """Return the client of Google's SDK for the present address of the API and the present credentials. It is cached.
+
+    Raises:
+        CredentialsError: There are no credentials.
+    """
     return _client(_api.endpoint("tpu") or "", _api.credentials("tpu"))
 
 
 @lru_cache(maxsize=16)
 def _client(address: str, credentials: Credentials) -> tpu_v2.TpuClient:
-    """Return a client of the API. Equal arguments give the same object.
+    """Make a client of Google's SDK for Cloud TPU. The last 16 are cached: equal arguments give the same object.
 
-    It uses gRPC for Google's own address ("") and for an address with "grpc://", and REST for any other.
+    It uses gRPC for Google's own address ("") and for an address that begins with "grpc://", and REST for any other.
     """
     if address.startswith("grpc://"):
         channel = grpc.insecure_channel(address.removeprefix("grpc://"))

@@ -1,7 +1,7 @@
 """Builds offers of Cloud TPU's slices with their prices, and derives the state of a rented slice. It sends no requests.
 
-The API lists the slices of a zone, but no prices. Those come from `skypool_gcp.billing`, which uses a table if Google's
-catalogue has none. A slice without a price is not offered.
+A slice is a group of TPU hosts that are rented together. The API lists the slices of a zone, but no prices. Those come
+from `skypool_gcp.billing`, which uses a table if Google's catalogue has none. A slice without a price is not offered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ QUEUED: dict[str, State] = {
     "PROVISIONING": "starting",
     "ACTIVE": "running",
 }
-"""The states of queued resources that may have a node, by the API's name. In any other state, the node is gone."""
+"""States of queued resources (requests for slices) that may have a node, with the state of the slice's hosts.
+
+In any other state, the node (the running slice) is gone.
+"""
 
 NODE: dict[str, State] = {
     "CREATING": "starting",
@@ -36,13 +39,16 @@ NODE: dict[str, State] = {
     "READY": "running",
     "REPAIRING": "running",
 }
-"""The states of nodes that exist, by the API's name. A node in any other state is ending."""
+"""States of nodes (running slices) that exist, with the state of the slice's hosts.
+
+In any other state they are ending.
+"""
 
 NEW = frozenset({"STATE_UNSPECIFIED", "CREATING", "ACCEPTED"})
-"""States of a queued resource for which it is not yet decided whether it is refused."""
+"""States of a queued resource (request for a slice) in which Google has neither accepted nor refused it for good."""
 
 LOST = frozenset({"FAILED", "SUSPENDING", "SUSPENDED", "DELETING"})
-"""States of a queued resource whose node is lost, whatever the state of the node."""
+"""States of a queued resource (request for a slice) whose running slice is lost, whatever the state of its node."""
 
 _DISK_GIB = 100
 """The size of a host's disk in GiB: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm."""
@@ -60,9 +66,10 @@ Engine's machine types. It applies to slices that are rented there, such as TPU7
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the slices that meet a need, by type, each with the accelerator of the need that it provides.
+    """Return the types of TPU slices that meet a need, each with that accelerator of the need that it provides.
 
-    A need of single chips without a slice type gets a slice of one host with that number of chips.
+    A need of single chips, without a type of slice, is met by a slice of one host with exactly that number of chips.
+    Returns {} if the need names no TPUs.
     """
     return {
         type: accelerator
@@ -73,7 +80,10 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 
 
 def _serves(slice: Slice, accelerator: Accelerator) -> bool:
-    """Return True if a slice provides an accelerator: as that slice, or as one host with that number of chips."""
+    """Return True if a TPU slice provides an accelerator that a need names.
+
+    That is so if the accelerator is this slice, or if it is this number of single chips and the slice has one host.
+    """
     if accelerator.slice is not None:
         return accelerator.slice == slice
     chips = (tables.tpu_names()[slice.generation], slice.chips)
@@ -81,21 +91,27 @@ def _serves(slice: Slice, accelerator: Accelerator) -> bool:
 
 
 def regions(need: Need, rates: Rates) -> set[str]:
-    """Return the regions in which a slice that meets the need has a price, limited to those that the need names."""
+    """Return the regions in which Google states a price for a TPU slice that meets the need.
+
+    Only regions that match `need.regions` are returned. The set is empty if there are none. Slices that Cloud TPU's API
+    does not have are left out.
+    """
     kinds = [tables.slices()[type] for type in wanted(need)]
     names = {_priced(each) for each in kinds if each.runtime_version}  # others are not in this API
     return {*chosen((region for name in names for region, _ in rates.chips(name)), (), need.regions)}
 
 
 def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_itself: bool) -> Iterator[Offer]:
-    """Yield an offer for each slice that meets a need, on each market with a price.
+    """Yield an offer for each TPU slice that meets a need and that the zone has, on each market with a known price.
+
+    Prices include the public addresses of the hosts.
 
     Args:
         zone: The zone.
         sold: The types of slices that the zone has.
         need: The requirements.
         rates: Google's prices.
-        ends_itself: True if a slice ends itself, and its cost, when its lease is over.
+        ends_itself: True if a slice ends itself, and its cost, when its lease (the time that it was granted) is over.
     """
     serving = wanted(need)
     region = zone.rpartition("-")[0]
@@ -130,11 +146,14 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
 
 
 def state(queued: str, node: str) -> State:
-    """Return the state of a slice's hosts.
+    """Return the state of all hosts of a TPU slice, from the states of Google's two objects for it.
+
+    An unknown state counts as "ending". So does a slice whose queued resource is active and whose node no longer
+    exists.
 
     Args:
-        queued: The state of its queued resource; "ACTIVE" if only the node is left.
-        node: The state of its node; "" if there is none.
+        queued: The state of its queued resource (the request for it); "ACTIVE" if only the node is left.
+        node: The state of its node (the running slice); "" if there is none.
     """
     if queued in LOST:
         return "ending"
@@ -145,12 +164,21 @@ def state(queued: str, node: str) -> State:
 
 
 def _whole(slice: Slice, chip: Price, market: Market) -> float:
-    """Return the price of a slice in USD per hour, with the public addresses of its hosts, from the price of a chip."""
+    """Return the price of a whole TPU slice in USD per hour, with the public addresses of its hosts.
+
+    Args:
+        slice: The slice.
+        chip: The price of one chip.
+        market: On demand or spot. The price of an address depends on it.
+    """
     return chip.usd * slice.chips + catalog.FACTS["address"][market] * slice.vms
 
 
 def _priced(slice: Slice) -> str:
-    """Return the name under which `Rates.chips` has the price of a slice's chips."""
+    """Return the name under which `Rates.chips` has the price of a TPU slice's chips, such as "v5e" or "v2 pod".
+
+    Only v2 and v3 have a second word: "device" for a slice of one host, and "pod" for a larger one.
+    """
     if slice.generation not in _PRICED_BY_SIZE:
         return slice.generation
     return f"{slice.generation} {'device' if slice.vms == 1 else 'pod'}"

@@ -1,4 +1,7 @@
-"""Builds the queued resource, with which the driver asks Cloud TPU to create a slice. It sends no requests."""
+"""Builds the queued resource with which the driver asks Cloud TPU to create a slice (a group of TPU hosts).
+
+It sends no requests.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,16 @@ def queued_resource(
     labels: Mapping[str, str],
     until: datetime,
 ) -> tpu_v2.QueuedResource:
-    """Return the queued resource of one slice, with its one node.
+    """Build the queued resource, which is the request to Cloud TPU for one TPU slice. Sends no request.
 
     Args:
         settings: The settings of the driver.
-        offer: The offer that is rented.
-        order: The order.
+        offer: The offer that is rented. Its reservation is used only if it is not a spot offer.
+        order: The request to rent: pool, node numbers, token and limits.
         parent: The path of the zone.
-        slice: The name of the slice and of its node.
+        slice: The name of the slice and of its node (Google's object for the running slice).
         labels: The labels of the node.
-        until: The time until which the slice waits for its chips.
+        until: The time until which the slice waits for its chips. After it, Google refuses the request.
     """
     spot = offer.market == "spot"
     node = tpu_v2.Node(
@@ -79,14 +82,19 @@ def queued_resource(
 
 
 def request_id(path: str) -> str:
-    """Return the id of the request that creates a queued resource. The same path gives the same id."""
+    """Return the UUID, as text, of the request that creates a queued resource.
+
+    The same path always gives the same id, so that Google recognizes a repeated request.
+    """
     return str(uuid.uuid5(uuid.NAMESPACE_URL, path))
 
 
 def _startup_script(settings: _api.Settings, order: Order, *, parent: str, slice: str) -> str:
-    """Return the script that a host runs at boot.
+    """Return the shell script that each host of a TPU slice runs as root at boot.
 
-    It lets the pool's key in, and ends the slice when its lease is over.
+    It gives the ssh server the host key that the client expects. It also starts the process that ends the machine when
+    its lease (the time that it was granted) is over. With a service account, that deletes the whole slice; without one,
+    it only switches the host off.
     """
     end = userdata.OFF
     if settings.service_account:
