@@ -8,11 +8,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,6 +23,7 @@ import skypool as sky
 from skypool import events
 from skypool.errors import BootstrapError, ConnectionLost, HostBusy, UsageError
 from skypool.model import Access
+from skypool.provision import bootstrap as bootstrap_module
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.shipping import bundle
 from skypool.wire.handshake import AgentConfig
@@ -228,6 +232,21 @@ def test_a_machine_that_is_not_there_is_waited_for_as_long_as_it_may_boot(tmp_pa
     with pytest.raises(ConnectionLost, match="Connection refused"):
         asyncio.run(reach(Access(nobody, None, "", "", booting=1.0), setup(tmp_path), 0))
     assert 1.0 <= time.monotonic() - began < 30
+
+
+def test_a_connection_that_breaks_while_something_is_sent_is_lost(tmp_path: Path) -> None:
+    """Drivers of marketplaces remember machines for it, as they do when it breaks while something is read."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.close()
+    stream: Any = SimpleNamespace(socket=ours)
+    course = bootstrap_module._Course("pool", 3, lambda event: None)
+
+    async def sent() -> None:
+        await bootstrap_module._send(stream, bundle.ALIVE, course, 3)
+
+    with ours, pytest.raises(ConnectionLost, match=r"node 3 went away in its .*Broken pipe"):
+        asyncio.run(sent())
 
 
 def test_what_an_image_lacks_here_is_told_before_anything_starts() -> None:

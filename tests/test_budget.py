@@ -48,6 +48,8 @@ def test_a_day_is_charged_for_its_own_hours() -> None:
     assert by_day([over_midnight, line(1)]) == {"2026-08-20": 26.0, "2026-08-21": 2.0}
     assert by_day([line(0)]) == {"2026-08-20": 0.0}
     assert by_day([]) == {}
+    assert by_day([over_midnight], start=NOON + 86400) == {}, "it had ended before"
+    assert by_day([over_midnight], start=NOON + 12 * 3600) == {"2026-08-21": 2.0}
 
 
 @given(st.floats(0, 1e7), st.floats(0, 1e6), st.floats(0, 1e6))

@@ -198,8 +198,8 @@ class Container:
             ProviderError: the container program did not answer, or reported an error.
             UsageError: neither docker nor podman is installed.
         """
-        label = f"skypool.owner={getpass.getuser()}" if pool is None else f"skypool.pool={pool}"
-        return self._found(self._program(), label)
+        of_pool = [] if pool is None else [f"skypool.pool={pool}"]
+        return self._found(self._program(), f"skypool.owner={getpass.getuser()}", *of_pool)
 
     def access(self, instance: Instance) -> Access:
         """Return how to run commands in a container: with the program's `exec`. Runs nothing.
@@ -359,8 +359,8 @@ class Container:
             )
         return free[: self.gpus]
 
-    def _found(self, program: tuple[str, ...], label: str) -> list[Instance]:
-        ids = self._ids(program, "--filter", f"label={label}")
+    def _found(self, program: tuple[str, ...], *labels: str) -> list[Instance]:
+        ids = self._ids(program, *(word for label in labels for word in ("--filter", f"label={label}")))
         if not ids:
             return []
         told = _run([*program, "inspect", "--type=container", *ids], _PATIENCE).stdout

@@ -271,7 +271,7 @@ class SSH:
                 continue
             _, state, name, node, token, owner = line.split(" ", 5)
             user = owner.partition("@")[0]
-            is_wanted = name == pool or (pool is None and user == getpass.getuser())
+            is_wanted = user == getpass.getuser() and pool in (None, name)
             if is_wanted and state != "ended":
                 alive: Literal["starting", "running"] = "running" if state == "running" else "starting"
                 yield Instance(

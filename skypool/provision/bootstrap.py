@@ -243,17 +243,15 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
     Raises:
         BootstrapError: a step failed.
         ConnectionLost: the connection broke or ended, or the machine was silent for too long.
-        OSError: the connection broke while this function was sending files or signs of life.
     """
     course = _Course(pool, node, tell)
-    send = asyncio.get_running_loop().sock_sendall
     try:
         async for line in _lines(stream, setup, course, max(silence, 3 * _ALIVE), node):
             word = course.hear(line)
             if word == "@want" and setup.payload is not None:
-                await _send_files(stream, setup.payload, pool, node, tell)
+                await _send_files(stream, setup.payload, course, pool, node, tell)
             elif word == "@alive" and course.began:  # before that, it reads what is something else
-                await send(stream.socket, bundle.ALIVE)
+                await _send(stream, bundle.ALIVE, course, node)
             if course.python is not None:
                 return course.python
         said = await asyncio.to_thread(stream.end)
@@ -266,7 +264,19 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
         raise
 
 
-async def _send_files(stream: CommandStream, files: Packed, pool: str, node: int, tell: Tell) -> None:
+async def _send(stream: CommandStream, data: bytes, course: _Course, node: int) -> None:
+    """Send `data` to the machine. Return when the connection has taken all of it.
+
+    Raises:
+        ConnectionLost: the connection broke.
+    """
+    try:
+        await asyncio.get_running_loop().sock_sendall(stream.socket, data)
+    except OSError as e:
+        raise ConnectionLost(f"node {node} went away in its {course.where}: {e}", node) from e
+
+
+async def _send_files(stream: CommandStream, files: Packed, course: _Course, pool: str, node: int, tell: Tell) -> None:
     """Send the archive of the image's files piece by piece. Return when all is sent.
 
     `tell` gets a FilesProgress event (in bytes) about once a second, and one at the end.
@@ -278,7 +288,7 @@ async def _send_files(stream: CommandStream, files: Packed, pool: str, node: int
     said = time.monotonic()
     while part := await asyncio.to_thread(files.read, sent):
         sent += len(part)
-        await asyncio.get_running_loop().sock_sendall(stream.socket, bundle.padded(part, _BLOCK))
+        await _send(stream, bundle.padded(part, _BLOCK), course, node)
         if sent == files.size or time.monotonic() - said >= _SAY_EVERY:
             said = time.monotonic()
             tell(events.FilesProgress(pool=pool, node=node, done=sent, total=files.size))

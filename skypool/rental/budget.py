@@ -298,7 +298,7 @@ def by_day(lines: Iterable[Line], start: float = 0.0) -> dict[str, float]:
     """
     days: dict[str, float] = {}
     for line in lines:
-        if line.billed_from is None:
+        if line.billed_from is None or line.begins + line.seconds < start:
             continue
         first = max(start, line.begins)
         day = datetime.fromtimestamp(first, UTC).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -124,8 +125,9 @@ def _opened_log(file: Path) -> int:
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for old in file.parent.glob("*.log"):
-            if old.stat().st_mtime < time.time() - _MONTH:
-                old.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another process may have deleted it
+                if old.stat().st_mtime < time.time() - _MONTH:
+                    old.unlink()
         return os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)

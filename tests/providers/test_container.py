@@ -164,6 +164,19 @@ def test_a_launch_that_is_repeated_starts_nothing_more_and_an_end_is_quiet_for_t
     assert driver.instances() == []
 
 
+def test_a_pool_of_the_same_name_of_another_user_is_neither_seen_nor_ended(
+    there: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = container()
+    [mine] = driver.launch(*ordered(driver))
+    with monkeypatch.context() as another:
+        another.setenv("LOGNAME", "somebody")
+        [theirs] = driver.launch(*ordered(driver, token="u"))
+        assert [each.id for each in driver.instances(pool="p")] == [theirs.id]
+    assert [each.id for each in driver.instances(pool="p")] == [mine.id]
+    driver.terminate([mine, theirs])
+
+
 def test_orphans_in_a_container_are_reaped(there: Docker) -> None:
     driver = container()
     [node] = driver.launch(*ordered(driver))
@@ -264,8 +277,8 @@ def test_each_container_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(devices, "accelerators", lambda: (accelerators.parse("H100-80GB-SXM:4"),))
 
     class Recorded(Container):
-        def _found(self, program: tuple[str, ...], label: str) -> list[Instance]:
-            used = [{"program": program, "gpus": ["0", "2"]}] if label == "skypool.gpus" else []
+        def _found(self, program: tuple[str, ...], *labels: str) -> list[Instance]:
+            used = [{"program": program, "gpus": ["0", "2"]}] if labels == ("skypool.gpus",) else []
             return [Instance("container", "i", "other", 0, detail=each) for each in used]
 
     runtime, log = program(tmp_path, "stop here")

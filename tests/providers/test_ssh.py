@@ -391,6 +391,16 @@ def test_a_host_serves_one_pool_at_a_time(site: Site) -> None:
         assert where() >> p == str(site.hosts[0].home)
 
 
+def test_a_pool_of_the_same_name_of_another_user_is_not_seen(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = site.driver()
+    with monkeypatch.context() as another:
+        another.setenv("LOGNAME", "somebody")
+        theirs = driver.launch(*ordered(driver, (0,)))
+        assert [each.id for each in driver.instances(pool=theirs[0].pool)] == [theirs[0].id]
+    assert driver.instances(pool=theirs[0].pool) == []
+    driver.terminate(theirs)
+
+
 def test_a_host_that_was_taken_between_claim_and_bootstrap_is_busy_by_name(site: Site) -> None:
     driver = site.driver()
     offer, order = ordered(driver, (0,))
