@@ -62,6 +62,15 @@ def test_a_program_of_a_page_runs(page: str, number: int, prints: str, tmp_path:
     assert prints in done.stdout
 
 
+@pytest.mark.parametrize("command", ["ps", "gc --provider fake"])
+def test_getting_started_prints_what_a_command_prints(command: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "skypool", *command.split()]
+    env = {**os.environ, "SKYPOOL_FAKE_CLOUD": str(tmp_path / "cloud"), "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, cwd=ROOT, env=env)
+    assert done.returncode == 0, done.stderr
+    assert f"$ skypool {command}\n{done.stdout}" in (DOCS / "getting-started.md").read_text()
+
+
 def test_the_guide_on_tests_passes(tmp_path: Path) -> None:
     (block,) = PYTHON.findall((DOCS / "guides" / "testing-your-code.md").read_text())
     (tmp_path / "test_mine.py").write_text(block)

@@ -8,12 +8,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skypool as sky
+from skypool.model import Need, Offer
 from tests.lab.prices import Dated, Kept, Snapshot, installed, snapshot
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +71,16 @@ def test_where_nothing_serves_the_error_carries_the_plan_and_what_would_help() -
         sky.plan(Snapshot("aws"), accelerator="H100:8", max_usd_per_hour=1)
     assert isinstance(caught.value.plan, sky.Plan)
     assert caught.value.plan.rejected
+
+
+def test_where_no_offer_has_the_accelerator_the_providers_and_the_next_step_are_named() -> None:
+    class Nothing(Snapshot):
+        def offers(self, need: Need) -> Iterable[Offer]:
+            return []
+
+    said = "no provider sells what the pool needs:\n-  snapshot: no offer has MI300X; `skypool offers MI300X` asks all"
+    with pytest.raises(sky.NoOffers, match=re.escape(said)):
+        sky.plan(Nothing(), accelerator="MI300X")
 
 
 def test_a_pool_plans_by_the_same_terms() -> None:

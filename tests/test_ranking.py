@@ -296,6 +296,17 @@ def test_where_nothing_serves_it_says_what_would_help() -> None:
     ]
 
 
+def test_another_number_of_the_same_accelerator_is_named() -> None:
+    eight = offer("eight", 40.0, accelerator=parse("H100-80GB-SXM:8"))
+    two = offer("two", 10.0, accelerator=parse("H100-80GB-SXM:2"))
+    asked = (parse("H100"),)
+    assert rank_offers([eight, two], Need(accelerators=asked)).advice() == [
+        "+  with accelerator='H100-80GB:2' acme two on-demand 10.0000 USD/h would serve",
+    ]
+    assert rank_offers([eight], Need(accelerators=asked, max_usd_per_hour=1)).advice() == [], "not that alone"
+    assert rank_offers([eight], Need(accelerators=(parse("A100"),))).advice() == []
+
+
 def test_a_plan_of_nothing_is_empty() -> None:
     assert rank_offers([], Need()).explain() == ""
 

@@ -429,6 +429,8 @@ def _names(instances: Sequence[Instance]) -> str:
 _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
     (r"permission denied.*(socket|sock)", AccessError,
      "no permission for the daemon's socket: run `sudo usermod -aG docker $USER` and log in again, or use podman"),
+    (r"Cannot connect to the Docker daemon at unix:", UsageError,  # installed, but not set up: `gc` goes on without it
+     "the daemon is not running: `sudo systemctl start docker`, or set DOCKER_HOST"),
     (r"Cannot connect to the Docker daemon|Is the docker daemon running|unable to connect to Podman", ProviderError,
      "the daemon is not running: `sudo systemctl start docker`, or set DOCKER_HOST"),
     (r"denied|unauthorized|authentication required|no basic auth", AccessError,

@@ -239,5 +239,5 @@ def public_network() -> str:
     except (OSError, ValueError) as e:
         raise ProviderError(
             f"port 22 of the machines is opened only to this machine's public address, but {_ADDRESS} did not return "
-            f"that address ({e}); give it yourself: ssh_from='203.0.113.7'"
+            f"that address ({e}); give it yourself as an argument of the provider: ssh_from='203.0.113.7'"
         ) from e

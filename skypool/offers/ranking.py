@@ -108,13 +108,13 @@ class Plan:
     def advice(self) -> list[str]:
         """Return lines that say how to get an offer: for each requirement, how many offers would do without it.
 
-        Only one requirement at a time is dropped, and never the accelerators. A requirement is left out if no offer
-        would do without it either. If stock is short, a line says that a pool may wait. The list is empty if an offer
-        meets the need already.
+        Only one requirement at a time is dropped. A requirement is left out if no offer would do without it either. The
+        accelerators are not dropped, but a line says if another number of them would do. If stock is short, a line says
+        that a pool may wait. The list is empty if an offer meets the need already.
         """
         if self.offers:
             return []
-        found = []
+        found = [*self._other_counts()]
         for name, called in _ARGUMENTS.items():
             if getattr(self.need, name) == getattr(_ANY, name):
                 continue
@@ -125,6 +125,19 @@ class Plan:
         if self.considered and self.is_short:
             found.append("+  a pool may wait for what is out of stock: ComputePool(wait='1h')")
         return found
+
+    def _other_counts(self) -> Iterator[str]:
+        """Yield a line for each wanted accelerator of which offers with another number per machine would do."""
+        for wanted in self.need.accelerators:
+            if wanted.kind == "cpu" or wanted.slice is not None:
+                continue
+            there = {o.accelerator.count for o in self.considered if o.accelerator and o.accelerator.could_be(wanted)}
+            others = tuple(wanted.with_count(count) for count in sorted(there - {wanted.count}))
+            serving = rank_offers(self.considered, replace(self.need, accelerators=others), today=self.today).offers
+            if others and serving:
+                best = serving[0]
+                spelt = next(str(each) for each in others if best.accelerator and each.count == best.accelerator.count)
+                yield f"+  with accelerator={spelt!r} {described(best)} would serve"
 
     def _heading(self) -> str:
         fewest, most = self.nodes

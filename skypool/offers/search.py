@@ -76,7 +76,12 @@ async def look_around(
     if not made.offers:
         if len(failures) == len(drivers) == 1:
             raise next(iter(failures.values()))
-        raise NoOffers(f"no provider sells what the pool needs:\n{made.explain()}", made)
+        lines = [made.explain()]
+        asked = ", ".join(driver.name for driver in drivers if driver.name not in failures)
+        if asked and not offers and need.accelerators:
+            wanted = " or ".join(map(str, need.accelerators))
+            lines.insert(0, f"-  {asked}: no offer has {wanted}; `skypool offers {wanted}` asks all your providers")
+        raise NoOffers("\n".join(["no provider sells what the pool needs:", *filter(None, lines)]), made)
     return made
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import skypool as sky
 from skypool import accelerators
-from skypool.errors import AccessError, CapacityError, LaunchError, ProviderError, UsageError
+from skypool.errors import AccessError, CapacityError, LaunchError, UsageError
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool_container import Container
@@ -219,8 +219,20 @@ def test_a_daemon_that_does_not_run_is_told_of(tmp_path: Path, monkeypatch: pyte
     if lab_docker.unavailable():
         pytest.skip(lab_docker.unavailable())
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/sock")
-    with pytest.raises(ProviderError, match="the daemon is not running: `sudo systemctl start docker`"):
+    with pytest.raises(UsageError, match="the daemon is not running: `sudo systemctl start docker`"):
         pool(container(runtime="docker")).start()
+
+
+def test_gc_goes_on_without_a_daemon_that_does_not_run(tmp_path: Path) -> None:
+    words = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
+    program(tmp_path, ps=f'echo "{words}" >&2; exit 1')
+    env = {"PATH": f"{tmp_path}:{os.defpath}", "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+    argv = [sys.executable, "-m", "skypool", "gc"]
+    done = subprocess.run(argv, cwd=ROOT, env={**env, "NO_GCE_CHECK": "true"}, capture_output=True, text=True)
+    assert "not asked: container: docker does not answer: the daemon is not running" in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([*argv, "--provider", "container"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 1, "it was asked for"
 
 
 SAYS = """#!/bin/sh
