@@ -87,6 +87,7 @@ def service_quotas(profile: str | None, region: str) -> ServiceQuotasClient:
 def ssm(profile: str | None, region: str) -> SSMClient:
     """Return a client for Systems Manager, whose public parameters hold the ids of AWS's images.
 
+    Clients are shared: the same arguments return the same client, until the configuration of the profile changes.
     The errors are those of `ec2`: UsageError and CredentialsError.
     """
     return cast("SSMClient", _shared_client(profile, "ssm", region))

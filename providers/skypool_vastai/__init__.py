@@ -257,9 +257,10 @@ class VastAI:
         return {str(each["id"]) for each in self._account.instances()}
 
     def _ordered(self, order: Order) -> list[Instance]:
-        """Return the usable instances that an order has created. They are found by its token.
+        """Return the instances that an order has created, found by its token; an empty list if there are none.
 
-        The destruction of unusable ones is requested, without waiting for it. Returns an empty list if there are none.
+        An instance that is ending cannot be used: it is left out, and its destruction is requested again, without
+        waiting for it.
         """
         kept = []
         for each in self.instances(pool=order.pool):

@@ -34,9 +34,11 @@ Condition = dict[str, Any]
 
 
 class Search(TypedDict):
-    """Body of `POST /api/v0/bundles/`, which searches offers. A missing condition does not restrict the search.
+    """Body of `POST /api/v0/bundles/`, which searches offers.
 
-    Conditions are operators with operands, such as {"gte": 0.98}. Disk sizes are in GB, `cpu_ram` is in MiB.
+    Conditions are operators with operands, such as {"gte": 0.98}. Disk sizes are in GB, `cpu_ram` is in MiB. `verified`,
+    `direct_port_count`, `cpu_cores`, `cpu_ram`, `gpu_name` and `num_gpus` may be left out, and then do not restrict the
+    search. All others are required.
     """
 
     rentable: Condition
@@ -129,10 +131,12 @@ def _gpu_names(need: Need) -> list[str]:
 def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
     """Return the body of the request for an instance that runs the pool's start script. No request is sent.
 
-    - A container with a port of its own runs only this script ("args"). The script first starts the guard, the process
-      that destroys the instance when its lease is over. Then it starts its own sshd.
-    - Vast.ai's proxy leads only to an sshd that Vast.ai starts ("ssh_proxy"). The script configures that sshd when it
-      runs.
+    The body depends on how the offer's machine is reached:
+
+    - By a port of its own: the container runs only this script (`runtype` "args"). The script starts the guard, which
+      is the process that destroys the instance when its lease is over, and then an sshd.
+    - Through Vast.ai's ssh proxy: that leads only to an sshd that Vast.ai itself starts (`runtype` "ssh_proxy"). The
+      script configures that sshd.
 
     A command may have 4096 characters, which is too few for the script. The environment may have 32768. So the command
     unpacks the script from the environment. A spot offer's price becomes the bid.

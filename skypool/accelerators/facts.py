@@ -17,7 +17,7 @@ else:
 class Metadata:
     """Facts about a device that help to choose it and to prepare a node for it.
 
-    Any of them may be unknown (None or "").
+    An unknown fact is None if it is a number or a release, "" if it is a text, and () for `pci_ids`.
 
     Attributes:
         cuda_min: first CUDA release that supports the device.

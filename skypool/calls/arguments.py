@@ -36,7 +36,7 @@ class Ref(codec.Reference[T]):
     """A reference to a value that `pool.put` sent to all nodes (machines of the pool).
 
     A function that gets it as an argument of a call gets the value itself. The reference is small, so passing it costs
-    little.
+    little. `drop()` frees the value on all nodes; it does nothing if the pool is gone.
 
     Args:
         key: a hash of the pickled value.

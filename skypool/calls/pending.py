@@ -1,6 +1,6 @@
-"""`PendingCall`: the client's record of one call, from its submission to its end.
+"""The client's records of calls. A call is a function with its arguments that runs on a node (a rented machine).
 
-A call is a function with its arguments that runs on a node (a rented machine of the pool).
+`PendingCall` is one call, from its submission to its end. `Code` is a function's code as it is sent to nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Compares the hardware that a node reports with the hardware that was rented. No function here does I/O."""
+"""Compares what a node reports with what was rented: its devices, its driver, its free disk space and its clock.
+
+No function here does I/O.
+"""
 
 from __future__ import annotations
 

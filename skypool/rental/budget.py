@@ -90,9 +90,9 @@ class Line:
         return usd
 
     def at(self, now: float) -> Line:
-        """Return a copy of the line with the cost until `now`, in seconds since 1970.
+        """Return a copy of this line of the bill, with the instance's cost until `now`, in seconds since 1970.
 
-        A line of an instance that has ended is returned unchanged.
+        The line of an instance that has ended is returned unchanged.
         """
         return self if self.ended else replace(self, until=now)
 

@@ -82,11 +82,12 @@ def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Dri
         names: names of the only providers to ask; empty for all.
 
     Returns:
-        The drivers, and the errors of drivers that cannot be made. The errors are by the provider's name, or by text
-        such as "aws of pool mine". A provider for which another driver was made has no error by its name.
+        The drivers, and the errors of drivers that cannot be made. The key of an error is the provider's name. For the
+        driver of a recorded pool, it is text such as "aws of pool mine". If one driver of a provider could be made,
+        there is no error under that provider's name.
 
     Raises:
-        SkypoolError, ImportError: no driver can be made for one of the given names. This is the first such error.
+        SkypoolError, ImportError: no driver can be made for one of `names`. It is the first such error.
         LedgerError: the ledger cannot be read.
     """
     drivers, left_out = registry.ready(names)
