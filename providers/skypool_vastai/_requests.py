@@ -36,9 +36,9 @@ Condition = dict[str, Any]
 class Search(TypedDict):
     """Body of `POST /api/v0/bundles/`, which searches offers.
 
-    Conditions are operators with operands, such as {"gte": 0.98}. Disk sizes are in GB, `cpu_ram` is in MiB. `verified`,
-    `direct_port_count`, `cpu_cores`, `cpu_ram`, `gpu_name` and `num_gpus` may be left out, and then do not restrict the
-    search. All others are required.
+    Conditions are operators with operands, such as {"gte": 0.98}. Disk sizes are in GB, `cpu_ram` is in MiB.
+    `verified`, `direct_port_count`, `cpu_cores`, `cpu_ram`, `gpu_name` and `num_gpus` may be left out, and then do not
+    restrict the search. All others are required.
     """
 
     rentable: Condition
