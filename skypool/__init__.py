@@ -168,7 +168,11 @@ __all__ = [  # noqa: RUF022 - as sorted() does it; AWS and SSH are no constants
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'skypool' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        raise AttributeError(
+            f"module 'skypool' has no attribute {name!r}; `dir(skypool)` lists its names",
+            name=name,
+            obj=sys.modules[__name__],
+        )
     if sys.platform == "win32" and home not in ("", "skypool.errors"):
         from skypool.supported import check_client
 

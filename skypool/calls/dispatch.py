@@ -85,7 +85,7 @@ class Dispatch:
         with self._lock:
             for pending in pending_calls:
                 if self._closed is not None:
-                    raise self._too_late(f"{pending.name} was sent to")
+                    raise self._too_late(pending.name)
                 pending.id = next(self._ids)
                 if type(pending.outlet) is not ResultCell:
                     self._connect(pending)
@@ -303,10 +303,10 @@ class Dispatch:
         """Return the PoolClosed error for an action after the end of the pool. It names the reason of that end.
 
         Args:
-            what: the first words of the message, such as "put() on".
+            what: the first words of the message, such as "a call".
         """
         why = f": {self._closed}" if self._closed is not None else ""
-        error = PoolClosed(f"{what} pool {self._pool!r}, which has ended{why}")
+        error = PoolClosed(f"{what} was sent to pool {self._pool!r}, which has ended{why}")
         error.__cause__ = self._closed
         return error
 
@@ -324,7 +324,7 @@ class Dispatch:
         """
         with self._lock:
             if self._closed is not None:
-                raise self._too_late("put() on")
+                raise self._too_late("a value of put()")
             self._objects[key] = buffers
             for node_queue in self.node_queues.values():
                 node_queue.give_object(key, self._objects[key])
@@ -474,7 +474,7 @@ class Dispatch:
         """
         with self._lock:
             if self._closed is not None:
-                raise self._too_late("a call was sent to")
+                raise self._too_late("a call")
             nodes = self._staying() if named is None else set(named)
             missing = nodes - self.node_queues.keys()
             if missing:

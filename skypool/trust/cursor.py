@@ -60,12 +60,18 @@ class Cursor:
     def check_begin(self) -> None:
         """Raise NotData unless the text begins with the format's magic bytes."""
         if bytes(self.data[: len(MAGIC)]) != MAGIC:
-            raise NotData("the data does not begin like a value in skypool's data format")
+            raise NotData(
+                "the node sent a value that does not begin like skypool's data format; a correct node never "
+                "sends this, so stop using that machine"
+            )
 
     def check_end(self) -> None:
         """Raise NotData unless all buffers of arrays were used."""
         if self._taken != len(self.buffers):
-            raise NotData(f"the value uses {self._taken} of the {len(self.buffers)} buffers that were sent")
+            raise NotData(
+                f"the node sent {len(self.buffers)} buffers with a value that uses {self._taken} of them; a "
+                "correct node never sends this, so stop using that machine"
+            )
 
     def charge(self, price: int) -> None:
         """Subtract the price of an object that is about to be made, in bytes, from the memory budget.
@@ -77,7 +83,10 @@ class Cursor:
             self._parent.charge(price)
         self.left -= price
         if self.left < 0:
-            raise NotData("the value would take far more memory than the bytes that were sent")
+            raise NotData(
+                "the node sent a value that would take far more memory here than the bytes that were sent; a "
+                "correct node never sends this, so stop using that machine"
+            )
 
     def deeper(self) -> None:
         """Enter a nested value. The caller decreases `depth` again at its end.
@@ -87,7 +96,7 @@ class Cursor:
         """
         self.depth += 1
         if self.depth > DEEPEST:
-            raise NotData(f"the value is nested more than {DEEPEST} levels deep")
+            raise NotData(f"the node sent a value that is nested more than {DEEPEST} levels deep; return a flatter one")
 
     def number(self) -> int:
         """Read the next 8 bytes of the text and return them as an unsigned integer. It is a length or an index."""
@@ -107,7 +116,8 @@ class Cursor:
         count = self.number()
         if count * least > len(self.data) - self.at:
             raise NotData(
-                f"the data is truncated: {count} items do not fit into the rest of its {len(self.data)} bytes"
+                f"the node sent a truncated value: {count} items do not fit into the rest of its "
+                f"{len(self.data)} bytes; a correct node never sends this, so stop using that machine"
             )
         return count
 
@@ -120,7 +130,10 @@ class Cursor:
         start = self.at
         self.at = start + size
         if self.at > len(self.data):
-            raise NotData(f"the data is truncated: it has {len(self.data)} bytes, and at least {self.at} are needed")
+            raise NotData(
+                f"the node sent a truncated value: it has {len(self.data)} bytes, and at least {self.at} are "
+                "needed; a correct node never sends this, so stop using that machine"
+            )
         return self.data[start : self.at]
 
     def view(self, size: int) -> memoryview:
@@ -149,6 +162,9 @@ class Cursor:
             NotData: all of them were used already.
         """
         if self._taken == len(self.buffers):
-            raise NotData(f"the value needs more than the {len(self.buffers)} buffers that were sent")
+            raise NotData(
+                f"the node sent a value that needs more than the {len(self.buffers)} buffers sent with it; a "
+                "correct node never sends this, so stop using that machine"
+            )
         self._taken += 1
         return memoryview(self.buffers[self._taken - 1])
