@@ -160,7 +160,8 @@ def __getattr__(name: str) -> Any:
     if home == "":
         value = importlib.import_module(f"skypool.{name}")
     elif home is None or not hasattr(module := importlib.import_module(home), name):
-        raise AttributeError(f"module 'skypool' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        said = f"module 'skypool' has no attribute {name!r}; `dir(skypool)` lists its names"
+        raise AttributeError(said, name=name, obj=sys.modules[__name__])
     else:
         value = getattr(module, name)
     globals()[name] = value

@@ -88,9 +88,15 @@ class InstanceInfo:
             UsageError: the call was not sent with `@`, or node 0 does not know its own address.
         """
         if not self.addresses:
-            raise UsageError("the call runs on a single node, which knows no others: send it with `call @ pool`")
+            raise UsageError(
+                "head_address is known only in a call that runs on all nodes, and this one runs on a single "
+                "node: send it with `call @ pool`"
+            )
         if not self.addresses[0]:
-            raise UsageError("node 0 does not know its own address: it shares no network with other nodes")
+            raise UsageError(
+                "node 0 does not know its own address, because it shares no network with other nodes; make the "
+                "pool with private_network=True"
+            )
         return self.addresses[0]
 
     @property
@@ -188,13 +194,13 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
             refused, too.
     """
     if not data:
-        raise UsageError("shard() needs at least one sequence to cut")
+        raise UsageError("shard() needs at least one sequence to divide among the nodes, such as shard(items)")
     for each in data:
         if not hasattr(each, "__len__") or isinstance(each, (Mapping, Set)):
             raise UsageError(f"shard() needs sequences, and {type(each).__name__} is not one: make a list of it")
     lengths = [len(each) for each in data]
     if len(set(lengths)) > 1:
-        raise UsageError(f"shard() needs sequences of equal length, but these have {lengths}")
+        raise UsageError(f"shard() needs sequences of equal length, but these have {lengths}; make them equally long")
     info = instance_info()
     rows = part(lengths[0], info.node, info.nodes, drop_last)
     order = _shuffled(lengths[0], seed)[rows] if shuffle else None
@@ -299,7 +305,10 @@ class Upstream(Iterator[Any]):
 
     def __next__(self) -> Any:
         if pull is None:
-            raise UsageError("an iterator argument can only be read on the node, by the call that received it")
+            raise UsageError(
+                "an iterator argument can only be read on the node, by the call that received it: iterate over "
+                "it inside the function"
+            )
         return pull(self.number)
 
 

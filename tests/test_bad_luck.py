@@ -215,7 +215,7 @@ def test_a_result_that_cannot_be_rebuilt_here_says_so(pool: sky.ComputePool) -> 
         sys.modules["only_there_too"] = module
         return module.Thing()
 
-    with pytest.raises(sky.PickleError, match="cannot be rebuilt here: ModuleNotFoundError"):
+    with pytest.raises(sky.PickleError, match="cannot be unpickled here: ModuleNotFoundError"):
         odd() >> pool
 
 
@@ -844,8 +844,8 @@ def test_a_forked_child_is_refused_the_pool_of_its_parent_and_ends_nothing_of_it
     finally:
         client.kill()
     assert out.splitlines() == [
-        "pool 'forked' is held by the process that this one was forked from: send calls there, or make a ComputePool "
-        "of your own here",
+        "pool 'forked' belongs to the process that this one was forked from: send calls there, or make a new "
+        "ComputePool here",
         "7 2 0",
     ]
     assert not nodes("forked")
@@ -936,11 +936,11 @@ def test_a_pool_lives_on_without_its_client_and_another_attaches_by_name(
     )
     assert client.stdout is not None
     assert client.stdout.readline() == "sent\n"
-    with pytest.raises(sky.UsageError, match=rf"held by process {client.pid} on .*; end that process first"):
+    with pytest.raises(sky.UsageError, match=rf"still run by process {client.pid} on .*; end that process before"):
         sky.ComputePool.attach("orphan", console="off")
     with monkeypatch.context() as elsewhere:  # whose ledger knows nothing of it
         elsewhere.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        with pytest.raises(sky.ConnectionLost, match="belongs to another client"):
+        with pytest.raises(sky.ConnectionLost, match="is used by another client"):
             sky.ComputePool.attach("orphan", sky.Local(), console="off")
     assert nodes("orphan"), "a refused client must not end what is not its own"
     client.kill()

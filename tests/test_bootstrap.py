@@ -168,7 +168,7 @@ def test_a_machine_that_falls_silent_in_a_step_is_given_up(tmp_path: Path, monke
             await freezing
 
     try:
-        with pytest.raises(ConnectionLost, match=r"node 7 sent nothing for 3 s in its bootstrap, step stuck"):
+        with pytest.raises(ConnectionLost, match=r"node 7 sent nothing for 3 s during its bootstrap, step stuck"):
             asyncio.run(stuck())
     finally:
         for pid in frozen:

@@ -132,7 +132,7 @@ def test_gather_takes_only_calls() -> None:
 @pytest.mark.parametrize("send", [operator.rshift, operator.matmul, operator.gt], ids=[">>", "@", ">"])
 @pytest.mark.parametrize("to", [3, None, "pool", add], ids=["number", "none", "text", "function"])
 def test_a_call_is_sent_only_to_a_pool(send: Callable[[Any, Any], Any], to: object) -> None:
-    with pytest.raises(UsageError, match="a call is sent to a pool with"):
+    with pytest.raises(UsageError, match=r"sends a call to a pool, and .* is not a pool"):
         send(lazily(len, "a"), to)
 
 
@@ -144,7 +144,7 @@ def test_calls_joined_with_what_is_no_call_are_refused() -> None:
 def test_a_call_has_no_truth_value() -> None:
     with pytest.raises(UsageError, match="has no truth value"):
         bool(lazily(len, "a"))
-    with pytest.raises(UsageError, match="`a > b > c` means"):
+    with pytest.raises(UsageError, match="`a > b > c`, it means"):
         _ = lazily(len, "a") and 3
 
 
@@ -250,7 +250,7 @@ def test_a_call_says_what_it_is_in_one_line() -> None:
     [("timout", "timeout"), ("retry", "retries"), ("retry_one", "retry_on"), ("nodes", "node"), ("ouput", "output")],
 )
 def test_a_mistyped_option_is_refused_with_the_nearest_spelling(wrong: str, right: str) -> None:
-    with pytest.raises(UsageError, match=rf"has no option '{wrong}'; did you mean .*\b{right}\b.*\? \(it has"):
+    with pytest.raises(UsageError, match=rf"has no option '{wrong}'; did you mean .*\b{right}\b.*\?; its options are"):
         add.with_options(**{wrong: 1})  # type: ignore[arg-type]  # that is what is tested
     with pytest.raises(UsageError, match=right):
         lazily(len, "a").with_options(**{wrong: 1})  # type: ignore[call-overload]

@@ -226,9 +226,9 @@ def test_cost_is_by_pool_or_by_day_and_since(skypool: Run, cloud: FakeCloud, cli
     [
         (["cost", "--since", "2026-13-01"], "--since 2026-13-01 is not a date: month must be in 1..12"),
         (["cost", "--since", "yesterday"], "--since must be a duration such as 90, '90s', '10m' or '1h30m', not"),
-        (["gc", "--provider", "fkae"], "no provider is called 'fkae'; installed: "),
+        (["gc", "--provider", "fkae"], "no provider is called 'fkae'; the installed ones are: "),
         (["doctor", "--provider", "fkae"], "no provider is called 'fkae'"),
-        (["doctor", "--policy", "local"], "provider 'local' has no policy to print"),
+        (["doctor", "--policy", "local"], "cannot print a policy for provider 'local'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_status_2(skypool: Run, args: list[str], says: str) -> None:
@@ -326,7 +326,7 @@ def test_down_asks_all_where_the_drivers_of_the_pool_cannot_be_made_again(
     change(Ledger.here().file, sql)
     done = skypool("down", "train", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "cannot be created again" in done.stderr
+    assert "cannot be created from the settings in skypool's ledger" in done.stderr
     assert cloud.count() == 0
 
 
@@ -359,7 +359,7 @@ def test_down_says_what_it_could_not_end_and_goes_on_with_the_rest(
     done = skypool("down", "train", "other", "nope", "--yes")
     assert done.returncode == 1
     assert re.search(rf"pool 'train': it is not confirmed that .*{machine.id}", done.stderr)
-    assert "no provider has anything of a pool called 'nope'" in done.stderr
+    assert "no provider has machines or other resources of a pool called 'nope'" in done.stderr
     assert [each.pool for each in cloud.instances()] == ["train"]
     assert skypool("down", "train", "--yes").returncode == 0
     assert cloud.count() == 0
@@ -432,7 +432,7 @@ def test_gc_says_what_it_could_not_end(skypool: Run, cloud: FakeCloud, client: C
     done = skypool("gc", "--provider", "fake", "--yes")
     assert done.returncode == 1
     assert re.search(
-        r"some machines or other resources could not be ended:\n  .*this account may not do that", done.stderr
+        r"some machines or other resources could not be ended .* again:\n  .*this account may not do that", done.stderr
     )
     cloud.control.refuse(CredentialsError, "describe")
     assert skypool("gc", "--provider", "fake").returncode == 1

@@ -83,10 +83,13 @@ def test_without_a_command_it_is_a_shell(here: sky.ComputePool) -> None:
 
 def test_what_is_not_there_is_said(here: sky.ComputePool) -> None:
     done = shell("here", "-n", "5")
-    assert (done.returncode, done.stderr.strip()) == (2, "error: pool 'here' has no node 5: its nodes are 0, 1")
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "error: pool 'here' has no running node 5; its running nodes are 0, 1",
+    )
     assert "did you mean here?" in shell("her").stderr
     assert "takes a port such as 8888, or two such as 8888:80, not 'http'" in shell("here", "-L", "80:http").stderr
-    assert "--forward needs ssh" in shell("here", "-L", "8888").stderr
+    assert "--forward needs a node that is reached over ssh" in shell("here", "-L", "8888").stderr
     here.stop()
     assert "pool 'here' has no running machine; `skypool ps` lists the running pools" in shell("here").stderr
 

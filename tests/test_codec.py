@@ -580,7 +580,7 @@ def test_an_exception_unpickled_in_a_process_without_its_class_module_never_runs
 
 def test_a_reference_is_its_value_where_it_is_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers = codec.dumps([codec.Reference[int]("k1")])
-    with pytest.raises(RuntimeError, match="only be read on the pool's nodes"):
+    with pytest.raises(RuntimeError, match="only on the pool's nodes"):
         codec.loads(buffers)
     monkeypatch.setattr(codec, "resolve_object", {"k1": 42}.__getitem__)
     assert codec.loads(buffers) == [42]

@@ -159,7 +159,7 @@ def test_a_clock_that_is_wrong_is_told_of(off: int, good: bool) -> None:
     if good:
         assert preflight.clock(date).endswith("s off")
     else:
-        with pytest.raises(UsageError, match="s off, and"):
+        with pytest.raises(UsageError, match="s off, but"):
             preflight.clock(date)
 
 
@@ -214,6 +214,6 @@ def test_a_driver_without_requests_says_what_to_install(tmp_path: Path, monkeypa
     }
     for provider, command in commands.items():
         api = Rest("http://localhost:9", Refusals("skypool_verda", provider, "It"), dict)
-        with pytest.raises(UsageError, match="needs the package requests: ") as refused:
+        with pytest.raises(UsageError, match="needs the package requests, which is not installed") as refused:
             api.once("GET", "/machines", what="a list")
-        assert str(refused.value) == f"a list needs the package requests: {command}"
+        assert str(refused.value) == f"a list needs the package requests, which is not installed; run: {command}"

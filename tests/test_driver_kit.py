@@ -95,7 +95,7 @@ def test_a_new_driver_has_its_name_everywhere_and_keeps_the_contract_at_once(tmp
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["Big Cloud"], "'Big Cloud' is not a valid name of a driver: write it like acme or big-cloud"),
+        (["Big Cloud"], "'Big Cloud' is not a valid name of a driver: use a-z, 0-9 and single hyphens"),
         (["big-"], "is not a valid name of a driver"),
         (["local"], "a provider called 'local' is already installed (skypool_local:Local)"),
         (

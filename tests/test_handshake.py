@@ -58,5 +58,5 @@ def test_a_field_that_means_nothing_is_refused_by_its_name(changed: dict[str, An
 def test_a_configuration_needs_its_folders() -> None:
     with pytest.raises(ProtocolError, match="the configuration of a node has no 'cwd'"):
         AgentConfig.from_json({"folder": "/a", "spool": "/b"})
-    with pytest.raises(ProtocolError, match="the configuration of a node must be an object, not list"):
+    with pytest.raises(ProtocolError, match="the configuration of a node must be a JSON object, not list"):
         AgentConfig.from_json([])

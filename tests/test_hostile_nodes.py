@@ -227,7 +227,7 @@ def test_a_node_that_asks_for_a_module_without_reading_it_is_given_up(
     monkeypatch.syspath_prepend(str(tmp_path))
     node = false_node(tmp_path, 'call(); f = frame(18, {"name": "a_large_module"}) * 100\nwhile True: write(f)')
     before = memory()
-    with pytest.raises((ConnectionLost, PoolClosed), match="does not read"):
+    with pytest.raises((ConnectionLost, PoolClosed), match="bytes of answers unread"):
         with sky.ComputePool(node, slots=1, console="off", liveness=30) as pool:
             asks() >> pool
     assert memory() - before < 80 << 20
@@ -244,7 +244,7 @@ def test_a_node_that_asks_for_the_same_module_all_the_time_is_refused(
     (tmp_path / "asked_often.py").write_text("x = 22")
     assert lender.find("asked_often")[1] == b"x = 22"
     assert lender.find("a." * 100_000) == ({"name": "a." * 100_000, "found": False}, b"")
-    with pytest.raises(ProtocolError, match="again and again"):
+    with pytest.raises(ProtocolError, match="asked_often' more than 2000 times"):
         for _ in range(3000):
             lender.find("asked_often")
 
@@ -261,7 +261,7 @@ def test_a_node_that_wants_the_same_item_all_the_time_gets_it_once(tmp_path: Pat
 
 def test_an_item_out_of_turn_is_refused(tmp_path: Path) -> None:
     node = false_node(tmp_path, 'write(frame(9, {"id": call(), "arg": 0, "n": 5})); wait()')
-    with pytest.raises((ConnectionLost, PoolClosed), match="wants item 5"):
+    with pytest.raises((ConnectionLost, PoolClosed), match="asks for item 5"):
         with sky.ComputePool(node, slots=1, console="off", liveness=3) as pool:
             counts(iter([1, 2])) >> pool
 

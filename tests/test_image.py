@@ -170,7 +170,7 @@ def test_a_toml_file_speaks_of_the_files_beside_it(tmp_path: Path) -> None:
         ("pip = [3]\n", r"pip\[0\] must be text such as 'torch>=2.5'"),
         ("[files]\na = {base65 = 'x'}\n", "must be a local path or {base64 = '…'}"),
         ("[files]\na = {base64 = 'x'}\n", "must be a local path or {base64 = '…'}"),
-        ("/there/is/none.toml", "cannot read an image from /there/is/none.toml: .*No such file"),
+        ("/there/is/none.toml", "the image file /there/is/none.toml cannot be read: .*No such file"),
     ],
 )
 def test_toml_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
@@ -179,7 +179,7 @@ def test_toml_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("{", "not valid JSON"), ("[]", "an object, not"), ('{"env": 3}', "env must map")]
+    ("text", "says"), [("{", "not valid JSON"), ("[]", "must be an object such as"), ('{"env": 3}', "env must map")]
 )
 def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
     with pytest.raises(ImageError, match=says):
@@ -207,7 +207,7 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         ({"pip": "./mine"}, "exists only on this machine; send it with files= and install it with run="),
         ({"pip": "mine @ file:///x"}, "exists only on this machine"),
         ({"pip": "mine-1.0-py3-none-any.whl"}, "exists only on this machine"),
-        ({"pip": "git+https://me:pw@x.org/y"}, "an image must not contain a password; take that of x.org from"),
+        ({"pip": "git+https://me:pw@x.org/y"}, "an image must not contain a password; take the one for x.org from"),
         ({"pip_indexes": ["https://x"]}, "pip_indexes must map the URL of an index"),
         ({"pip_indexes": {"pytorch": ["torch"]}}, "not 'pytorch'"),
         ({"pip_indexes": {"https://a": "six", "https://b": "six"}}, "takes six from two indexes: https://a and"),
@@ -224,7 +224,7 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         ({"files": {"../a": b""}}, "leads out of its folder"),
         ({"files": {"~joe/a": b""}}, "another user's home"),
         ({"files": {"/": "a"}}, "not a place for a file"),
-        ({"files": {"a/": b"x"}}, "bytes need a file name in it"),
+        ({"files": {"a/": b"x"}}, "to write bytes, add a file name to it"),
         ({"files": {"a": None}}, "a local path or bytes, not None"),
         ({"include": "/etc"}, "include takes paths in the project's folder"),
         ({"include": ["../x"]}, "include takes paths in the project's folder"),
@@ -260,7 +260,7 @@ def test_requirements_of_every_form_are_taken(line: str) -> None:
 
 @pytest.mark.parametrize("text", ["echo SKYPOOL_END", "a\nSKYPOOL_TEXT\nb"])
 def test_a_command_that_would_end_its_own_text_is_refused(text: str) -> None:
-    with pytest.raises(ImageError, match="in the script"):
+    with pytest.raises(ImageError, match="which skypool uses to mark the end of"):
         Image(run=text).script()
 
 
@@ -454,7 +454,7 @@ def test_requirements_are_read_with_all_that_they_include(tmp_path: Path) -> Non
     [
         ("six\n-e .\n", "requirements.txt, line 2: '-e .' does not work on a node"),
         ("./mine\n", "requirements.txt, line 1: './mine' exists only on this machine"),
-        ("-r requirements.txt\n", "which includes it"),
+        ("-r requirements.txt\n", "which in turn includes"),
         ("-r none.txt\n", "none.txt cannot be read: No such file"),
         ("--find-links wheels\n", "'wheels' exists only on this machine"),
         ("--index-url https://me:pw@x.org/\n", "an image must not contain a password"),

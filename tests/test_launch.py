@@ -288,7 +288,7 @@ def test_who_has_machines_that_do_not_reach_each_other_is_not_asked_for_such() -
     need = Need(private_network=True)
     made = asyncio.run(look_around([near, far], need))
     assert {each.provider for each in made.offers} == {"near"}
-    assert "machines of far do not reach each other" in str(made.failures["far"])
+    assert "machines of far cannot reach each other over a private network" in str(made.failures["far"])
     with pytest.raises(UsageError, match="leave out private_network=True, or choose another"):
         asyncio.run(look_around([far], need))
     assert asyncio.run(look_around([far], Need())).offers
@@ -398,7 +398,7 @@ def test_when_nothing_is_to_be_had_every_attempt_is_told_and_so_is_what_was_not_
 def test_a_driver_that_launches_other_nodes_than_were_ordered_leaves_none() -> None:
     cloud = Cloud("a", {"small": None}, shift=5)
     rented = launcher(cloud).launch(offers(cloud), (0, 1))
-    assert str(rented.error).startswith("a launched nodes [5, 6], but [0, 1] were ordered")
+    assert str(rented.error).startswith("the driver a launched nodes [5, 6], but [0, 1] were ordered")
     assert cloud.running == []
 
 

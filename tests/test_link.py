@@ -203,6 +203,6 @@ def test_a_call_whose_client_died_while_it_sent_the_function_fails_and_its_slot_
     assert said.stdout == "large\n"
     with sky.ComputePool.attach("halfway", console="off") as mine:
         [future] = mine.inherited
-        with pytest.raises(sky.SkypoolError, match="disconnected before its function had arrived completely"):
+        with pytest.raises(sky.SkypoolError, match="disconnected before the call's function had arrived"):
             future.result(timeout=60)
         assert nap(0) >> mine == 0

@@ -93,12 +93,12 @@ def test_a_rocm_has_a_driver_beside_it(rocm: str | None, release: str, driver: s
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"runtime": "cude"}, "no runtime is called 'cude'"),
+        ({"runtime": "cude"}, "no accelerator runtime is called 'cude'"),
         ({"runtime": "cuda", "cuda": "cu128"}, "is not a version"),
         ({"runtime": "cuda", "cuda": "12.8; reboot"}, "is not a version"),
         ({"runtime": "cuda", "cuda": "10.2"}, "too old"),
         ({"runtime": "cuda", "mig": "1g.10"}, "is not a MIG profile"),
-        ({"runtime": "neuron", "neuron": "2.21"}, "not on record"),
+        ({"runtime": "neuron", "neuron": "2.21"}, "does not know the packages of Neuron SDK 2.21"),
         ({"runtime": "rocm", "rocm": "seven"}, "is not a version"),
     ],
 )

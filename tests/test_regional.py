@@ -48,7 +48,7 @@ def test_several_places_that_fail_are_one_error_of_skypools_that_tells_of_each()
         everywhere(told, ["a", "dark", "gone", "dark"])
     assert isinstance(failed.value, ErrorGroup)
     assert str(failed.value).splitlines() == [
-        "3 regions or zones could not be queried:",
+        "3 regions or zones of the provider could not be queried; correct these causes and try again:",
         "  no answer from dark; try again",
         "  gone has no such service",
     ]

@@ -184,7 +184,7 @@ def test_what_is_suggested_fits_by_an_independent_calculation(cases: int) -> Non
         try:
             found = suggest(size, workload, precision, sequence=sequence, batch=batch)  # type: ignore[arg-type]
         except UsageError as error:
-            assert "no node holds the activations" in str(error)
+            assert "no accelerator has enough memory for the activations" in str(error)
             continue
         for each in found:
             devices = each.accelerator.count * each.nodes

@@ -143,11 +143,13 @@ def test_a_host_of_a_slice_sees_the_slice_unless_its_chips_are_split() -> None:
 
 
 def test_slots_that_mean_nothing_are_refused_where_they_are_written() -> None:
-    with pytest.raises(UsageError, match="slots must be a number, 'per-device' for one slot per device, or left out"):
+    with pytest.raises(
+        UsageError, match=r"slots \(how many .*\) must be a number, 'per-device' for one call per device, or left out"
+    ):
         sky.ComputePool(slots="per-gpu")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"slots \(calls a node runs at once\) must be at least 1"):
         sky.ComputePool(slots=0)
-    with pytest.raises(UsageError, match="devices must be 0 for a call that needs no device, or left out"):
+    with pytest.raises(UsageError, match="devices must be 0 for a call without accelerators, or left out"):
         sky.compute(devices=2)(lambda: None)  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="devices must be 0"):
         double(1).with_options(devices=False)  # type: ignore[call-overload]

@@ -399,7 +399,7 @@ def test_a_notice_that_came_while_the_link_was_down_is_heard_before_the_outcomes
 @pytest.mark.parametrize("wrong", [3, "save", lambda: None, lambda a, b: None])
 def test_an_on_interruption_that_cannot_be_called_so_is_refused(wrong: Any) -> None:
     with pytest.raises(
-        sky.UsageError, match="on_interruption must be a function of one argument, an Interruption, not"
+        sky.UsageError, match="on_interruption must be a function that takes one argument, an Interruption, not"
     ):
         sky.compute(on_interruption=wrong)
 

@@ -211,7 +211,7 @@ def test_a_driver_of_a_pool_that_may_run_and_cannot_be_made_again_is_told(cloud:
     ledger.begin("p", "s", lease=600, drivers=[cloud])
     change(ledger.file, "UPDATE pools SET drivers = replace(drivers, 'FakeCloud', 'Gone')")
     _, left_out = everyone(ledger)
-    assert "cannot be created again" in str(left_out["fake of pool p"])
+    assert "cannot be created from the settings" in str(left_out["fake of pool p"])
     ledger.end("s")
     assert "fake of pool p" not in everyone(ledger)[1]
 

@@ -59,7 +59,7 @@ from skypool.model import Need
         ({"memory": "much"}, "memory must be a size such as 64, '64GiB' or '1.5TB', not 'much'"),
         ({"memory": "64B"}, "memory must be a size in GiB such as 64, '64GiB' or '1.5TB', not '64B'"),
         ({"memory": [64]}, r"memory \(a size in GiB\) must be a number, not \[64\]"),
-        ({"memory": float("inf")}, "memory is infinite"),
+        ({"memory": float("inf")}, "memory must be finite"),
         ({"lease": float("inf")}, "lease must be a duration of at most a hundred years, not inf seconds"),
         ({"max_lifetime": "99999999h"}, "max_lifetime must be a duration of at most a hundred years"),
         ({"disk": "-5GB"}, "disk must be a size such as"),

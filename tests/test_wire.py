@@ -102,7 +102,7 @@ def test_lengths_that_do_not_fit_the_body_are_a_protocol_error(lengths: list[Any
     if honest:
         assert [len(part) for part in wire.split_buffers(body, lengths)] == lengths
     else:
-        with pytest.raises(ProtocolError, match="no room for lengths"):
+        with pytest.raises(ProtocolError, match="no room for parts of lengths"):
             wire.split_buffers(body, lengths)
 
 
@@ -150,7 +150,7 @@ def test_a_header_of_random_bytes_is_a_protocol_error_unless_it_is_an_object(
     if isinstance(expected, dict) and head.startswith(b"{") and head.endswith(b"}"):
         assert wire.parse_frame(memoryview(packet)).header == expected
     else:
-        with pytest.raises(ProtocolError, match="header is not"):
+        with pytest.raises(ProtocolError, match=r"header (is not|would take too much memory)"):
             wire.parse_frame(memoryview(packet))
 
 
@@ -234,7 +234,7 @@ def test_the_buffer_of_a_decoder_stays_below_three_times_the_largest_frame() -> 
 @pytest.mark.parametrize("depth", [100, 900, 950, 980, 990, 1000, 5_000, 200_000])
 def test_a_header_nested_too_deeply_is_a_protocol_error(depth: int, closed: bool) -> None:
     head = b"[" * depth + b"]" * (depth if closed else 0)
-    with pytest.raises(ProtocolError, match="header is not"):
+    with pytest.raises(ProtocolError, match=r"header (is not|would take too much memory)"):
         wire.parse_frame(memoryview(wire.seal(Kind.PING, head)))
 
 
@@ -251,7 +251,7 @@ NO_OBJECTS = [b"", b"{", b"[]", b"1", b'"a"', b"{} ", b" {}", b"{}{}", DIGITS, b
 
 @pytest.mark.parametrize("head", NO_OBJECTS)
 def test_a_header_that_is_no_json_object_is_a_protocol_error(head: bytes) -> None:
-    with pytest.raises(ProtocolError, match="header is not"):
+    with pytest.raises(ProtocolError, match=r"header (is not|would take too much memory)"):
         wire.parse_frame(memoryview(wire.seal(Kind.PING, head)))
 
 

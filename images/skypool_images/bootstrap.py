@@ -202,7 +202,10 @@ def _slug(url: str) -> str:
 
 def _file(path: str, text: str) -> str:
     if f"\n{_TEXT}\n" in f"\n{text}\n":
-        raise ImageError(f"an image must not contain the line {_TEXT}, because it ends texts in the script; remove it")
+        raise ImageError(
+            f"a text in the image contains the line {_TEXT}, which skypool uses to mark the end of texts; "
+            "remove that line"
+        )
     return f"cat > {path} <<'{_TEXT}'\n{text.rstrip()}\n{_TEXT}"
 
 

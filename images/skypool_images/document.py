@@ -59,7 +59,7 @@ def read_file(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ImageError(f"cannot read an image from {path}: {error}") from error
+        raise ImageError(f"the image file {path} cannot be read: {error}") from error
 
 
 def from_toml(text: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def from_json(text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ImageError(f"this image is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise ImageError(f"an image in JSON must be an object, not {fields!r}")
+        raise ImageError(f'an image in JSON must be an object such as {{"pip": ["numpy"]}}, not {fields!r}')
     return _unpacked(fields)
 
 

@@ -223,7 +223,7 @@ def _readable(path: Path, field: str) -> Path:
     """
     try:
         if not path.is_file() and path.exists():
-            raise ImageError(f"{field}: {path} is neither a file nor a folder")
+            raise ImageError(f"{field}: {path} is neither a file nor a folder; name one of these")
         with open(path, "rb"):
             return path
     except OSError as error:

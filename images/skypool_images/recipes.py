@@ -144,7 +144,7 @@ def recipe(
 
 def _known(runtime: str) -> str:
     if runtime not in RUNTIMES:
-        raise ValueError(f"no runtime is called {runtime!r}; choose from {', '.join(RUNTIMES)}")
+        raise ValueError(f"no accelerator runtime is called {runtime!r}; choose from {', '.join(RUNTIMES)}")
     return runtime
 
 
@@ -179,7 +179,9 @@ def _floor(cuda: str) -> str:
     """
     major = int(cuda.partition(".")[0])
     if major < min(CUDA_FLOORS):
-        raise ValueError(f"cuda={cuda!r} is too old; supported are {', '.join(map(str, CUDA_FLOORS))}")
+        raise ValueError(
+            f"cuda={cuda!r} is too old; the supported major versions are {', '.join(map(str, CUDA_FLOORS))}"
+        )
     return CUDA_FLOORS[min(major, max(CUDA_FLOORS))]
 
 
@@ -206,7 +208,7 @@ def _neuron_packages(neuron: str | None) -> list[str]:
         return names
     sdk = ".".join(_version("neuron", neuron).split(".")[:2])
     if sdk not in NEURON:
-        raise ValueError(f"the packages of Neuron {neuron} are not on record; choose from {', '.join(NEURON)}")
+        raise ValueError(f"skypool does not know the packages of Neuron SDK {neuron}; choose from {', '.join(NEURON)}")
     return [f"{name}={start}" for name, start in zip(names, NEURON[sdk], strict=True)]
 
 

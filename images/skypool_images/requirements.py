@@ -190,7 +190,8 @@ def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
         )
     if not admits(str(project.get("requires-python", "")), minor):
         raise ImageError(
-            f"pyproject: {path} requires Python {project['requires-python']}, but nodes run Python {minor}"
+            f"pyproject: {path} requires Python {project['requires-python']}, but nodes run Python {minor}; "
+            "use a Python version that both allow"
         )
     _elsewhere(path, project, listed.get("tool", {}).get("uv", {}).get("sources", {}))
     return text, lock
@@ -290,7 +291,10 @@ def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
         if option in ("-r", "--requirement", "-c", "--constraint"):
             other = path.parent / value
             if other.resolve() in within:
-                raise ImageError(f"requirements: {path}, line {number} includes {other}, which includes it")
+                raise ImageError(
+                    f"requirements: {path}, line {number} includes {other}, which in turn includes {path}: "
+                    "remove one of the two lines"
+                )
             for kind, inner in _read(other, within):
                 yield "constraint" if option in ("-c", "--constraint") else kind, inner
         elif option in (*_OPTIONS, *_MORE_OPTIONS):

@@ -208,7 +208,10 @@ def public(name: str, url: str) -> str:
     """
     parts = urlsplit(url.partition("@")[2].strip() if not _URL.match(url) else url)
     if parts.password and not parts.password.startswith("${"):
-        raise ImageError(f"{name}: an image must not contain a password; take that of {parts.hostname} from secrets=")
+        raise ImageError(
+            f"{name}: an image must not contain a password; take the one for {parts.hostname} from secrets=, "
+            "as in ${TOKEN}"
+        )
     return url
 
 
@@ -270,9 +273,7 @@ def variables(name: str, value: object) -> Pairs:
         _variable(name, key)
         if not isinstance(each, str):
             shown = "a value" if name == "secrets" else f"{each!r}"
-            raise ImageError(
-                f"{name}[{key!r}] must be text such as {str(1)!r}, not {shown} of type {type(each).__name__}"
-            )
+            raise ImageError(f"{name}[{key!r}] must be text such as '1', not {shown} of type {type(each).__name__}")
         if "\0" in each:
             raise ImageError(f"{name}[{key!r}] contains a NUL character, which a variable cannot hold")
     return tuple(sorted(value.items()))
@@ -317,11 +318,11 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
         target = text("files", os.fspath(target) if isinstance(target, os.PathLike) else target, such_as)
         if isinstance(source, (bytes, bytearray)):
             if target.endswith("/"):
-                raise ImageError(f"files: {target!r} is a folder; bytes need a file name in it")
+                raise ImageError(f"files: {target!r} is a folder; to write bytes, add a file name to it")
             rows.append((destination(target), bytes(source)))
             continue
         if target in ("/", "./", "~/"):
-            raise ImageError(f"files: {target!r} is not a place for a file; add a name")
+            raise ImageError(f"files: {target!r} is not a place for a file; add a file name")
         local = path(f"files[{target!r}]", source, "'words.txt' or b'…'")
         if local is None:
             raise ImageError(f"files[{target!r}] must be a local path or bytes, not None")
@@ -341,7 +342,7 @@ def destination(place: str) -> str:
     if place.startswith("~") and parts[0] != "~":
         raise ImageError(f"files: {place!r} is in another user's home; use '~/…', the home of the node's user")
     if str(PurePosixPath(place)) in (".", "/", "~") or "\n" in place:
-        raise ImageError(f"files: {place!r} is not a place for a file")
+        raise ImageError(f"files: {place!r} is not a place for a file; write a path such as 'data/words.txt'")
     return str(PurePosixPath(place))
 
 

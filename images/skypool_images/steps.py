@@ -96,5 +96,7 @@ def assemble(steps: Sequence[Step], title: str) -> str:
 
 def _body(script: str) -> str:
     if _END in script:
-        raise ImageError(f"an image must not contain the word {_END}, because it ends steps in the script; remove it")
+        raise ImageError(
+            f"a script in the image contains the word {_END}, which skypool uses to mark the end of steps; remove it"
+        )
     return script.rstrip("\n") + "\n"

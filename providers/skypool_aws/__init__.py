@@ -364,7 +364,8 @@ class AWS(Regional):
         root = image["RootDeviceName"]
         if arch != offer.arch:
             raise UsageError(
-                f"the image {ami} is for {arch}, {offer.instance_type} is {offer.arch}: use {arch=} or another image"
+                f"the image {ami} is for {arch}, but {offer.instance_type} is {offer.arch}: use arch={arch!r} "
+                "or another image"
             )
         for disk in image["BlockDeviceMappings"]:
             if disk["DeviceName"] == root:
@@ -382,8 +383,11 @@ class AWS(Regional):
         found = _requests.subnets(ec2, [*(self.subnet or ())])
         if not found:
             region = ec2.meta.region_name
-            advice = f"run `aws ec2 create-default-vpc --region {region}`, or name one with AWS(subnet=…)"
-            raise AccessError(f"the AWS account has no subnet in {region}; {advice}", provider="aws")
+            raise AccessError(
+                f"the AWS account has no subnet in {region}; run `aws ec2 create-default-vpc --region "
+                f"{region}`, or name one with AWS(subnet=…)",
+                provider="aws",
+            )
         return sorted(found, key=lambda subnet: subnet["SubnetId"])
 
     def _subnet(self, ec2: EC2Client, zone: str) -> SubnetTypeDef:
@@ -395,7 +399,10 @@ class AWS(Regional):
         for subnet in self._subnets(ec2):
             if subnet["AvailabilityZone"] == zone:
                 return subnet
-        raise CapacityError(f"AWS has no subnet in {zone} any more; name one with AWS(subnet=…)", provider="aws")
+        raise CapacityError(
+            f"AWS has no subnet in {zone} any more; create one there, or name another with AWS(subnet=…)",
+            provider="aws",
+        )
 
     def _security_group(self, ec2: EC2Client, name: str, vpc: str, said: Mapping[str, str], gang: bool) -> str:
         """Return the id of the pool's security group, which is made if it does not exist.
@@ -417,7 +424,9 @@ class AWS(Regional):
         if not group:
             group = retry.soon(lambda: _requests.security_group(ec2, name, vpc), _NEW) or ""
         if not group:
-            raise NoAnswer(f"AWS has a security group {name} but does not list it yet; try again", provider="aws")
+            raise NoAnswer(
+                f"AWS has created the security group {name} but does not list it yet; try again", provider="aws"
+            )
         for network in settings.networks(self.ssh_from):
             _requests.allow_ssh(ec2, group, network, _NEW)
         if gang:

@@ -559,7 +559,11 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
                 with accepted("InvalidVolume.NotFound"):
                     ec2.delete_volume(VolumeId=id)
             case _:
-                raise ProviderError(f"cannot remove {kind} {id} from AWS: skypool never makes one", provider="aws")
+                raise ProviderError(
+                    f"cannot remove {kind} {id} from AWS: skypool never creates this kind of resource; remove "
+                    "it yourself in the AWS console",
+                    provider="aws",
+                )
 
     patiently(attempt, seconds, "DependencyViolation", "InvalidPlacementGroup.InUse", "VolumeInUse")
 

@@ -99,7 +99,7 @@ class Container:
 
     def _check_words(self) -> None:
         if isinstance(self.options, str):
-            raise UsageError(f"options must be a list of words: options={shlex.split(self.options)!r}")
+            raise UsageError(f"options must be a list of words; write options={shlex.split(self.options)!r}")
         if not _are_words(self.options):
             raise UsageError(f"options must be a list of words such as ['--ipc=host'], not {self.options!r}")
         runtime = [self.runtime or "docker"] if isinstance(self.runtime, (str, type(None))) else self.runtime
@@ -112,7 +112,7 @@ class Container:
 
     def _check_sizes(self) -> None:
         if self.gpus is not None and self.gpus != "all" and (type(self.gpus) is not int or self.gpus < 1):
-            raise UsageError(f"gpus must be 'all', a number from 1, or None, not {self.gpus!r}")
+            raise UsageError(f"gpus must be 'all', a number of at least 1, or None, not {self.gpus!r}")
         if self.cpus is not None and not self.cpus > 0:
             raise UsageError(f"cpus must be a number above 0, not {self.cpus!r}")
         for name in ("memory", "shm"):
@@ -128,7 +128,9 @@ class Container:
             )
         for here, there in self.volumes.items():
             if not isinstance(there, str) or not there.startswith("/"):
-                raise UsageError(f"volumes[{here!r}] must be a path in the container, from '/' on, not {there!r}")
+                raise UsageError(
+                    f"volumes[{here!r}] must be an absolute path in the container such as '/data', not {there!r}"
+                )
 
     # --- the contract of a driver ----------------------------------------------------------------------------
 
@@ -236,11 +238,15 @@ class Container:
                 there = self._ids(program)
             except SkypoolError as e:
                 raise StillRunning(
-                    f"{_names(left)} may still run, as the container program did not confirm that they ended: {e}", left
+                    f"{_names(left)} may still run, because `rm -f` did not confirm that they ended: {e}; "
+                    "remove them yourself, or try again",
+                    left,
                 ) from e
             left = [each for each in left if each.id in there]
             if left and time.monotonic() > until:
-                raise StillRunning(f"{_names(left)} still exist after `rm -f`: {said}", left)
+                raise StillRunning(
+                    f"{_names(left)} still exist after `rm -f`, which said {said!r}; remove them yourself", left
+                )
 
     # --- the program -----------------------------------------------------------------------------------------
 
@@ -354,7 +360,8 @@ class Container:
         free = [each.pin for each in fit if each.pin not in used]
         if len(free) < self.gpus:
             raise CapacityError(
-                f"a container needs {self.gpus} GPUs, but only {len(free)} of this machine's {len(fit)} GPUs are free",
+                f"a container needs {self.gpus} GPUs, but only {len(free)} of this machine's {len(fit)} GPUs "
+                "are free; ask for fewer, or wait for other containers to end",
                 provider=self.name,
             )
         return free[: self.gpus]
@@ -419,7 +426,11 @@ def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[st
     except FileNotFoundError as e:
         raise UsageError(f"the program {argv[0]} is not installed here: install Docker or podman") from e
     except subprocess.TimeoutExpired as e:
-        raise ProviderError(f"{shlex.join(argv[:2])} did not answer within {patience:g} s", provider="container") from e
+        raise ProviderError(
+            f"`{shlex.join(argv[:2])}` did not end within {patience:g} s; check that the container service "
+            "runs, and try again",
+            provider="container",
+        ) from e
 
 
 def _names(instances: Sequence[Instance]) -> str:

@@ -90,7 +90,7 @@ class GCP:
         settle(self, _api.SHAPES, {})
         plain(self, queue=float)
         if not 0 <= self.queue <= _LONGEST_QUEUE:
-            raise UsageError(f"queue is seconds up to a week (604800), not {self.queue!r}")
+            raise UsageError(f"queue must be a number of seconds from 0 to 604800 (a week), not {self.queue!r}")
 
     def offers(self, need: Need) -> Answers[Offer]:
         """Return all offers of Compute Engine and Cloud TPU that could meet the need. All parts are asked in parallel.

@@ -118,8 +118,8 @@ class Local:
         free = [device for device in fit if f"{device.kind} {device.pin}" not in used][: asked.count]
         if len(free) < asked.count:
             raise CapacityError(
-                f"this machine has {len(fit)} of {asked}, but pool {order.pool!r} already uses {len(used)}; "
-                f"ask for fewer nodes",
+                f"this machine has {len(fit)} of {asked}, but pool {order.pool!r} already uses {len(used)} of "
+                "them; ask for fewer nodes",
                 provider=self.name,
             )
         return {
@@ -183,7 +183,11 @@ class Local:
         left = [instance for instance in instances if not _end(Path(instance.detail["folder"]))]
         if left:
             names = ", ".join(instance.id for instance in left)
-            raise StillRunning(f"processes of {names} still run after SIGKILL; see {home()}", left)
+            raise StillRunning(
+                f"processes of {names} still run after SIGKILL; check with `ps` what blocks them. Their "
+                f"folders are in {home()}",
+                left,
+            )
 
 
 def home() -> Path:

@@ -266,7 +266,10 @@ class RunPod(Regional):
             volumes = {each["id"]: each["dataCenterId"] for each in there["myself"]["networkVolumes"] or ()}
             if self.volume not in volumes:
                 yours = ", ".join(volumes) or "none"
-                raise UsageError(f"your account has no network volume {self.volume!r}; it has {yours}")
+                raise UsageError(
+                    f"your RunPod account has no network volume {self.volume!r}; the ids of its network "
+                    f"volumes: {yours}"
+                )
             centers = {volumes[self.volume]}
         known = {"secure": centers, "community": there["countryCodes"]}
         everywhere_known: set[str] = set()

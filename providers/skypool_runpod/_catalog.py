@@ -197,8 +197,8 @@ def name(pool: str, token: str, node: int, until: datetime | None) -> str:
     text = f"skypool/{pool}/{tags.owner()}/{token}/{node}/{tags.stamp(until)}"
     if len(text) > _LONGEST_NAME or not re.fullmatch(FACTS["name"], text):
         raise UsageError(
-            f"RunPod cannot name a pod {text!r}: names have at most {_LONGEST_NAME} characters. Give the pool a "
-            f"shorter name="
+            f"RunPod cannot name a pod {text!r}, as names have at most {_LONGEST_NAME} characters; give the "
+            "pool a shorter name="
         )
     return text
 

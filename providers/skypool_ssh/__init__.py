@@ -97,7 +97,7 @@ class SSH:
     def __post_init__(self) -> None:
         settings.plain(self, inventory=Path, config=Path, identity=Path, python=Path, strict=bool)
         if isinstance(self.hosts, (str, Host)) or not isinstance(self.hosts, Iterable):
-            raise UsageError(f"hosts must be a list: hosts=[{self.hosts!r}]")
+            raise UsageError(f"hosts must be a list; write hosts=[{self.hosts!r}]")
         if not self.hosts and self.inventory is None:
             raise UsageError("SSH needs machines: hosts=['gpu1', 'user@gpu2:2222'], or inventory='hosts.toml'")
         object.__setattr__(self, "hosts", tuple(_once(list(map(_api.host, self.hosts)))))
@@ -133,7 +133,7 @@ class SSH:
                     has[host] = next(iter(elsewhere.accelerators(answer)), None)
             if not has:
                 failed = [each for each in answers.values() if isinstance(each, SkypoolError)]
-                raise together("none of the hosts can be used", failed)
+                raise together("none of the hosts can be used; correct at least one of these causes", failed)
         groups: dict[Accelerator | None, list[str]] = {}
         for host, accelerator in has.items():
             groups.setdefault(accelerator, []).append(host.label)
@@ -251,7 +251,9 @@ class SSH:
                 continue
             found += self._nodes_of(host, answer, pool)
         if errors and not found:
-            raise together("no node was found, and some hosts could not be queried", errors)
+            raise together(
+                "no node was found, and some hosts could not be queried; correct these causes and try again", errors
+            )
         for error in errors:
             warnings.warn(
                 f"some nodes may be missing, as a host could not be queried: {error}", RuntimeWarning, stacklevel=2
@@ -297,8 +299,8 @@ class SSH:
         host = next((host for host in self._all() if host.label == instance.id), None)
         if host is None:
             raise UsageError(
-                f"node {instance.node} of pool {instance.pool!r} is on {instance.id}, which is no longer in hosts= "
-                f"or the inventory: add it again"
+                f"node {instance.node} of pool {instance.pool!r} is on host {instance.id}, which is no longer "
+                "in hosts= or the inventory: add that host again"
             )
         ssh, notice = self._transport(host)
         folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
@@ -455,5 +457,5 @@ def _once(hosts: list[Host]) -> list[Host]:
     labels = [host.label for host in hosts]
     for label in labels:
         if labels.count(label) > 1:
-            raise UsageError(f"host {label} is named twice")
+            raise UsageError(f"host {label} is named twice in hosts= or the inventory; remove one of the two entries")
     return hosts

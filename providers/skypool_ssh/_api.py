@@ -144,7 +144,7 @@ def inventory(file: str) -> Iterator[Host]:
     try:
         read = tomllib.loads(Path(file).expanduser().read_text())
     except (OSError, ValueError) as e:
-        raise UsageError(f"the inventory {file} cannot be read: {e}") from e
+        raise UsageError(f"the inventory file {file} cannot be read: {e}; correct its path or its TOML") from e
     _known(file, read, ("host", "defaults"))
     defaults = read.get("defaults", {})
     words = [each.name for each in fields(Host)]
@@ -152,7 +152,7 @@ def inventory(file: str) -> Iterator[Host]:
     for entry in read.get("host", []):
         _known(f"[[host]] in {file}", entry, words)
         if "name" not in entry:
-            raise UsageError(f"a [[host]] in {file} has no name: {entry}")
+            raise UsageError(f"a [[host]] in {file} has no name: {entry}; add a line such as name = 'gpu1'")
         yield Host(**{**defaults, **entry})
 
 
@@ -230,7 +230,7 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
     try:
         status, out, said = asked.result(until)
     except TimeoutError as e:
-        raise ConnectionLost(f"{label} did not answer in time") from e
+        raise ConnectionLost(f"host {label} did not answer in time; check that it runs and that ssh reaches it") from e
     lines = out.splitlines()
     if _BEGUN in lines and status == 0:
         return lines[lines.index(_BEGUN) + 1 :]
@@ -255,7 +255,7 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
                 f"change, remove the old one with `ssh-keygen -R` or correct host_key=:\n{said}"
             )
         case Trouble.LOGIN:
-            raise LoginRefused(f"{target} does not let us in{who}: check user= and identity=, try by hand:\n{said}")
+            raise LoginRefused(f"{target} refused the login{who}: check user= and identity=, and try by hand:\n{said}")
         case _:
             said = said or f"ssh ended with status {status}"
             kind = Dropped if ssh.dropped(said) else ConnectionLost

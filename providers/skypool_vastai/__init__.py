@@ -91,7 +91,10 @@ class VastAI:
         if not 0 <= self.min_reliability <= 1:
             raise UsageError(f"min_reliability must be from 0 to 1, such as 0.98, not {self.min_reliability!r}")
         if not (self.bid >= 1 and self.disk_gb >= 1):
-            raise UsageError(f"bid (a factor) and disk_gb must be 1 or more, not {self.bid!r} and {self.disk_gb!r}")
+            raise UsageError(
+                "bid (a factor of the lowest bid that would do) and disk_gb must be at least 1, not "
+                f"{self.bid!r} and {self.disk_gb!r}"
+            )
         settings.settle(self, _SETTINGS, {"ssh": _WAYS})
 
     def offers(self, need: Need) -> Iterable[Offer]:

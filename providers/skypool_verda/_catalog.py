@@ -63,7 +63,11 @@ def offers(
     """
     currency = str(record.get("currency") or "usd")
     if currency.lower() != "usd":
-        raise ProviderError(f"Verda listed prices in {currency}, although USD was requested", provider="verda")
+        raise ProviderError(
+            f"Verda listed prices in {currency}, although USD was requested, so they cannot be compared; "
+            "choose another provider",
+            provider="verda",
+        )
     name = record["instance_type"]
     has = accelerator(record)
     disk_gb = max(_GPU_DISK_GB if has else _PLAIN_DISK_GB, need.disk_gb)

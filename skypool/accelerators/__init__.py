@@ -67,7 +67,11 @@ if not TYPE_CHECKING:  # type checkers must see only the names above
     def __getattr__(name: str) -> object:
         found = _named(name)
         if found is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}; `skypool accelerators` lists the models that it has",
+                name=name,
+                obj=sys.modules[__name__],
+            )
         globals()[name] = found
         return found
 

@@ -125,7 +125,10 @@ def _replace(self: Any, /, **changes: Any) -> Any:
 def _refuse(self: Any, name: str, *_value: object) -> None:
     from dataclasses import FrozenInstanceError
 
-    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+    raise FrozenInstanceError(
+        f"cannot assign to field {name!r} of this {type(self).__name__}, which is immutable; make a changed "
+        "copy instead"
+    )
 
 
 class _Late:

@@ -93,7 +93,10 @@ class Model(_Typed[M, F]):
         def __getattr__(self, attribute: str) -> Accelerator:
             if attribute.startswith("partition_"):
                 return _partition(self, attribute)
-            raise AttributeError(f"a factory of accelerators has no attribute {attribute!r}")
+            raise AttributeError(
+                f"an accelerator model has no attribute {attribute!r}; call the model, as in H100(), to get an "
+                "Accelerator with attributes"
+            )
 
 
 class SliceModel:
@@ -162,7 +165,7 @@ def _partition(model: Model[str, str], attribute: str) -> Accelerator:
                 return build(model.name, memory).partition(profile)
     have = [p for memory in sizes for p in tables.profiles(model.name, memory)]
     listed = ", ".join(dict.fromkeys(attribute_of(profile) for profile in have)) or "none"
-    raise AttributeError(f"{model.name} has no {attribute}; its partitions: {listed}")
+    raise AttributeError(f"accelerator {model.name} has no attribute {attribute!r}; its partitions are: {listed}")
 
 
 FLYTE: dict[str, tuple[str, float | None]] = {

@@ -134,7 +134,10 @@ def any(  # hides the built-in function here, but reads well in use: accelerator
         wanted = architecture.casefold()  # "hopper" is also "Hopper (Grace Hopper)"
         found = [each for each in found if each.architecture.casefold().split(" (")[0] == wanted]
     if not found:
-        raise UsageError("no accelerator in the catalogue satisfies all of these bounds; relax one of them")
+        raise UsageError(
+            "no accelerator in skypool's catalogue satisfies all of the given bounds, such as memory= and "
+            "vendor=, at once; relax one of them"
+        )
     return tuple(sorted(each.with_count(count) for each in found))
 
 
@@ -161,7 +164,9 @@ def select(
     """
     for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
         if word is not None and not isinstance(word, str):
-            raise UsageError(f"{name} must be a string, not {word!r}")
+            raise UsageError(
+                f"{name} must be a string such as vendor='nvidia', kind='gpu' or runtime='cuda', not {word!r}"
+            )
     among = tuple(among)
     for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
         known = {getattr(each, name) for each in among}

@@ -78,8 +78,8 @@ def Custom(
     size = 0.0 if memory is None else gigabytes(memory) if isinstance(memory, str) else None
     if size is None or not isinstance(name, str) or not name.strip() or type(count) is not int or count < 1:
         raise UsageError(
-            f"not an accelerator: name {name!r}, memory {memory!r}, count {count!r}; "
-            f"write it like Custom('My-GPU', memory='48GB', count=2)"
+            f"Custom() takes a name, a memory such as '48GB' and a count of at least 1, not {name!r}, "
+            f"{memory!r} and {count!r}; write it like Custom('My-GPU', memory='48GB', count=2)"
         )
     if runtime is None:
         runtime = "cuda" if cuda_min or cuda_max or driver_min or compute_capability else "none"
@@ -138,10 +138,11 @@ def _add(name: str, made: object, memory: str | None, runtime: Runtime | None, k
     key = squashed(name) if isinstance(name, str) else ""
     if not key or ":" in name or "@" in name or "/" in name:
         raise UsageError(
-            f"{name!r} is not a valid name of an accelerator: it must be a string without ':', '@' and '/'"
+            f"{name!r} is not a valid name of an accelerator: it must be a string such as 'My-GPU', without "
+            "':', '@' and '/'"
         )
     if key in _entries or key in {squashed(known) for known in tables.rows_by_name()} or key in spellings():
-        raise UsageError(f"the accelerator name {name!r} is already in use; choose another")
+        raise UsageError(f"the accelerator name {name!r} is already in use; choose another name")
     if isinstance(made, type):
         plain = Custom(name, memory=memory, runtime=runtime, kind=kind)
         _entries[key] = _Entry(name, lambda: plain, made)
@@ -156,7 +157,10 @@ def _add(name: str, made: object, memory: str | None, runtime: Runtime | None, k
 def _called(make: Callable[[], object]) -> Accelerator:
     if isinstance(made := make(), Accelerator):
         return made
-    raise UsageError(f"{make!r} is registered as an accelerator, but returned {made!r} instead of an Accelerator")
+    raise UsageError(
+        f"{make!r} is registered as an accelerator, but returned {made!r}; make it return an Accelerator such "
+        "as Custom('My-GPU', memory='48GB')"
+    )
 
 
 def look_up(spelling: str) -> Accelerator | None:

@@ -192,7 +192,10 @@ class _Shape:
 
 def _check(parameters: float, workload: str, precision: str | None, sequence: int, batch: int) -> None:
     if not 0 < parameters < 1e15 or sequence < 1 or batch < 1:
-        raise UsageError("parameters, sequence and batch must be above 0, and parameters a number such as 13e9")
+        raise UsageError(
+            "parameters must be a number above 0 such as 13e9, and sequence and batch at least 1, not "
+            f"parameters={parameters!r}, sequence={sequence!r} and batch={batch!r}"
+        )
     if parameters < 1000:
         few = f"{parameters:g}"
         raise UsageError(f"{few} parameters are too few for a model; for {few} billion write {few}e9 or '{few}B'")
@@ -322,7 +325,10 @@ def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestio
     if not found and not shape.split:
         return _several_nodes(replace(shape, split=True), precisions)
     if not found:
-        raise UsageError("no node holds the activations of one sequence: ask for a smaller sequence= or batch=")
+        raise UsageError(
+            "no accelerator has enough memory for the activations of one sequence: ask for a smaller sequence= "
+            "or batch="
+        )
     return found
 
 

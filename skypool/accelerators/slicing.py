@@ -37,7 +37,7 @@ def TPU(type: str, *, topology: str | None = None, chips: int | None = None) -> 
     sold = [each for each in tables.slices().values() if each.generation == of and (each.topology or topology is None)]
     shapes = [f"{each.topology or 'a slice'} ({each.chips} chip{'s' * (each.chips > 1)})" for each in sold]
     asked = topology or f"{chips} chips"
-    raise UsageError(f"no {of} slice has {asked}; choose from {', '.join(shapes[:12])}{', …' * (len(shapes) > 12)}")
+    raise UsageError(f"no TPU {of} slice has {asked}; choose from {', '.join(shapes[:12])}{', …' * (len(shapes) > 12)}")
 
 
 def _named(type: str, topology: str | None, chips: int | None) -> Accelerator:
@@ -47,7 +47,8 @@ def _named(type: str, topology: str | None, chips: int | None) -> Accelerator:
         raise UsageError(f"no TPU is called {type!r}; did you mean {near}?")
     if topology not in (None, found.topology) or chips not in (None, found.chips):
         raise UsageError(
-            f"{found.type} already means {found.chips} chips, {found.topology}: leave topology= and chips= out"
+            f"the TPU type {found.type} already means {found.chips} chips and topology {found.topology}: leave "
+            "topology= and chips= out"
         )
     return build_slice(found)
 

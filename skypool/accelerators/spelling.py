@@ -68,7 +68,9 @@ def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
     if dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):
         return found
     if dialect is not None and dialect not in dialects():
-        raise UsageError(f"no dialect is called {dialect!r}; choose from {', '.join(dialects())}")
+        raise UsageError(
+            f"dialect={dialect!r} is not a known way of writing accelerators; choose from {', '.join(dialects())}"
+        )
     if isinstance(spelling, Accelerator):
         return spelling
     if isinstance(spelling, (Model, SliceModel)):

@@ -76,7 +76,11 @@ class Accelerator:
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.count, int) or self.count < 0 or self.memory_gb < 0:
-            raise _refused(f"not an accelerator: {self.name!r}, {self.memory_gb} GB, count {self.count}")
+            raise _refused(
+                "an accelerator needs a name, a memory of at least 0 GB and a count of at least 0, not "
+                f"{self.name!r}, {self.memory_gb} GB and {self.count}; Custom('My-GPU', memory='48GB') makes "
+                "one"
+            )
         if not self.card_memory_gb:
             object.__setattr__(self, "card_memory_gb", self.memory_gb)
         if not self.label:
@@ -128,7 +132,9 @@ class Accelerator:
         if count == self.count:
             return self
         if self.slice is not None:
-            raise _refused(f"{self.label} always has {self.count} chips; choose another slice instead of a count")
+            raise _refused(
+                f"{self.label} always has {self.count} chips; choose another slice instead of giving a count"
+            )
         if not isinstance(count, int) or count < 1 or self.kind == "cpu":
             raise _refused(f"count of {self.label} must be a whole number above 0, not {count!r}")
         return _changed(self, count=count)
@@ -149,14 +155,18 @@ class Accelerator:
         from skypool.accelerators import partitions  # imported late: only partitions need it
 
         if self.part is not None:
-            raise _refused(f"{self} is already a partition and cannot be partitioned again")
+            raise _refused(
+                f"{self} is already a partition and cannot be partitioned again; call partition() on the whole card"
+            )
         sizes: tuple[float, ...] = (self.card_memory_gb,)
         if self.origin == "default":
             sizes = tuple(dict.fromkeys(sizes + partitions.memories(self.name)))
         memory, part = partitions.find(self.name, sizes, profile)
         if not 1 <= count <= part.max_per_card * self.count:
-            holds = f"{self.name} {memory:g}GB holds at most {part.max_per_card} of {part.profile}"
-            raise _refused(f"{holds}, so {count} do not fit on {self.count}")
+            raise _refused(
+                f"one {self.name} {memory:g}GB holds at most {part.max_per_card} partitions {part.profile}, so "
+                f"{count} do not fit on {self.count}; ask for 1 to {part.max_per_card * self.count}"
+            )
         card = self if memory == self.memory_gb else build(self.name, memory, self.form_factor)
         return _changed(card, part=part, memory_gb=part.memory_gb, count=count)
 
@@ -262,7 +272,9 @@ class Accelerator:
         try:
             return _from_fields(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise _refused(f"not an accelerator in JSON: {error}") from error
+            raise _refused(
+                f"this is not the JSON of an accelerator: {error}; pass a text that Accelerator.to_json() returned"
+            ) from error
 
 
 def _changed(value: Accelerator, **changes: Any) -> Accelerator:

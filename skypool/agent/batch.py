@@ -72,12 +72,21 @@ class Batch:
         self._offered = False
         numbers = {type(each) for each in (*self.ids, *self._lengths)}
         if numbers != {int} or len(self.ids) != len(self._lengths) or min(*self.ids, *self._lengths) < 0:
-            raise ProtocolError("a frame of several calls has invalid ids or lengths")
+            raise ProtocolError(
+                "the client sent a message with several calls whose ids or lengths are invalid; closing its "
+                "connection. Use the same version of skypool on client and node; if you do, report this bug"
+            )
         if len(self.ids) > TOGETHER or len(set(self.ids)) < len(self.ids) or max(self.ids) >= 1 << 64:
-            raise ProtocolError(f"a frame of {len(self.ids)} calls (limit {TOGETHER}) has duplicate or too large ids")
+            raise ProtocolError(
+                f"the client sent {len(self.ids)} calls in one message, where only {TOGETHER} with different "
+                "64-bit ids are allowed; closing its connection. Use the same version of skypool on client and "
+                "node; if you do, report this bug"
+            )
         if sum(self._lengths) != len(f.body):
             raise ProtocolError(
-                f"a frame of {len(self.ids)} calls has {len(f.body)} bytes, expected {sum(self._lengths)}"
+                f"the client sent a message of {len(self.ids)} calls with {len(f.body)} bytes of arguments "
+                f"instead of {sum(self._lengths)}; closing its connection. Use the same version of skypool on "
+                "client and node; if you do, report this bug"
             )
 
     @property

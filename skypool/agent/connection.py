@@ -87,7 +87,10 @@ class Connection:
             return []
         if n == 0:
             if self._decoder.pending:
-                raise ProtocolError(f"the connection ended inside a frame, after {self._decoder.pending} bytes of it")
+                raise ProtocolError(
+                    f"the client's connection ended in the middle of a message, after {self._decoder.pending} "
+                    "bytes of it; a client that still runs reconnects by itself"
+                )
             raise EOFError
         return self._decoder.advance(n)
 
@@ -255,7 +258,10 @@ class Connection:
             if sent == length:
                 self._rest.popleft()
             elif sent == 0:
-                raise ProtocolError("the file of a stored value was truncated")
+                raise ProtocolError(
+                    "the file of a stored value on this node became shorter while it was being sent; keep "
+                    "other programs from changing files in skypool's folders"
+                )
         else:
             sent = os.write(self.sink, first)
             self._rest.popleft()

@@ -243,7 +243,10 @@ class Agent:
         """
         handle = self._handlers.get(f.kind)
         if handle is None:
-            raise ProtocolError(f"unexpected {f.kind.name} frame: a client does not send these")
+            raise ProtocolError(
+                f"the client sent a {f.kind.name} message, which clients never send; closing its connection. "
+                "Use the same version of skypool on client and node; if you do, report this bug"
+            )
         handle(f)
 
     def _handle(self) -> dict[Kind, Callable[[Frame], None]]:
@@ -404,7 +407,11 @@ class Agent:
                 never sent.
         """
         if len(f.raw) > PACKET:
-            raise ProtocolError(f"a frame of several calls has {len(f.raw)} bytes; the limit is {PACKET}")
+            raise ProtocolError(
+                f"the client sent a message of {len(f.raw)} bytes with several calls, and the limit is "
+                f"{PACKET} bytes; closing its connection. Use the same version of skypool on client and node; "
+                "if you do, report this bug"
+            )
         batch = Batch(f, self._store.name(f.header["fn"]), self._slots.kind_of(f.header))
         new = batch.ids
         if not self._calls.keys().isdisjoint(new) or self._unacknowledged.knows_any(new):
@@ -516,7 +523,10 @@ class Agent:
             case Kind.RECALLED:
                 self._queue.again([f.header["id"]])  # its worker ends now, and then the call goes to another one
             case _:
-                raise ProtocolError(f"unexpected {f.kind.name} frame: a worker does not send these")
+                raise ProtocolError(
+                    f"a worker process on this node sent a {f.kind.name} message, which workers never send; "
+                    "this is a bug of skypool, so please report it"
+                )
 
     def _on_outcome(self, slot: Slot, f: Frame, packet: bytes) -> None:
         id_ = f.header["id"]

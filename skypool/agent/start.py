@@ -130,7 +130,10 @@ def _start(config: AgentConfig, words: int) -> socket.socket:
     listener.close()
     agent = _find()
     if agent is None:
-        raise RuntimeError("the agent's socket was deleted right after it was created")
+        raise RuntimeError(
+            f"the socket {SOCKET} of skypool's agent, its process on this node, was deleted right after it was "
+            "created; keep other programs from changing files in skypool's folders"
+        )
     return agent
 
 

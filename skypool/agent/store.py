@@ -52,12 +52,18 @@ class Arrivals:
         size = f.header["size"]
         if at == 0:
             if size <= 0 or key in self._blobs:
-                raise ProtocolError(f"a value of {size} bytes is empty or was started twice")
+                raise ProtocolError(
+                    f"the client began to send a large value of {size} bytes that is empty or was begun "
+                    "before; closing its connection. Use the same version of skypool on client and node; if "
+                    "you do, report this bug"
+                )
             self._blobs[key] = (self._room(size), 0)
         blob, arrived = self._blobs.get(key, (None, -1))
         if blob is None or at != arrived or at + len(f.body) > size:
             raise ProtocolError(
-                f"a piece of a value begins at byte {at}, and {max(arrived, 0)} of {size} bytes have arrived"
+                f"the client sent a piece of a large value that begins at byte {at}, but {max(arrived, 0)} of "
+                f"{size} bytes have arrived; closing its connection. Use the same version of skypool on client "
+                "and node; if you do, report this bug"
             )
         if isinstance(blob, Blob):
             try:
@@ -88,7 +94,11 @@ class Arrivals:
         """
         blob, arrived = self._blobs.pop(key, (None, 0))
         if blob is None or (isinstance(blob, Blob) and arrived != blob.size):
-            raise ProtocolError(f"a frame refers to a value {key!r} of which {arrived} bytes have arrived")
+            raise ProtocolError(
+                f"the client sent a message that refers to the large value {key!r}, of which only {arrived} "
+                "bytes have arrived; closing its connection. Use the same version of skypool on client and "
+                "node; if you do, report this bug"
+            )
         return blob
 
     def discard(self, f: Frame) -> None:
@@ -195,7 +205,10 @@ class Store:
         """
         header = self.functions[key][0] if key in self.functions else self._coming.get(("function", key))
         if header is None:
-            raise ProtocolError(f"a call needs the function {key!r}, which the client never sent")
+            raise ProtocolError(
+                f"the client sent a call of the function {key!r}, but never sent that function; closing its "
+                "connection. Use the same version of skypool on client and node; if you do, report this bug"
+            )
         return str(header["name"])
 
     def drop(self, key: str) -> None:
@@ -300,7 +313,10 @@ class Store:
         }
         if h["found"] and h.get("file"):
             if hashlib.sha256(f.body).hexdigest()[:16] != h["hash"]:
-                raise ProtocolError(f"the source of module {name} does not match its hash")
+                raise ProtocolError(
+                    f"the client sent the module {name} with source that does not match its hash; closing its "
+                    "connection. Use the same version of skypool on client and node; if you do, report this bug"
+                )
             folder = os.path.join(self._folder, "modules", h["hash"])
             os.makedirs(folder, exist_ok=True)
             path = reply["file"] = os.path.join(folder, os.path.basename(h["file"]))

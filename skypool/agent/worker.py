@@ -233,7 +233,8 @@ class Worker:
             reply, fds = self._channel.fetch("object", key)
             if not reply.header.get("found"):
                 raise KeyError(
-                    f"this node has no value {key} of put(): it was freed, or is another pool's; put() it again"
+                    f"this node has no value {key} of put(): it was freed, or put into another pool; call "
+                    "put() on this pool again"
                 )
             if "full" in reply.header:
                 raise SpoolFull(reply.header["full"])
@@ -254,7 +255,8 @@ class Worker:
             reply, fds = self._channel.fetch("function", key)
             if not reply.header.get("found"):
                 raise SkypoolError(
-                    "the client that sent this call disconnected before its function had arrived completely"
+                    "the client that sent this call disconnected before the call's function had arrived "
+                    "completely; send the call again"
                 )
             if "full" in reply.header:
                 raise SpoolFull(reply.header["full"])

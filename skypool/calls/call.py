@@ -155,7 +155,7 @@ class ComputeFunction(Generic[P, T]):
             operator: the operator that was used, such as ">>", for the message.
         """
         raise UsageError(
-            f"{self.name} is a function, and {operator} takes a call: call it, {self.name}(…) {operator} …"
+            f"{operator} takes a call, but {self.name} is a function: call it, {self.name}(…) {operator} …"
         )
 
     def __rshift__(self, pool: object) -> NoReturn:
@@ -503,7 +503,9 @@ def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, 
     if isinstance(function, ComputeFunction):
         return function.with_options()
     if not callable(function) or isinstance(function, type):
-        raise UsageError(f"@compute takes a function, and {function!r} is not a function")
+        raise UsageError(
+            f"@compute takes a function, but {function!r} is not a function; put @compute directly above a def"
+        )
     return ComputeFunction(function, options)
 
 
@@ -656,8 +658,8 @@ class Call(Generic[T_co]):
         Python asks for one in `if call:`, and in `a > b > c`, which means `a > b and b > c`.
         """
         raise UsageError(
-            f"{self!r} has no truth value: it has not run. Send it with `>>`; and mind that `a > b > c` means "
-            f"`a > b and b > c`"
+            f"{self!r} has not run, so it has no truth value; send it with `>> pool`. If you wrote "
+            f"`a > b > c`, it means `a > b and b > c`: add parentheses"
         )
 
     def __repr__(self) -> str:
@@ -679,8 +681,8 @@ def call_asked(call: Call[T]) -> Call[T]:
         UsageError: it is not a `Call`, for example because a function was passed without its arguments.
     """
     if not isinstance(call, Call):
-        hint = f": call it, {call.name}(…)" if isinstance(call, ComputeFunction) else ", such as train(3)"
-        raise UsageError(f"a pool runs calls, not {call!r:.80}{hint}")
+        hint = f": call it, {call.name}(…)" if isinstance(call, ComputeFunction) else ""
+        raise UsageError(f"a pool runs calls such as train(3), not {call!r:.80}{hint}")
     return call
 
 
@@ -729,7 +731,9 @@ def _runner(pool: Any, operator: str, call: Call[Any] | None = None) -> Runner:
     if call is not None:
         call.sent = True  # even if this is no pool: the error below is enough, without a warning
     if isinstance(pool, type) or not hasattr(pool, "run_group"):
-        raise UsageError(f"a call is sent to a pool with {operator}, not to {pool!r:.80}")
+        raise UsageError(
+            f"{operator} sends a call to a pool, and {pool!r:.80} is not a pool; make one with ComputePool(…)"
+        )
     return pool  # type: ignore[no-any-return]  # it has what a Runner has
 
 

@@ -91,7 +91,7 @@ class Dispatch:
         with self._lock:
             for pending in pending_calls:
                 if self._closed is not None:
-                    raise self._too_late(f"{pending.name} was sent to")
+                    raise self._too_late(pending.name)
                 pending.id = next(self._ids)
                 if type(pending.outlet) is not ResultCell:
                     self._connect(pending)
@@ -368,10 +368,10 @@ class Dispatch:
         The message and the cause of the error name why the pool ended.
 
         Args:
-            what: the first words of the message, such as "put() on".
+            what: the first words of the message, such as "a call".
         """
         why = f": {self._closed}" if self._closed is not None else ""
-        error = PoolClosed(f"{what} pool {self._pool!r}, which has ended{why}")
+        error = PoolClosed(f"{what} was sent to pool {self._pool!r}, which has ended{why}")
         error.__cause__ = self._closed
         return error
 
@@ -389,7 +389,7 @@ class Dispatch:
         """
         with self._lock:
             if self._closed is not None:
-                raise self._too_late("put() on")
+                raise self._too_late("a value of put()")
             self._objects[key] = buffers
             for node_queue in self.node_queues.values():
                 node_queue.give_object(key, self._objects[key])
@@ -564,7 +564,7 @@ class Dispatch:
         """
         with self._lock:
             if self._closed is not None:
-                raise self._too_late("a call was sent to")
+                raise self._too_late("a call")
             nodes = self._staying() if named is None else set(named)
             missing = nodes - self.node_queues.keys()
             if missing:

@@ -60,7 +60,11 @@ def _opened(raw: Returned, name: str) -> Any:
         return codec.loads(raw.buffers)
     except Exception as e:
         what = f"the result of {name}"
-        raise PickleError(f"{what} cannot be rebuilt here: {type(e).__name__}: {e}", what) from e
+        raise PickleError(
+            f"{what} arrived, but cannot be unpickled here: {type(e).__name__}: {e}; install the packages that "
+            "it needs here too, or return plain data",
+            what,
+        ) from e
 
 
 class ResultCell(Generic[T]):
@@ -416,7 +420,9 @@ class Items(Generic[T]):
         self._fed += sum(map(len, buffers))
         if self._fed - self._eaten > _MOST_UNTAKEN and not self._batches.empty():
             raise ProtocolError(
-                f"{self._name} yielded {self._fed - self._eaten} bytes that were not read; the limit is {_MOST_UNTAKEN}"
+                f"the node sent {self._fed - self._eaten} bytes of items of {self._name} before they were read "
+                f"here, and the limit is {_MOST_UNTAKEN}; giving up this node. Use the same version of skypool "
+                "on client and node; if you do, report this bug"
             )
         self._batches.put((seq, single, Returned(buffers, reader)))
 

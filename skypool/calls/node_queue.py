@@ -419,7 +419,10 @@ class NodeQueue:
         self.lanes[-1 if on_cpu else 0].recalling = False
         self.asked_back -= count
         if self.asked_back < 0:
-            raise ProtocolError("the node returned more calls than it was asked for")
+            raise ProtocolError(
+                "the node gave back more waiting calls than this client asked back; giving up this node. Use "
+                "the same version of skypool on client and node; if you do, report this bug"
+            )
 
     def stray(self) -> None:
         """Count a frame (message) about a call that the node does not run. A few are normal when a call has just ended.
@@ -429,7 +432,10 @@ class NodeQueue:
         """
         self.strays += 1
         if self.strays > _MOST_STRAYS:
-            raise ProtocolError(f"the node sent more than {_MOST_STRAYS} messages about calls that it does not run")
+            raise ProtocolError(
+                f"the node sent more than {_MOST_STRAYS} messages about calls that it does not run; giving up "
+                "this node. Use the same version of skypool on client and node; if you do, report this bug"
+            )
 
     def acks(self, least: int = 32) -> list[Buffer]:
         """Return a frame (message) that acknowledges the results and output that have arrived, or [] if that can wait.

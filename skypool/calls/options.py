@@ -149,15 +149,17 @@ class Options:
             raise UsageError(f"output must be 'show', 'head', 'silent' or 'capture', not {self.output!r}")
         if self.devices is not None and (isinstance(self.devices, bool) or self.devices != 0):
             raise UsageError(
-                f"devices must be 0 for a call that needs no device, or left out for one that gets those of its "
-                f"slot, not {self.devices!r}; ComputePool(slots=…) sets how many devices a slot has"
+                f"devices must be 0 for a call without accelerators, or left out, not {self.devices!r}; "
+                "ComputePool(slots=…) sets how many accelerators the other calls get"
             )
         for kind in self.retry_on:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                raise UsageError(f"retry_on must contain exception classes, not {kind!r}")
+                raise UsageError(f"retry_on must contain exception classes such as OSError, not {kind!r}")
         told = self.on_interruption
         if told is not None and not (callable(told) and takes_one(told)):
-            raise UsageError(f"on_interruption must be a function of one argument, an Interruption, not {told!r}")
+            raise UsageError(
+                f"on_interruption must be a function that takes one argument, an Interruption, not {told!r}"
+            )
 
     def but(self, changes: Mapping[str, object]) -> Options:
         """Return a copy of these options with some changed. These options themselves stay as they are.
@@ -172,7 +174,7 @@ class Options:
             if name not in _OPTIONS:
                 close = nearest(name, _OPTIONS)
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
-                raise UsageError(f"a call has no option {name!r}{hint} (it has {', '.join(_OPTIONS)})")
+                raise UsageError(f"a call has no option {name!r}{hint}; its options are {', '.join(_OPTIONS)}")
         options: dict[str, Any] = {name: getattr(self, name) for name in _OPTIONS}
         options.update(changes)
         return Options(**options)
@@ -202,7 +204,7 @@ def node_asked(node: object) -> NamedNodes:
     for each in node:
         whole("node", each, "the number of a node, in a list of them", least=0)
         if node.count(each) > 1:
-            raise UsageError(f"node names node {each} more than once: {node!r:.80}")
+            raise UsageError(f"node={node!r:.80} names node {each} more than once; name each node only once")
     return tuple(sorted(node))
 
 

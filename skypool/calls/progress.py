@@ -66,13 +66,18 @@ class CallProgress:
         elif isinstance(said, ItemWanted):
             if said.arg >= len(pending.feeds):
                 raise ProtocolError(
-                    f"the node asks for iterator argument {said.arg} of {pending.name}, which has {len(pending.feeds)}"
+                    f"the node asks for an item of iterator argument {said.arg} of {pending.name}, which has "
+                    f"only {len(pending.feeds)} such arguments; giving up this node. Use the same version of "
+                    "skypool on client and node; if you do, report this bug"
                 )
             self._on_feed(pending, said.arg, said.n)
         elif isinstance(pending.outlet, Items):
             pending.outlet.feed(said.seq, said.single, list(buffers), node_queue.link.reader)
         else:
-            raise ProtocolError(f"the node sent an item of {pending.name}, which is not a generator")
+            raise ProtocolError(
+                f"the node sent an item of {pending.name}, which is not a generator; giving up this node. Use "
+                "the same version of skypool on client and node; if you do, report this bug"
+            )
 
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended) -> None:
         """Handle the results of calls that shared a frame (one message).
@@ -180,4 +185,8 @@ def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buf
     try:
         return plain_error(exceptions.load_error(buffers))
     except Exception as e:
-        raise ProtocolError(f"the exception of {pending.name} cannot be read: {type(e).__name__}: {e}") from e
+        raise ProtocolError(
+            f"the node sent an exception of {pending.name} that cannot be read: {type(e).__name__}: {e}; "
+            "giving up this node. Use the same version of skypool on client and node; if you do, report this "
+            "bug"
+        ) from e

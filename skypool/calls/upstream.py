@@ -51,7 +51,11 @@ class Feeder:
         with self._more:
             last = self._last[0]
             if n > last + 1:
-                raise ProtocolError(f"the node wants item {n} of an iterator argument before it has item {last + 1}")
+                raise ProtocolError(
+                    f"the node asks for item {n} of an iterator argument before it has received item "
+                    f"{last + 1}; giving up this node. Use the same version of skypool on client and node; if "
+                    "you do, report this bug"
+                )
             if n == last and connection != self._sent_by:
                 self._sent_by = connection
                 self._dispatch.item(self._pending, self._last[1], self._last[2])

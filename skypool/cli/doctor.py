@@ -71,7 +71,10 @@ _NOT_SET_UP = "not set up"
 def _print_policy(name: str) -> None:
     driver = registry.driver(name)
     if not isinstance(driver, Policed):
-        raise UsageError(f"provider {name!r} has no policy to print: its driver does not list the permissions it needs")
+        raise UsageError(
+            f"cannot print a policy for provider {name!r}: its driver does not list the permissions it needs; "
+            "look for them in the driver's documentation"
+        )
     sys.stdout.write(driver.policy().rstrip("\n") + "\n")
 
 

@@ -82,7 +82,8 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
         for provider, e in {**doubts, **failures}.items():
             output.say(f"not asked: {provider}: {_said(e)}")
         raise UsageError(
-            f"no provider has anything of a pool called {name!r}; `skypool ps` and `skypool gc` list existing pools"
+            f"no provider has machines or other resources of a pool called {name!r}; `skypool ps` and `skypool "
+            "gc` list existing pools"
         )
     for line in _to_end(name, found, records):
         output.say(line)

@@ -210,7 +210,7 @@ def _since(text: str) -> float:
         try:
             return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError as e:
-            raise UsageError(f"--since {text} is not a date: {e}") from e
+            raise UsageError(f"--since {text} is not a date: {e}; write it like --since 2026-10-31") from e
     return time.time() - seconds("--since", text.removesuffix("ago").rstrip()) if text else 0.0
 
 

@@ -39,9 +39,13 @@ def new_driver(
     the tests stay green: docs/driver-tutorial.md of skypool shows how.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is not a valid name of a driver: write it like acme or big-cloud")
+        raise UsageError(
+            f"{name!r} is not a valid name of a driver: use a-z, 0-9 and single hyphens, as in acme or big-cloud"
+        )
     if point := registry.providers().get(name):
-        raise UsageError(f"a provider called {name!r} is already installed ({point.value}); choose another name")
+        raise UsageError(
+            f"a provider called {name!r} is already installed ({point.value}); choose another name for the new driver"
+        )
     place = folder or Path(f"skypool-{name}")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UsageError(f"{place} already exists and is not an empty folder; choose another one with --folder")

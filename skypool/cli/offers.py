@@ -153,7 +153,7 @@ def _order(order_by: str, sort: str | None) -> str:
     if sort is None:
         return order_by
     if order_by != "cheapest":
-        raise UsageError("--sort is the former name of --order-by: give only --order-by")
+        raise UsageError("--sort is the former name of --order-by, so both cannot be given: give only --order-by")
     output.warn("--sort has been renamed to --order-by; the old name still works in this release, but not in the next")
     return sort
 
@@ -187,7 +187,10 @@ def _planned(
     drivers, left_out = registry.ready() if not names else ([registry.driver(name) for name in names], {})
     if not drivers:
         why = "; ".join(f"{name}: {error}" for name, error in left_out.items())
-        raise UsageError(f"no provider is set up: {why or 'none is installed'}")
+        raise UsageError(
+            f"no provider is set up on this computer: {why or 'none is installed'}; `skypool doctor` checks "
+            "each provider"
+        )
     try:
         return plan(drivers, accelerator=accelerators or None, **terms), left_out
     except NoOffers as e:

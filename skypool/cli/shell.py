@@ -53,7 +53,10 @@ def shell(
     try:
         os.execvp(argv[0], argv)  # replaces this process, so signals and the exit status are the program's own
     except FileNotFoundError as e:
-        raise UsageError(f"cannot reach node {node} of {pool!r}: the program {argv[0]!r} is not installed here") from e
+        raise UsageError(
+            f"cannot reach node {node} of {pool!r}: the program {argv[0]!r} is not installed on this computer; "
+            "install it first"
+        ) from e
 
 
 def _text(command: list[str]) -> str:
@@ -84,7 +87,10 @@ def _forwarding(transport: Transport, said: list[str]) -> Transport:
     if not ports:
         return transport
     if not isinstance(transport, SSH):
-        raise UsageError("--forward needs ssh, and this node is reached without it")
+        raise UsageError(
+            "--forward needs a node that is reached over ssh, and this node is reached in another way; leave "
+            "--forward out"
+        )
     return replace(transport, forwards=tuple((int(here), int(there)) for here, there in ports))
 
 
@@ -109,4 +115,4 @@ def _access(pool: str, node: int) -> Access:
     if not found:
         raise SkypoolError(f"pool {pool!r} has no running machine; `skypool ps` lists the running pools")
     there = ", ".join(str(number) for number in sorted(each.node for each in found))
-    raise UsageError(f"pool {pool!r} has no node {node}: its nodes are {there}")
+    raise UsageError(f"pool {pool!r} has no running node {node}; its running nodes are {there}")

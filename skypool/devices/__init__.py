@@ -49,7 +49,7 @@ def family(kind: str) -> Family:
         return _own()[kind]
     if kind in (brought := _registered()):
         return brought[kind]
-    raise UsageError(f"there is no device family {kind!r}; the families are {', '.join([*KINDS, *brought])}")
+    raise UsageError(f"there is no kind of device called {kind!r}; choose from {', '.join([*KINDS, *brought])}")
 
 
 @cache

@@ -126,7 +126,10 @@ class Family:
         else:
             wanted = _listed(devices)
         if wanted is None or not set(wanted) <= set(have):
-            raise UsageError(f"no such {self.kind} devices: {devices!r}; this machine has {have or 'none'}")
+            raise UsageError(
+                f"devices={devices!r} asks for {self.kind} devices that do not exist here; this machine has "
+                f"{have or 'none'}"
+            )
         return wanted
 
     def get_parallel_devices(self, devices: int | str | Sequence[int] | None = "auto") -> list[Device]:

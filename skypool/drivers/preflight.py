@@ -87,6 +87,7 @@ def clock(date: str) -> str:
     ahead = time.time() - parsedate_to_datetime(date).timestamp()
     if abs(ahead) > _SKEW:
         raise UsageError(
-            f"the clock of this machine is {ahead:+.0f} s off, and signed requests are valid for 300 s: set the clock"
+            f"the clock of this machine is {ahead:+.0f} s off, but providers reject requests whose time is 300 "
+            "s off: set the clock"
         )
     return f"{ahead:+.0f} s off"

@@ -204,7 +204,10 @@ def everywhere(
     nobody = failed and len(failed) == len(outcomes)
     if nobody or (open_ and not missing):
         told = open_ or failed[:1]  # all are closed to the account, so one error is enough
-        raise together(f"{len(told)} regions or zones could not be queried", told)
+        raise together(
+            f"{len(told)} regions or zones of the provider could not be queried; correct these causes and try again",
+            told,
+        )
     found = [each for some in outcomes if not isinstance(some, Exception) for each in some]
     return Answers(found, [lacks(missing, each) for each in open_])
 
@@ -225,7 +228,7 @@ def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[s
     may_use = sorted(known)
     for each in settings:
         if each not in may_use:
-            raise UsageError(f"{each} is not a region that the account may use; it may use {', '.join(may_use)}")
+            raise UsageError(f"{each} is not a region that the account may use; choose from {', '.join(may_use)}")
     regions = settings or may_use
     asked = [each.casefold() for each in patterns or ("*",)]
     return [each for each in regions if any(fnmatchcase(each.casefold(), pattern) for pattern in asked)]

@@ -70,7 +70,7 @@ def driver(name: str) -> Driver:
     if name not in known:
         close = nearest(name, known)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
-        raise UsageError(f"no provider is called {name!r}; {hint}installed: {', '.join(sorted(known))}")
+        raise UsageError(f"no provider is called {name!r}; {hint}the installed ones are: {', '.join(sorted(known))}")
     return _checked(known[name].load()(), known[name].value)
 
 
@@ -85,7 +85,10 @@ def _checked(made: object, where: str) -> Driver:
         UsageError: it lacks a method of `Driver`.
     """
     if not isinstance(made, Driver):
-        raise UsageError(f"{where} is not a skypool driver: it lacks a method of skypool.drivers.contract.Driver")
+        raise UsageError(
+            f"{where} is not a skypool driver: it lacks a method of skypool.drivers.contract.Driver; implement "
+            "all of its methods"
+        )
     return made
 
 
@@ -167,7 +170,10 @@ def made(note: DriverNote) -> Driver:
         return _checked(kind(**settings), path)
     except (ImportError, AttributeError, TypeError, ValueError, SkypoolError) as e:
         lacks = f" without {', '.join(without)}, which the ledger does not store" if without else ""
-        raise UsageError(f"the driver {name!r} ({path}) cannot be created again{lacks}: {e}") from e
+        raise UsageError(
+            f"the driver {name!r} ({path}) cannot be created from the settings in skypool's ledger{lacks}: "
+            f"{e}; install its package or set its credentials"
+        ) from e
 
 
 def _settings(value: Any, without: list[str]) -> dict[str, Any]:
@@ -218,7 +224,10 @@ def _noted(value: Any, without: list[str]) -> Any:
         return {"dict": {key: _noted(each, without) for key, each in value.items()}}
     if is_dataclass(value) and not isinstance(value, type):
         return {"class": _path(type(value)), "settings": _settings(value, without)}
-    raise TypeError(f"{value!r} cannot be written as JSON")
+    raise TypeError(
+        f"the setting {value!r} of a driver cannot be stored as JSON; use plain values, lists, dataclasses or "
+        "dictionaries with text keys"
+    )
 
 
 def _plain(value: Any, driver: str) -> Any:
@@ -239,7 +248,10 @@ def _plain(value: Any, driver: str) -> Any:
             return {key: _plain(each, driver) for key, each in items.items()}
         case {"class": str(path), "settings": dict(settings)}:
             if _top(path) not in ("skypool", _top(driver)):
-                raise UsageError(f"the class {path} is neither from the driver's package nor from skypool")
+                raise UsageError(
+                    f"the ledger's settings of the driver name the class {path}, which is neither from the "
+                    "driver's package nor from skypool, so it is not imported"
+                )
             return _found(path)(**{key: _plain(each, driver) for key, each in settings.items()})
     return value
 

@@ -238,7 +238,7 @@ class Rest:
             requests = imported("requests")
         except ImportError as e:
             command = registry.install_command(self._refusals.provider, "requests")
-            raise UsageError(f"{what} needs the package requests: {command}") from e
+            raise UsageError(f"{what} needs the package requests, which is not installed; run: {command}") from e
         try:
             got = self._session().request(
                 method,

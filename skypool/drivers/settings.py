@@ -54,7 +54,9 @@ def settings_named(kind: type[T]) -> type[T]:
         try:
             signature.bind(self, *args, **settings)
         except TypeError as e:
-            raise UsageError(f"{kind.__name__}: {e} (its settings are {', '.join(known)})") from None
+            raise UsageError(
+                f"the arguments of {kind.__name__}(…) are wrong: {e}; its settings are {', '.join(known)}"
+            ) from None
         init(self, *args, **settings)
 
     kind.__init__ = checked  # type: ignore[method-assign,assignment]  # dataclasses set __init__ the same way

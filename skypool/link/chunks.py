@@ -64,16 +64,25 @@ class Pieces:
                 return
             if piece.size + sum(len(room.memory) for room in self.rooms.values()) > MEMORY:
                 raise ProtocolError(
-                    f"a value of {piece.size} bytes does not fit into this machine's memory of {MEMORY} bytes"
+                    f"the node sends a result of {piece.size} bytes, which does not fit into this machine's "
+                    f"memory of {MEMORY} bytes; giving up this node. Return less, or write the result to a "
+                    "file or bucket"
                 )
             self.rooms[piece.call] = _Room(piece.seq, piece.size)
         room = self.rooms.get(piece.call)
         if room is None:
             if piece.call in awaited():
-                raise ProtocolError(f"a value began at byte {piece.at} instead of 0")
+                raise ProtocolError(
+                    f"the node began to send a large result at byte {piece.at} instead of 0; giving up this "
+                    "node. Use the same version of skypool on client and node; if you do, report this bug"
+                )
             return
         if (piece.seq, piece.at, piece.size) != (room.seq, room.filled, len(room.memory)):
-            raise ProtocolError(f"a piece of a value came at byte {piece.at} instead of {room.filled}")
+            raise ProtocolError(
+                f"the node sent a piece of a large result that does not continue it: byte {piece.at} instead "
+                f"of {room.filled}; giving up this node. Use the same version of skypool on client and node; "
+                "if you do, report this bug"
+            )
         room.memory[piece.at : piece.at + len(body)] = body
         room.filled += len(body)
 
@@ -110,5 +119,8 @@ class Pieces:
             return ()
         seq = said.seq if isinstance(said, Yielded) else 0
         if room is None or room.seq != seq or room.filled != len(room.memory):
-            raise ProtocolError("a value ended before all of its pieces had arrived")
+            raise ProtocolError(
+                "the node ended a large result before all pieces of it had arrived; giving up this node. Use "
+                "the same version of skypool on client and node; if you do, report this bug"
+            )
         return split_buffers(room.memory, said.lens)

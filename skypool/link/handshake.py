@@ -77,15 +77,26 @@ class Handshake:
         line, rest = await _line(stream, b"")
         answer = inbound.greeting(json.loads(line))
         if answer.gone:
-            raise Gone(f"the agent of node {self.node} has ended", self.node)
+            raise Gone(
+                f"skypool's agent process on node {self.node} has ended, and with it the calls that ran there; "
+                "with retries=1 such calls run again on another node",
+                self.node,
+            )
         self._check_python(answer.python)
         if not answer.have:
             await loop.sock_sendall(stream.socket, bundle.bundle().data)
         line, rest = await _line(stream, rest)
         if line == b"gone":
-            raise Gone(f"the agent of node {self.node} has ended", self.node)
+            raise Gone(
+                f"skypool's agent process on node {self.node} has ended, and with it the calls that ran there; "
+                "with retries=1 such calls run again on another node",
+                self.node,
+            )
         if line != b"ready":
-            raise ProtocolError(f"unexpected answer {line[:80]!r} during skypool's handshake")
+            raise ProtocolError(
+                f"the node answered {line[:80]!r} instead of 'ready' when skypool connected; check that shell "
+                "start files there (~/.bashrc, ~/.profile) print nothing"
+            )
         hello = {"wire": WIRE_VERSION, "session": self.session, "calls": list(self.awaited())}
         await loop.sock_sendall(stream.socket, b"".join(long_frame(Kind.HELLO, hello)))
         return await self._welcome(stream, decoder, rest)
@@ -126,17 +137,23 @@ class Handshake:
         while not frames:
             received = await loop.sock_recv_into(stream.socket, decoder.space())
             if received == 0:
-                raise EOFError("the agent closed the connection during the handshake")
+                raise EOFError(
+                    "skypool's agent process on the node closed the connection before it answered; check that "
+                    "its machine has free memory and disk space"
+                )
             frames = decoder.advance(received)
         first = inbound.message_of(frames[0])
         if isinstance(first, Taken):
             raise Gone(
-                f"node {self.node} belongs to another client, last heard {first.silent:g} s ago; end that pool, or "
-                f"wait until that client has been silent for the liveness of its pool",
+                f"node {self.node} is used by another client, last heard {first.silent:g} s ago; end that "
+                "client's pool, or wait until it has been silent for the liveness= of its pool",
                 self.node,
             )
         if not isinstance(first, Welcome):
-            raise ProtocolError(f"the first frame is {frames[0].kind.name} instead of WELCOME")
+            raise ProtocolError(
+                f"the node's first message is {frames[0].kind.name} instead of WELCOME; giving up this node. "
+                "Use the same version of skypool on client and node; if you do, report this bug"
+            )
         return first, frames[1:]
 
 
@@ -158,9 +175,15 @@ async def _line(stream: CommandStream, got: bytes) -> tuple[bytes, bytes]:
     while b"\n" not in got:
         part = await loop.sock_recv(stream.socket, _LONGEST_LINE)
         if not part:
-            raise EOFError(f"the command ended during the handshake: {' '.join(stream.argv[:2])} …")
+            raise EOFError(
+                "the command that connects to the node ended before the node answered: "
+                f"{' '.join(stream.argv[:2])} …; check that the machine still runs"
+            )
         got += part
         if len(got) > _LONGEST_LINE:
-            raise ProtocolError(f"the answer is not skypool's handshake: a line of more than {_LONGEST_LINE} bytes")
+            raise ProtocolError(
+                f"the node answered with a line of more than {_LONGEST_LINE} bytes when skypool connected; "
+                "check that shell start files there (~/.bashrc, ~/.profile) print nothing"
+            )
     line, _, rest = got.partition(b"\n")
     return line, rest

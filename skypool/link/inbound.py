@@ -265,7 +265,10 @@ def message_of(f: Frame) -> Said:
     """
     read = _PARSERS.get(f.kind)
     if read is None:
-        raise ProtocolError(f"unexpected {f.kind.name} frame: a node does not send these")
+        raise ProtocolError(
+            f"the node sent a {f.kind.name} message, which nodes never send; giving up this node. Use the same "
+            "version of skypool on client and node; if you do, report this bug"
+        )
     return read(f)
 
 
@@ -280,7 +283,10 @@ def greeting(said: object) -> Greeting:
             2 to 5 integers; "have" and "gone" must be booleans.
     """
     if type(said) is not dict:
-        raise ProtocolError("the first line of the answer is not skypool's greeting")
+        raise ProtocolError(
+            "the node's first line is not skypool's greeting; check that shell start files there (~/.bashrc, "
+            "~/.profile) print nothing"
+        )
     python = said.get("python")
     if type(python) is not list or not 2 <= len(python) <= 5 or not all(type(n) is int for n in python):
         _refuse("the greeting", "python", python)
@@ -292,7 +298,10 @@ def greeting(said: object) -> Greeting:
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
     """Raise a ProtocolError: in the message called `what`, the field `name` has the invalid value `value`."""
-    raise ProtocolError(f"{what} has an invalid {name!r}: {_short(value)}")
+    raise ProtocolError(
+        f"the node sent {what} with an invalid {name!r}: {_short(value)}; giving up this node. Use the same "
+        "version of skypool on client and node; if you do, report this bug"
+    )
 
 
 def _short(value: object) -> str:
@@ -406,7 +415,10 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
     if large and (size != _number(what, h, "blob", 1, _LARGEST_VALUE) or f.body):
         _refuse(what, "blob", h["blob"])
     if not large and size != len(f.body):
-        raise ProtocolError(f"{what} has {len(f.body)} bytes, and its buffers need {size}")
+        raise ProtocolError(
+            f"the node sent {what} of {len(f.body)} bytes, but its header announces {size}; giving up this "
+            "node. Use the same version of skypool on client and node; if you do, report this bug"
+        )
     return lens, large
 
 
@@ -433,7 +445,10 @@ def _outcomes(f: Frame) -> Outcomes:
     """
     ends = list(ends_in(bytes(f.body)))
     if not all(0 <= seconds < 1e12 for _, _, seconds, _ in ends):
-        raise ProtocolError("the result of a call has an invalid duration")
+        raise ProtocolError(
+            "the node sent the result of a call with an invalid duration; giving up this node. Use the same "
+            "version of skypool on client and node; if you do, report this bug"
+        )
     return Outcomes(ends)
 
 
@@ -485,7 +500,11 @@ def _piece(f: Frame) -> Piece:
     size = _number(what, h, "size", INLINE + 1, _LARGEST_VALUE)  # smaller values are not sent in pieces
     at = _number(what, h, "at", 0, size)
     if len(f.body) != min(CHUNK, size - at):
-        raise ProtocolError(f"{what} of {size} bytes has {len(f.body)} bytes at {at}, expected {min(CHUNK, size - at)}")
+        raise ProtocolError(
+            f"the node sent {what} of {size} bytes that has {len(f.body)} bytes at byte {at} instead of "
+            f"{min(CHUNK, size - at)}; giving up this node. Use the same version of skypool on client and "
+            "node; if you do, report this bug"
+        )
     return Piece(call, seq, at, size)
 
 
@@ -618,7 +637,10 @@ def _device(said: Mapping[str, Any]) -> Device:
     try:
         return Device(**clean)
     except TypeError as e:
-        raise ProtocolError(f"{what} is not valid: {printable(str(e))[:200]}") from None
+        raise ProtocolError(
+            f"the node sent {what} that is not valid: {printable(str(e))[:200]}; giving up this node. Use the "
+            "same version of skypool on client and node; if you do, report this bug"
+        ) from None
 
 
 _PARSERS: dict[Kind, Callable[[Frame], Said]] = {

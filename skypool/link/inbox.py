@@ -281,7 +281,9 @@ class Inbox:
         try:
             received = incoming.turns.receive(incoming.decoder.space(), wait)
             if received == 0:
-                raise ConnectionResetError("the other end closed the connection")
+                raise ConnectionResetError(
+                    "the connection was closed on the node's side, as when its machine or the network fails"
+                )
             self.heard = self._clock()
             frames = incoming.decoder.advance(received)
             if frames:
@@ -337,13 +339,19 @@ class Inbox:
         elif isinstance(said, Bye):
             self._on_bye()
         elif isinstance(said, (Welcome, Taken)):
-            raise ProtocolError(f"unexpected {frame.kind.name} frame after the handshake")
+            raise ProtocolError(
+                f"the node sent a {frame.kind.name} message, which is allowed only at the start of a "
+                "connection; giving up this node. Use the same version of skypool on client and node; if you "
+                "do, report this bug"
+            )
         else:
             if isinstance(said, Pong):
                 self._pongs += 1
                 if self._pongs > self._pongs_expected + _PONGS_AHEAD:
                     raise ProtocolError(
-                        f"the node sent {self._pongs} status reports for {self._pongs_expected} requests"
+                        f"the node sent {self._pongs} status reports, although only {self._pongs_expected} "
+                        "were requested; giving up this node. Use the same version of skypool on client and "
+                        "node; if you do, report this bug"
                     )
             arrivals.append(_make_arrival((said, ())))
 

@@ -98,7 +98,9 @@ class Outbox:
                 self._owed = 0
             elif self._owed > _MOST_OWED:
                 raise ProtocolError(
-                    f"the node does not read the {self._owed} bytes of answers to its requests (limit {_MOST_OWED})"
+                    f"the node sends requests but leaves {self._owed} bytes of answers unread (limit "
+                    f"{_MOST_OWED}); giving up this node. Use the same version of skypool on client and node; "
+                    "if you do, report this bug"
                 )
             else:
                 self._owed += sum(map(len, buffers))

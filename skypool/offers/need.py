@@ -57,7 +57,9 @@ def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
     """
     if isinstance(nodes, (tuple, list)):
         if len(nodes) != 2:
-            raise UsageError(f"nodes must be a number or a pair (fewest, most), not {nodes!r}")
+            raise UsageError(
+                f"nodes must be a number such as 4, or a pair (fewest, most) such as (2, 8), not {nodes!r}"
+            )
         for each in nodes:
             whole("nodes", each, "how many nodes", least=1)
         if nodes[0] > nodes[1]:
@@ -123,7 +125,7 @@ def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
     if nodes > 1 and len(hosts) > 1:
         told = " and ".join(f"{each} of {n} host{'' if n == 1 else 's'}" for n, each in sorted(hosts.items()))
         raise UsageError(
-            f"nodes={nodes} of either {told} would be pools of different sizes: "
+            f"with nodes={nodes}, the size of the pool would depend on which accelerator is rented ({told}): "
             "ask for accelerators with the same number of hosts each, or for nodes=1"
         )
 
@@ -189,8 +191,8 @@ def slots_asked(slots: SlotsAsked) -> SlotsAsked:
     if isinstance(slots, str):
         if slots != "per-device":
             raise UsageError(
-                f"slots must be a number, 'per-device' for one slot per device, or left out for one slot with all "
-                f"devices, not {slots!r}"
+                "slots (how many calls a node runs at once) must be a number, 'per-device' for one call per "
+                f"device, or left out for one call with all devices, not {slots!r}"
             )
         return "per-device"
     whole("slots", slots, "calls a node runs at once", least=1)
@@ -212,7 +214,7 @@ def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
     if "rank" in node:
         warn_renamed("rank=", "order_by=")
         if order_by != "cheapest":
-            raise UsageError("rank= is the former name of order_by=: give order_by= only")
+            raise UsageError("rank= is the former name of order_by=, so both cannot be given: give order_by= only")
         return one_of("order_by", node["rank"], ORDERS)
     return one_of("order_by", order_by, ORDERS)
 

@@ -101,8 +101,10 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
         Exception: any error of the driver.
     """
     if need.private_network and not abilities(driver).private_network:
-        what = f"machines of {driver.name} do not reach each other"
-        raise UsageError(f"{what}: leave out private_network=True, or choose another provider")
+        raise UsageError(
+            f"machines of {driver.name} cannot reach each other over a private network: leave out "
+            "private_network=True, or choose another provider"
+        )
     again = refresh or price_cache.keeps(driver) <= 0
     kept = None if again else await asyncio.to_thread(price_cache.read, driver, need)
     if kept is not None and kept.age < price_cache.holds(driver, need, kept.offers):

@@ -150,7 +150,9 @@ class Connector:
             bought = instance.offer.accelerator if instance.offer else None
             faults = health_check.faults(bought, welcome.health, time.time())
             if faults:
-                raise BootstrapError(f"node {node} is not what was asked for: {'; '.join(faults)}", step="health")
+                raise BootstrapError(
+                    f"the machine of node {node} is not what was asked for: {'; '.join(faults)}", step="health"
+                )
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             await self._give_up(instance, e)
             return

@@ -187,7 +187,11 @@ class PoolEngine:
                 task.cancel()
         left = [*self._unproved(), *(e for e in failed if isinstance(e, Exception))]
         if left:
-            raise together(f"pool {name!r}: it is not confirmed that every machine has ended", left)
+            raise together(
+                f"pool {name!r} has ended, but it is not confirmed that each of its machines has; run `skypool "
+                f"down {name}` to try again",
+                left,
+            )
 
     def _unproved(self) -> list[StillRunning]:
         """Return the errors of machines whose end is not confirmed; [] if there are none.

@@ -388,8 +388,8 @@ class ComputePool(Executor):
             raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
         if shutdown.is_elsewhere(engine):
             raise PoolClosed(
-                f"pool {self.name!r} is held by the process that this one was forked from: send calls there, or make "
-                f"a ComputePool of your own here"
+                f"pool {self.name!r} belongs to the process that this one was forked from: send calls there, "
+                "or make a new ComputePool here"
             )
         if engine.state.phase in (Phase.DRAINING, Phase.ENDED) and engine.state.error is not None:
             raise engine.state.error  # what ends the pool, from the moment it begins to end
@@ -688,9 +688,11 @@ class ComputePool(Executor):
         if isinstance(fn, ComputeFunction):
             return fn
         if isinstance(fn, Call):
-            raise UsageError(f"{fn!r} is already a call: send it with `>>`")
+            raise UsageError(f"{fn!r} is already a call: send it with `call >> pool`")
         if not callable(fn):
-            raise UsageError(f"a pool runs functions, but {fn!r} is not callable")
+            raise UsageError(
+                f"a pool runs functions, but {fn!r} is not callable; pass a function, followed by its arguments"
+            )
         if not isinstance(fn, (FunctionType, BuiltinFunctionType, type)):
             return ComputeFunction(fn, Options())  # do not keep objects alive, such as that of a bound method
         known = self._functions.get(fn)

@@ -103,4 +103,8 @@ def _end_all() -> None:
         except Exception as e:  # noqa: BLE001 - it is raised after the other objects are ended
             errors.append(e)
     if errors:
-        raise together("at the interpreter's exit it is not confirmed that every machine has ended", errors)
+        raise together(
+            "Python exits, but it is not confirmed that every rented machine has ended; run `skypool gc` to "
+            "find those that are left",
+            errors,
+        )

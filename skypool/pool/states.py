@@ -113,7 +113,10 @@ class Pool:
         """
         instance = self.nodes[node].instance
         if instance is None:
-            raise LookupError(f"node {node} has no instance yet")
+            raise LookupError(
+                f"node {node} has no machine yet, because none was launched for it; this is a bug of skypool, "
+                "so please report it"
+            )
         return instance
 
     def slice_of(self, node: int) -> list[Node]:

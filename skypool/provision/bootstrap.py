@@ -192,8 +192,8 @@ async def _knock(transport: Transport, stage: bytes, node: int) -> CommandStream
     if line.startswith("@busy"):
         await asyncio.to_thread(stream.close)
         raise HostBusy(
-            f"the machine of node {node} serves another pool: {line[6:]}; it becomes free when that pool or "
-            f"its lease ends; leave this machine out until then"
+            f"the machine of node {node} serves another pool: {line[6:]}; wait until that pool has ended or "
+            "its client has been silent for the pool's lease=, or leave this machine out"
         )
     if line != "@hello":
         await asyncio.to_thread(stream.close)
@@ -256,7 +256,8 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
                 return course.python
         said = await asyncio.to_thread(stream.end)
         raise ConnectionLost(
-            f"node {node} went away in its {course.where}: {printable(said) or course.last or 'the connection ended'}",
+            f"the connection to node {node} ended during its {course.where}; check that its machine still "
+            f"runs: {printable(said) or course.last or 'no reason was given'}",
             node,
         )
     except BaseException:
@@ -328,9 +329,16 @@ async def _lines(
             for line in lines:
                 yield line.decode("utf-8", "replace")
     except TimeoutError as e:
-        raise ConnectionLost(f"node {node} sent nothing for {silence:g} s in its {course.where}", node) from e
+        raise ConnectionLost(
+            f"node {node} sent nothing for {silence:g} s during its {course.where}; check that its machine "
+            "runs and can be reached",
+            node,
+        ) from e
     except OSError as e:
-        raise ConnectionLost(f"node {node} went away in its {course.where}: {e}", node) from e
+        raise ConnectionLost(
+            f"the connection to node {node} ended during its {course.where}; check that its machine still runs: {e}",
+            node,
+        ) from e
 
 
 class _Course:

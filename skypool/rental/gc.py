@@ -270,7 +270,11 @@ def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: 
         except Exception as e:  # noqa: BLE001 - it is raised below, after the other providers were tried
             errors.append(e)
     if errors:
-        raise ErrorGroup("some machines or other resources could not be ended", errors)
+        raise ErrorGroup(
+            "some machines or other resources could not be ended and may still cost money; correct these "
+            "causes and run `skypool gc --yes` again",
+            errors,
+        )
 
 
 def _terminate_group(group: Sequence[Found]) -> None:

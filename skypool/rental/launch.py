@@ -203,7 +203,10 @@ class Launcher:
             for attempt in _patiently(self.stopping):
                 with attempt:
                     if self.stopping.is_set():
-                        raise PoolClosed("the pool was stopped while its machines were being launched")
+                        raise PoolClosed(
+                            "the pool was stopped while its machines were being launched, so the launch was "
+                            "cancelled; make a new ComputePool to rent machines"
+                        )
                     self.book.intend(order, offer)
                     try:
                         instances = _launched(driver, offer, order)
@@ -220,7 +223,8 @@ class Launcher:
         if wrong := _wrong(order, offer, instances):
             terminate(driver, instances)  # raises if that is not proved; then nothing else is tried
             raise LaunchError(
-                f"{driver.name} {wrong}; these machines were ended. Report this bug to the author of the driver"
+                f"the driver {driver.name} {wrong}; these machines were ended. Report this bug to the author "
+                "of the driver"
             )
         self.book.rented(order, instances)
         return instances

@@ -147,7 +147,9 @@ class Ledger:
             if record is None:
                 return None
             if record.client_lives(now) and record.client != me:
-                raise UsageError(f"pool {pool!r} is held by {record.client}; end that process first")
+                raise UsageError(
+                    f"pool {pool!r} is still run by {record.client}; end that process before you take the pool over"
+                )
             book.execute(
                 "UPDATE pools SET host = ?, pid = ?, birth = ?, beat = ?, lease = ?, ending = NULL WHERE session = ?",
                 (me.host, me.pid, me.birth, now, lease or record.lease, record.session),
@@ -177,10 +179,14 @@ class Ledger:
             found = book.execute("SELECT pool, ending, ended FROM pools WHERE session = ?", (session,)).fetchone()
             if found is None:
                 raise LedgerError(
-                    f"session {session} is no longer in the ledger {self.file}; nothing was rented: start a new pool"
+                    f"skypool's ledger {self.file} has no record of this pool any more (session {session}), so "
+                    "nothing was rented; start a new pool"
                 )
             if found[1] is not None or found[2] is not None:
-                raise PoolClosed(f"pool {found[0]!r} is being ended by another process; nothing more is rented for it")
+                raise PoolClosed(
+                    f"pool {found[0]!r} is being ended by another process, so no more machines are rented for "
+                    "it; make a new ComputePool"
+                )
             now = clock.now()
             row = session, token, now, json.dumps(list(nodes)), "intended", "", offer.provider, *_facts(offer), now
             book.execute(
@@ -568,7 +574,10 @@ class Ledger:
         if found is None:
             close = nearest(name, {each.pool for each in self.pools()})
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise UsageError(f"there is no pool called {name!r} in the ledger {self.file}{hint}")
+            raise UsageError(
+                f"there is no pool called {name!r} in skypool's ledger {self.file}; `skypool ps` lists the "
+                f"running pools{hint}"
+            )
         return tuple(map(registry.made, found.notes))
 
     def check(self) -> None:
@@ -606,14 +615,17 @@ def _refuse_taken(record: Record, now: float) -> None:
         record: a pool that is not recorded as ended.
         now: the time in seconds since 1970.
     """
-    ways = f"end it with `skypool down {record.pool}`, or choose another name"
     if record.client_lives(now):
-        doing = "already exists, held by" if record.ending is None else "is being ended by"
-        raise UsageError(f"a pool called {record.pool!r} {doing} {record.client}: {ways}")
+        doing = "already exists and is run by" if record.ending is None else "is being ended by"
+        raise UsageError(
+            f"a pool called {record.pool!r} {doing} {record.client}: end it with `skypool down {record.pool}`, "
+            "or choose another name"
+        )
     if now < record.lasts and (record.running or record.intents):
         raise UsageError(
-            f"a pool called {record.pool!r} was left by {record.client}, and its machines may still run: take it over "
-            f"with ComputePool.attach({record.pool!r}), {ways}"
+            f"a pool called {record.pool!r} was left behind by {record.client}, and its machines may still "
+            f"run: take it over with ComputePool.attach({record.pool!r}), end it with `skypool down "
+            f"{record.pool}`, or choose another name"
         )
 
 

@@ -62,7 +62,10 @@ def version(book: sqlite3.Connection) -> int:
         return said
     if (said, mark) == (1, 0):  # files of the first version had no mark
         return said
-    raise Damaged(f"the version of the tables is {said}, but the application id is {mark:#x}, not {MARK + said:#x}")
+    raise Damaged(
+        f"the version of the ledger's tables is {said}, but its application id is {mark:#x} instead of "
+        f"{MARK + said:#x}, so another program has changed the file"
+    )
 
 
 def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | None:
@@ -114,7 +117,9 @@ def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
     if (found := str(book.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
         raise Damaged(" ".join(found.split()))
     if schema is not None and schema_of(book) != schema:
-        raise Damaged("its tables differ from those that skypool creates")
+        raise Damaged(
+            "the ledger's tables differ from those that skypool creates, so another program has changed the file"
+        )
     read(book, time.time())
 
 

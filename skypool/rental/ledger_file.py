@@ -220,7 +220,10 @@ class LedgerFile:
                 book.execute("PRAGMA synchronous = FULL")
                 version = ledger_damage.version(book)
                 if version > SHAPE:
-                    raise LedgerError(f"the ledger {self.file} was written by a newer skypool: update this one")
+                    raise LedgerError(
+                        f"the ledger {self.file} was written by a newer skypool: update skypool in this "
+                        "environment (pip install --upgrade skypool)"
+                    )
                 if version < SHAPE:
                     _take(lock, fcntl.LOCK_EX, patience)
                     bring_up(book, ledger_damage.version(book))
@@ -260,7 +263,10 @@ def _take(lock: int, kind: int, patience: float) -> None:
             return fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= until:
-                raise TimeoutError("another process holds the lock of the ledger") from None
+                raise TimeoutError(
+                    f"another process has held the lock of skypool's ledger for more than {patience:g} s; end "
+                    "that process, or try again"
+                ) from None
             time.sleep(_POLL)
 
 

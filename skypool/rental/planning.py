@@ -69,7 +69,10 @@ class Planning:
             ProviderError: the error of the provider, if it is the only one and could not be asked.
         """
         if self._stopping.is_set():
-            raise PoolClosed(f"pool {self._terms.name!r} was stopped while it waited")
+            raise PoolClosed(
+                f"pool {self._terms.name!r} was stopped while it waited for machines to become available; make "
+                "a new ComputePool to try again"
+            )
         if self.plan is None or time.monotonic() - self._made_at > _STALE:
             plan = await look_around(self._terms.drivers, self._terms.need, order_by=self._terms.order_by)
             self.plan = self._within_budget(plan)

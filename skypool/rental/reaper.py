@@ -158,7 +158,11 @@ class _Errand:
         if running:
             raise self._still_running(running) from together("several providers failed", [e for _, e in running])
         if left:
-            raise ErrorGroup(f"every machine of pool {self.pool!r} has ended, but other resources of it are left", left)
+            raise ErrorGroup(
+                f"every machine of pool {self.pool!r} has ended, but other resources of it are left; run "
+                f"`skypool down {self.pool}` to remove them",
+                left,
+            )
 
     def _terminate_at(self, driver: Driver) -> None:
         if instances := _there(driver, self.pool):
@@ -167,9 +171,16 @@ class _Errand:
             self._write_down_found(driver, instances)
             driver.terminate(instances)
             if there := _there(driver, self.pool):
-                raise StillRunning(f"these machines still exist: {', '.join(each.id for each in there)}", there)
+                raise StillRunning(
+                    "these machines still exist after they were told to end: "
+                    f"{', '.join(each.id for each in there)}; run `skypool down {self.pool}` to try again",
+                    there,
+                )
         if late := self._late(driver.name):
-            raise StillRunning(f"machines of these recent orders may still appear: {', '.join(late)}")
+            raise StillRunning(
+                "machines of these launch requests may still appear, as the provider's list can be late: "
+                f"{', '.join(late)}; run `skypool down {self.pool}` again in a minute"
+            )
 
     def _write_down_found(self, driver: Driver, instances: Sequence[Instance]) -> None:
         """Record these instances in the ledger if it lacks them, so that the pool's cost includes them.

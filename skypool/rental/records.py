@@ -260,25 +260,31 @@ def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise Damaged(f"expected a text, found {value!r}")
+        raise Damaged(f"the ledger contains {value!r} where a text must be, so the file was damaged or changed")
     return value
 
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise Damaged(f"expected a name, found {value!r}")
+        raise Damaged(f"the ledger contains {value!r} where a name must be, so the file was damaged or changed")
     return value
 
 
 def _whole(value: object, below: int = 2**63) -> int:
     if not isinstance(value, int) or not 0 <= value < below:
-        raise Damaged(f"expected a whole number from 0 to {below - 1}, found {value!r}")
+        raise Damaged(
+            f"the ledger contains {value!r} where a whole number from 0 to {below - 1} must be, so the file "
+            "was damaged or changed"
+        )
     return value
 
 
 def _number(value: object, most: float = math.inf) -> float:
     if not isinstance(value, (int, float)) or not math.isfinite(value) or not 0 <= value <= most:
-        raise Damaged(f"expected a number from 0 to {most:g}, found {value!r}")
+        raise Damaged(
+            f"the ledger contains {value!r} where a number from 0 to {most:g} must be, so the file was damaged "
+            "or changed"
+        )
     return float(value)
 
 
@@ -290,7 +296,10 @@ def _budget(max_usd: object, warn: object, best_effort: object) -> Budget:
     try:
         return Budget(_number(max_usd), _number(warn), best_effort=bool(_whole(best_effort, 2)))
     except UsageError as e:
-        raise Damaged(f"expected a valid budget, found max_usd={max_usd!r} and warn={warn!r}") from e
+        raise Damaged(
+            f"the ledger contains max_usd={max_usd!r} and warn={warn!r} where a valid budget must be, so the "
+            "file was damaged or changed"
+        ) from e
 
 
 def _plain(value: object, kind: type[T]) -> T:
@@ -299,7 +308,10 @@ def _plain(value: object, kind: type[T]) -> T:
     except ValueError as e:
         raise Damaged(f"expected JSON, found {value!r}") from e
     if not isinstance(found, kind):
-        raise Damaged(f"expected JSON of type {kind.__name__}, found {value!r}")
+        raise Damaged(
+            f"the ledger contains {value!r} where JSON of type {kind.__name__} must be, so the file was "
+            "damaged or changed"
+        )
     return found
 
 
@@ -313,7 +325,9 @@ def _note(value: object) -> DriverNote:
         match value:
             case {"provider": str(), "class": str(), "settings": dict()}:
                 return cast(DriverNote, value)
-    raise Damaged(f"expected the settings of a driver, found {value!r}")
+    raise Damaged(
+        f"the ledger contains {value!r} where the settings of a driver must be, so the file was damaged or changed"
+    )
 
 
 def _texts(value: object) -> bool:

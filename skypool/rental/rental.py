@@ -161,7 +161,10 @@ class Rental:
         name = self._terms.name
         found = [i for d in self._terms.drivers for i in d.instances(pool=name)]
         if not found:
-            raise SkypoolError(f"no pool called {name!r} runs on {[d.name for d in self._terms.drivers]}")
+            raise SkypoolError(
+                f"no machines of a pool called {name!r} run at "
+                f"{', '.join(d.name for d in self._terms.drivers)}; `skypool ps` lists the running pools"
+            )
         self._holdings.take_over(found)
         self._priced = -math.inf
         ledger = Ledger.here(self._tell)
@@ -277,7 +280,9 @@ class Rental:
         name = self._terms.name
         ledger = self._holdings.ledger
         if ledger is not None and not ledger.beat(self.session):
-            raise PoolClosed(f"pool {name!r} was ended by another process, as `skypool down {name}` does")
+            raise PoolClosed(
+                f"pool {name!r} was ended by another process, as `skypool down {name}` does; make a new ComputePool"
+            )
         for driver in self._terms.drivers:
             if driver.name in self._holdings.tried and isinstance(driver, Renews):
                 try:

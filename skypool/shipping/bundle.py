@@ -152,7 +152,9 @@ def _sources() -> list[tuple[str, bytes]]:
         left_out = _LEFT_OUT if package == "skypool" else ()
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            raise ImportError(f"{package} is not installed as a package; reinstall skypool")
+            raise ImportError(
+                f"{package} cannot be sent to nodes, because it is not installed as a package here; reinstall skypool"
+            )
         root = Path(spec.submodule_search_locations[0])
         for path in sorted(root.rglob("*")):
             relative = path.relative_to(root)

@@ -175,7 +175,11 @@ class Lender:
         self._found.pop(name, None)
         self._missing = {each: until for each, until in self._missing.items() if until > now}
         if len(self._missing) >= _MOST_MISSING:
-            raise ProtocolError(f"the node asked for {len(self._missing)} missing modules within {_MISSING_FOR:g} s")
+            raise ProtocolError(
+                f"the node asked for {len(self._missing)} modules that do not exist here within "
+                f"{_MISSING_FOR:g} s; giving up this node. Import fewer optional modules in your functions, or "
+                "report this bug"
+            )
         self._missing[name] = now + _MISSING_FOR
         return header, source
 
@@ -195,7 +199,11 @@ class Lender:
         count = max(0.0, count - (now - since) * _ANSWERS_A_SECOND) + 1
         self._asked[name] = now, count
         if count > _MOST_ANSWERS:
-            raise ProtocolError(f"the node asks for the module {name!r} again and again")
+            raise ProtocolError(
+                f"the node asked for the module {name!r} more than {_MOST_ANSWERS} times in a short time; "
+                "giving up this node. Use the same version of skypool on client and node; if you do, report "
+                "this bug"
+            )
 
 
 def _stamp_of(name: str) -> tuple[int, int] | None:

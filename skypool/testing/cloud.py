@@ -220,7 +220,9 @@ class FakeCloud:
                 left = [each for each in instances if each.id in ids]
                 names = ", ".join(sorted(ids))
                 raise StillRunning(
-                    f"{self.name} was asked to end {names}, but still lists them after {self.patience:g} s", left
+                    f"{self.name} was asked to end {names}, but still lists them after {self.patience:g} s; "
+                    "call terminate() again",
+                    left,
                 )
             time.sleep(0.05 if ids else 0)
 
@@ -263,7 +265,11 @@ class FakeCloud:
             except ProviderError as e:
                 errors.append(e)
         if errors:
-            raise together(f"{self.name}: some leftovers could not be removed", errors)
+            raise together(
+                f"{self.name}: some leftover resources could not be removed; correct these causes and call "
+                "tidy() again",
+                errors,
+            )
 
     def check(self) -> Iterable[Finding]:
         """Return a finding on the API key, and one for each of the account's limits.

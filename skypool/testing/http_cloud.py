@@ -214,7 +214,11 @@ class HttpCloud:
             for each in world.alive():
                 world.end(each)
         if self._errors:
-            raise ExceptionGroup(f"the fake {self.name} at {self.url} failed while it answered requests", self._errors)
+            raise ExceptionGroup(
+                f"the fake {self.name} at {self.url} failed while it answered requests; the exceptions in this "
+                "group say why",
+                self._errors,
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -197,7 +197,10 @@ def terminate(folder: str, patience: float = 10.0) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > until:
-            raise RuntimeError(f"processes {left} of the fake machine {folder} survived SIGKILL for {patience:g} s")
+            raise RuntimeError(
+                f"processes {left} of the fake machine {folder} survived SIGKILL for {patience:g} s; check "
+                "with `ps` what blocks them"
+            )
         time.sleep(0.002)
     remove(folder)
 

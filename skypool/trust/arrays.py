@@ -60,7 +60,9 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as e:
-        raise NotData(f"the value needs {name}, which is not installed here", name) from e
+        raise NotData(
+            f"the node sent a value that needs {name}, which is not installed here; run: pip install {name}", name
+        ) from e
 
 
 class NoData(Exception):
@@ -86,7 +88,11 @@ def _simple(np: Any, said: str) -> Any:
     """
     found = _TYPE.fullmatch(said) if len(said) < 40 else None
     if found is None or (found[2] is not None and not _UNIT.fullmatch(found[2])):
-        raise NotData(f"invalid numpy dtype: unknown type {said[:40]!r}", "numpy.dtype")
+        raise NotData(
+            f"the node sent a numpy dtype of the unknown type {said[:40]!r}; a correct node never sends this, "
+            "so stop using that machine",
+            "numpy.dtype",
+        )
     return np.dtype(said)
 
 
@@ -94,7 +100,10 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
     np = _library("numpy")
     r.charge(_FIELD_PRICE if depth else 0)
     if depth > _DEEPEST:
-        raise NotData(f"invalid numpy dtype: nested more than {_DEEPEST} levels deep", "numpy.dtype")
+        raise NotData(
+            f"the node sent a numpy dtype that is nested more than {_DEEPEST} levels deep; return a flatter one",
+            "numpy.dtype",
+        )
     match said:
         case str():
             made = _simple(np, said)
@@ -103,21 +112,38 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
         case ("record", int(size), bool(aligned), list(names), list(types), list(offsets)):
             if not len(names) == len(types) == len(offsets) <= _MOST_FIELDS or not 0 < size < 1 << 31:
                 raise NotData(
-                    f"invalid numpy dtype: {len(names)} names, {len(types)} types, {len(offsets)} offsets "
-                    f"(limit {_MOST_FIELDS}), or an invalid item size",
+                    f"the node sent a structured numpy dtype with {len(names)} names, {len(types)} types and "
+                    f"{len(offsets)} offsets (limit {_MOST_FIELDS} each, and all equal), or an invalid item "
+                    "size; return fewer fields",
                     "numpy.dtype",
                 )
             if not all(type(n) is str for n in names) or not all(type(n) is int and n >= 0 for n in offsets):
-                raise NotData("invalid numpy dtype: a field has an invalid name or offset", "numpy.dtype")
+                raise NotData(
+                    "the node sent a structured numpy dtype with an invalid field name or offset; a correct "
+                    "node never sends this, so stop using that machine",
+                    "numpy.dtype",
+                )
             formats = [_type_of(r, each, depth + 1) for each in types]
             of = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
             made = np.dtype(of, align=aligned)
         case _:
-            raise NotData(f"invalid numpy dtype: unexpected {type(said).__name__}", "numpy.dtype")
+            raise NotData(
+                f"the node described a numpy dtype with a {type(said).__name__}, which has no such meaning; a "
+                "correct node never sends this, so stop using that machine",
+                "numpy.dtype",
+            )
     if made.hasobject and (depth or type(said) is not str):
-        raise NotData("invalid numpy dtype: a structured dtype contains objects", "numpy.dtype")
+        raise NotData(
+            "the node sent a structured numpy dtype that contains Python objects; a correct node never sends "
+            "this, so stop using that machine",
+            "numpy.dtype",
+        )
     if made.itemsize <= 0:
-        raise NotData(f"invalid numpy dtype: the item size is {made.itemsize} bytes", "numpy.dtype")
+        raise NotData(
+            f"the node sent a numpy dtype with items of {made.itemsize} bytes; a correct node never sends "
+            "this, so stop using that machine",
+            "numpy.dtype",
+        )
     return made
 
 
@@ -169,13 +195,20 @@ def _said_of(made: Any) -> Any:
         or (made.hasobject and made.names is not None)
         or (made.names is None and not _TYPE.fullmatch(said))
     ):
-        raise NoData(f"arrays of dtype {made} cannot be sent as data")
+        raise NoData(
+            f"numpy arrays of dtype {made} cannot be sent as data; convert them to plain numbers or text "
+            "before you return them"
+        )
     return said
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
     if type(shape) is not tuple or len(shape) > 64 or not all(type(n) is int and 0 <= n < 2**62 for n in shape):
-        raise NotData("invalid array: the shape is not a tuple of at most 64 sizes", "numpy.ndarray")
+        raise NotData(
+            "the node sent an array whose shape is not a tuple of at most 64 sizes; a correct node never sends "
+            "this, so stop using that machine",
+            "numpy.ndarray",
+        )
     return shape
 
 
@@ -199,12 +232,17 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
     """
     np = _library("numpy")
     if dtype.hasobject or type(data) not in (bytes, type(None)):
-        raise NotData("invalid array: the memory is not bytes, or the dtype contains objects", "numpy.ndarray")
+        raise NotData(
+            "the node sent a numpy array whose memory is not bytes, or whose dtype contains objects; a correct "
+            "node never sends this, so stop using that machine",
+            "numpy.ndarray",
+        )
     buffer: Any = r.next_buffer() if data is None else bytearray(data)
     size = buffer.nbytes if data is None else len(buffer)
     if size != math.prod(_shape(shape)) * dtype.itemsize:
         raise NotData(
-            f"invalid array: {size} bytes do not match the shape {shape} with items of {dtype.itemsize} bytes",
+            f"the node sent a numpy array of {size} bytes that do not match its shape {shape} with items of "
+            f"{dtype.itemsize} bytes; a correct node never sends this, so stop using that machine",
             "numpy.ndarray",
         )
     r.charge(size // 8)
@@ -236,17 +274,29 @@ def _check_items(r: Reading, np: Any, made: Any) -> None:
     for at in range(0, flat.size, step := max(1, _AT_ONCE // made.dtype.itemsize)):
         part = np.ascontiguousarray(flat[at : at + step])
         if made.dtype.kind == "b" and bool((part.view(np.uint8) > 1).any()):
-            raise NotData("invalid boolean array: a byte is neither 0 nor 1", "numpy.ndarray")
+            raise NotData(
+                "the node sent a boolean numpy array with a byte that is neither 0 nor 1; make it with "
+                "`array.view('uint8') != 0`",
+                "numpy.ndarray",
+            )
         if made.dtype.kind == "U":
             letters = part.view(made.dtype.byteorder.replace("|", "=") + "u4")
             if bool((letters > _LAST_LETTER).any()):
-                raise NotData("invalid string array: a character is above U+10FFFF", "numpy.ndarray")
+                raise NotData(
+                    "the node sent a numpy array of text with a character above U+10FFFF, the last of Unicode; "
+                    "a correct node never sends this, so stop using that machine",
+                    "numpy.ndarray",
+                )
 
 
 def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
     said, shape, order, data = args
     if order not in ("C", "F"):
-        raise NotData("invalid array: the memory order is neither 'C' nor 'F'", "numpy.ndarray")
+        raise NotData(
+            "the node sent a numpy array whose memory order is neither 'C' nor 'F'; a correct node never sends "
+            "this, so stop using that machine",
+            "numpy.ndarray",
+        )
     return _view(r, data, _type_of(r, said), shape).reshape(shape, order=order)
 
 
@@ -259,7 +309,11 @@ def _objects(r: Reading, args: tuple[Any, ...]) -> Any:
     """
     shape, order, items = args
     if type(items) is not list or len(items) != math.prod(_shape(shape)) or order not in ("C", "F"):
-        raise NotData("invalid object array: wrong number of items, or wrong memory order", "numpy.ndarray")
+        raise NotData(
+            "the node sent a numpy array of objects with a wrong number of items or memory order; a correct "
+            "node never sends this, so stop using that machine",
+            "numpy.ndarray",
+        )
     check_chain(items)
     made = _library("numpy").empty(len(items), object)
     for at, each in enumerate(items):
@@ -271,7 +325,11 @@ def _scalar(r: Reading, args: tuple[Any, ...]) -> Any:
     said, data = args
     dtype = _type_of(r, said)
     if type(data) is not bytes:
-        raise NotData(f"invalid numpy scalar: expected bytes, got {type(data).__name__}", "numpy.dtype")
+        raise NotData(
+            f"the node sent a numpy scalar as {type(data).__name__} instead of bytes; a correct node never "
+            "sends this, so stop using that machine",
+            "numpy.dtype",
+        )
     return _view(r, data, dtype, (1,)).copy()[0]
 
 
@@ -344,19 +402,33 @@ def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_gra
     """
     torch = _library("torch")
     if type(dtype) is not str or dtype not in _TENSORS or kind not in ("tensor", "parameter"):
-        raise NotData("invalid tensor: unknown dtype or kind", "torch.Tensor")
+        raise NotData(
+            "the node sent a torch tensor of an unknown dtype or kind; a correct node never sends this, so "
+            "stop using that machine",
+            "torch.Tensor",
+        )
     if type(buffer) not in (bytes, bytearray, memoryview) or type(wants_grad) is not bool:
-        raise NotData("invalid tensor: the memory is not bytes, or requires_grad is not a boolean", "torch.Tensor")
+        raise NotData(
+            "the node sent a torch tensor whose memory is not bytes, or whose requires_grad is not a boolean; "
+            "a correct node never sends this, so stop using that machine",
+            "torch.Tensor",
+        )
     of = getattr(torch, dtype)
     memory = memoryview(buffer)
     if memory.nbytes != math.prod(_shape(shape)) * torch.empty(0, dtype=of).element_size():
         raise NotData(
-            f"invalid tensor: {memory.nbytes} bytes do not match the shape {shape} and dtype {dtype}", "torch.Tensor"
+            f"the node sent a torch tensor of {memory.nbytes} bytes that do not match its shape {shape} and "
+            f"dtype {dtype}; a correct node never sends this, so stop using that machine",
+            "torch.Tensor",
         )
     own = bytearray(memory) if memory.readonly else buffer
     flat = torch.frombuffer(own, dtype=torch.uint8) if memory.nbytes else torch.empty(0, dtype=torch.uint8)
     if dtype == "bool" and bool((flat > 1).any()):
-        raise NotData("invalid boolean tensor: a byte is neither 0 nor 1", "torch.Tensor")
+        raise NotData(
+            "the node sent a boolean torch tensor with a byte that is neither 0 nor 1; make it with "
+            "`tensor.view(torch.uint8) != 0`",
+            "torch.Tensor",
+        )
     made = (flat.view(of) if memory.nbytes else torch.empty(0, dtype=of)).reshape(shape)
     if kind == "parameter":
         return torch.nn.Parameter(made, requires_grad=wants_grad)

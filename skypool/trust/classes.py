@@ -147,7 +147,11 @@ def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.
     (name,) = values
     found = kind.__dict__["_member_map_"].get(name) if type(name) is str else None
     if found is None:
-        raise NotData(f"the enumeration {kind.__qualname__} has no member {name!r:.40}", kind.__qualname__)
+        raise NotData(
+            f"the node sent the member {name!r:.40}, which the enumeration {kind.__qualname__} does not have "
+            "here; use the same version of its module on both sides",
+            kind.__qualname__,
+        )
     return found  # type: ignore[no-any-return]  # the map has members only
 
 
@@ -155,7 +159,11 @@ def _flags(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.E
     (value,) = values
     if _is_plain_flag(kind) and type(value) is int and value >= 0 and not value & ~_mask(kind):
         return kind(value)
-    raise NotData(f"the enumeration {kind.__qualname__} has no member {value!r:.40}", kind.__qualname__)
+    raise NotData(
+        f"the node sent {value!r:.40}, which the enumeration {kind.__qualname__} does not have here; use the "
+        "same version of its module on both sides",
+        kind.__qualname__,
+    )
 
 
 def _mask(kind: type[enum.Enum]) -> int:
@@ -178,7 +186,11 @@ def _is_plain_flag(kind: type[enum.Enum]) -> bool:
 
 def _named_tuple(size: int, kind: type[Any], _: Reading, values: tuple[Any, ...]) -> Any:
     if len(values) != size:
-        raise NotData(f"the named tuple {kind.__qualname__} has {size} fields, got {len(values)}", kind.__qualname__)
+        raise NotData(
+            f"the node sent {len(values)} values for the named tuple {kind.__qualname__}, which has {size} "
+            "fields here; use the same version of its module on both sides",
+            kind.__qualname__,
+        )
     return tuple.__new__(kind, values)
 
 
@@ -245,7 +257,11 @@ class Filler:
         self._names = fields
         places = [_place(kind, name) for name in fields]
         if len(set(fields)) != len(fields):
-            raise NotData(f"a field of {kind.__qualname__} is set twice", kind.__qualname__)
+            raise NotData(
+                f"the node sent two values for one field of {kind.__qualname__}; a correct node never sends "
+                "this, so stop using that machine",
+                kind.__qualname__,
+            )
         self._in_slots = places if any(places) else None
 
     def blank(self) -> Any:
@@ -310,7 +326,11 @@ def _place(kind: type, name: Any) -> Any:
         is_code = hasattr(type(there), "__set__") or hasattr(type(there), "__get__")
         if there is _MISSING or isinstance(there, functools.cached_property) or not is_code:
             return None
-    raise NotData(f"{name!r:.40} is not a field of {kind.__qualname__}", kind.__qualname__)
+    raise NotData(
+        f"the node sent a value for {name!r:.40}, which is not a field of {kind.__qualname__} here; use the "
+        "same version of its module on both sides",
+        kind.__qualname__,
+    )
 
 
 # --- exceptions ----------------------------------------------------------------------------------------------
@@ -344,7 +364,11 @@ def parts_of_error(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any
 def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Exception:
     args, state = values
     if type(args) is not tuple or type(state) is not dict:
-        raise NotData(f"invalid {kind.__qualname__}: expected a tuple and a dictionary", kind.__qualname__)
+        raise NotData(
+            f"the node sent the exception {kind.__qualname__} without a tuple of arguments and a dictionary of "
+            "attributes; a correct node never sends this, so stop using that machine",
+            kind.__qualname__,
+        )
     if issubclass(kind, BaseExceptionGroup):
         args = (*args[:1], [r.makers["one"](r, link) for link in args[1]])
     made = _made_error(kind, tuple(map(_shown, args)))
@@ -367,11 +391,18 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
         texts = (args[0], args[3], args[5])
         numbers = (args[1], args[2], args[4])
         if not all(type(t) is str for t in texts) or not all(n is None or type(n) is int for n in numbers):
-            raise NotData("invalid WorkerDied: an argument has the wrong type")
+            raise NotData(
+                "the node sent a WorkerDied error with an argument of the wrong type; a correct node never "
+                "sends this, so stop using that machine"
+            )
         return died(*args)
     if kind.__module__ == "skypool.errors" and "__reduce__" in kind.__dict__:
         if not all(type(each) in (str, int, float, type(None), tuple, list) for each in args):
-            raise NotData(f"invalid {kind.__name__}: an argument has the wrong type", kind.__name__)
+            raise NotData(
+                f"the node sent the error {kind.__name__} with an argument of the wrong type; a correct node "
+                "never sends this, so stop using that machine",
+                kind.__name__,
+            )
         return kind(*args)
     if kind.__module__ == "builtins":
         return kind(*args)

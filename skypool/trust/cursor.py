@@ -61,7 +61,10 @@ class Cursor:
     def check_begin(self) -> None:
         """Raise NotData unless the value begins with the magic bytes of skypool's data format."""
         if bytes(self.data[: len(MAGIC)]) != MAGIC:
-            raise NotData("the data does not begin like a value in skypool's data format")
+            raise NotData(
+                "the node sent a value that does not begin like skypool's data format; a correct node never "
+                "sends this, so stop using that machine"
+            )
 
     def check_end(self) -> None:
         """Raise NotData unless all buffers that were sent beside the encoded value were used.
@@ -69,7 +72,10 @@ class Cursor:
         Bytes that are left in the encoded value itself are not checked.
         """
         if self._taken != len(self.buffers):
-            raise NotData(f"the value uses {self._taken} of the {len(self.buffers)} buffers that were sent")
+            raise NotData(
+                f"the node sent {len(self.buffers)} buffers with a value that uses {self._taken} of them; a "
+                "correct node never sends this, so stop using that machine"
+            )
 
     def charge(self, price: int) -> None:
         """Subtract the price of an object that is about to be made, in bytes, from the memory budget.
@@ -83,7 +89,10 @@ class Cursor:
             self._parent.charge(price)
         self.left -= price
         if self.left < 0:
-            raise NotData("the value would take far more memory than the bytes that were sent")
+            raise NotData(
+                "the node sent a value that would take far more memory here than the bytes that were sent; a "
+                "correct node never sends this, so stop using that machine"
+            )
 
     def deeper(self) -> None:
         """Count one more level of nesting, before a nested value is read.
@@ -95,7 +104,7 @@ class Cursor:
         """
         self.depth += 1
         if self.depth > DEEPEST:
-            raise NotData(f"the value is nested more than {DEEPEST} levels deep")
+            raise NotData(f"the node sent a value that is nested more than {DEEPEST} levels deep; return a flatter one")
 
     def number(self) -> int:
         """Read the next 8 bytes of the encoded value and return them as an unsigned integer: a length or an index.
@@ -120,7 +129,8 @@ class Cursor:
         count = self.number()
         if count * least > len(self.data) - self.at:
             raise NotData(
-                f"the data is truncated: {count} items do not fit into the rest of its {len(self.data)} bytes"
+                f"the node sent a truncated value: {count} items do not fit into the rest of its "
+                f"{len(self.data)} bytes; a correct node never sends this, so stop using that machine"
             )
         return count
 
@@ -135,7 +145,10 @@ class Cursor:
         start = self.at
         self.at = start + size
         if self.at > len(self.data):
-            raise NotData(f"the data is truncated: it has {len(self.data)} bytes, and at least {self.at} are needed")
+            raise NotData(
+                f"the node sent a truncated value: it has {len(self.data)} bytes, and at least {self.at} are "
+                "needed; a correct node never sends this, so stop using that machine"
+            )
         return self.data[start : self.at]
 
     def view(self, size: int) -> memoryview:
@@ -168,6 +181,9 @@ class Cursor:
             NotData: all of them were used already.
         """
         if self._taken == len(self.buffers):
-            raise NotData(f"the value needs more than the {len(self.buffers)} buffers that were sent")
+            raise NotData(
+                f"the node sent a value that needs more than the {len(self.buffers)} buffers sent with it; a "
+                "correct node never sends this, so stop using that machine"
+            )
         self._taken += 1
         return memoryview(self.buffers[self._taken - 1])

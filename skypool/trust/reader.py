@@ -78,7 +78,8 @@ class DataReader:
             got = self.value(buffers, f"the exception of {call}")
             if not _is_chain(got):
                 raise UntrustedResult(
-                    f"node {self._node} sent something that is not an exception as the exception of {call}",
+                    f"node {self._node} sent something that is not an exception as the exception of {call}; a "
+                    "correct node never sends this, so stop using that machine",
                     node=self._node,
                 )
         except UntrustedResult as e:
@@ -109,7 +110,10 @@ class DataReader:
                 value, used = _scan(text, 0)
                 if used == len(text) and len(buffers) == 1:
                     return value
-                raise NotData("there are extra bytes or buffers after the value")
+                raise NotData(
+                    "the node sent extra bytes or buffers after the end of a value; a correct node never sends "
+                    "this, so stop using that machine"
+                )
             if data[:1] == b"\x80":
                 raise NotData(_PICKLED)
             keys = arrays.keys() if sys.modules.get("numpy") else values.KEYS
@@ -117,7 +121,10 @@ class DataReader:
         except NotData:
             raise
         except Exception as e:  # noqa: BLE001 - a stranger's bytes may cause any error
-            raise NotData(f"the data is not a valid value ({type(e).__name__}: {printable(str(e))[:200]})") from None
+            raise NotData(
+                f"the node sent a value that cannot be read here ({type(e).__name__}: "
+                f"{printable(str(e))[:200]}); use the same package versions on both sides"
+            ) from None
 
     def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
         """Find the class that a node named, and set how its instances are made, in `shape`.
@@ -134,7 +141,7 @@ class DataReader:
         """
         if not classes.resolve(tag, shape, self._allowed):
             raise NotData(
-                f"it refers to {printable(str(shape))[:200]}, which cannot be rebuilt without running code",
+                f"the value refers to {printable(str(shape))[:200]}, which cannot be rebuilt without running code",
                 str(shape),
                 True,
             )
@@ -179,7 +186,10 @@ class DataReader:
             NotData: `link` is not an exception as nodes send them.
         """
         if not _is_link(link):
-            raise NotData("a member of an exception group is not an exception")
+            raise NotData(
+                "the node sent an exception group with a member that is not an exception; a correct node never "
+                "sends this, so stop using that machine"
+            )
         return self._one(link, parent=r)
 
     def _advice(self, refused: NotData) -> str:

@@ -184,13 +184,21 @@ class Reading(Cursor):
                 price += len(each) >> 2
             elif kind is frozenset or (isinstance(each, tuple) and not (kind is not tuple and _hashes_itself(kind))):
                 if seen + len(todo) + len(each) > _LARGEST_KEY or depth > _DEEPEST_KEY:
-                    raise NotData(f"a key has more than {_LARGEST_KEY} parts or more than {_DEEPEST_KEY} levels")
+                    raise NotData(
+                        f"the node sent a dictionary key or set member of more than {_LARGEST_KEY} parts or "
+                        f"more than {_DEEPEST_KEY} levels; return it in a list instead"
+                    )
                 todo.extend((part, depth + 1) for part in each)
             elif kind in self.keys:
                 price += 400
             elif kind not in _ATOMS:
                 name = f"{kind.__module__}.{kind.__qualname__}"
-                raise NotData(f"a key has the type {name}, and hashing it would run code of that class", name, True)
+                raise NotData(
+                    f"the node sent a dictionary key or set member of the type {name}, and hashing it would "
+                    "run code of that class; use text or numbers instead",
+                    name,
+                    True,
+                )
         price += SLOT * seen
         self.charge(price)
         return price
@@ -254,7 +262,8 @@ class Reading(Cursor):
             self._slow += max(0.0, time.thread_time() - began - _SLOW)
             if self._slow > _SLOW_IN_ALL:
                 raise NotData(
-                    f"too many keys have equal hashes: adding them took more than {_SLOW_IN_ALL:g} s too long"
+                    "the node sent too many dictionary keys or set members with equal hashes (adding them took "
+                    f"more than {_SLOW_IN_ALL:g} s too long); return them in a list"
                 )
 
     # --- parts -----------------------------------------------------------------------------------------------
@@ -294,7 +303,11 @@ class Reading(Cursor):
             self.resolve(self, tag, shape)
             self.shapes.append(shape)
         if shape.kind is None or shape.make is None:
-            raise NotData(f"the class {shape} is used for another kind of value than before", str(shape))
+            raise NotData(
+                f"the node sent the class {shape} for another kind of value than before; a correct node never "
+                "sends this, so stop using that machine",
+                str(shape),
+            )
         return shape
 
 
@@ -308,7 +321,10 @@ def _hashes_itself(kind: type) -> bool:
 
 
 def _unknown(r: Reading) -> Any:
-    raise NotData(f"unknown type tag {r.data[r.at - 1]:#04x}")
+    raise NotData(
+        f"the node sent a value with the unknown type tag {r.data[r.at - 1]:#04x}; a correct node never sends "
+        "this, so stop using that machine"
+    )
 
 
 def _constant(value: Any) -> Callable[[Reading], Any]:
@@ -349,7 +365,10 @@ def _ref(r: Reading) -> Any:
     index = r.number()
     r.charge(SLOT)
     if r.alone:
-        raise NotData("an exception refers to a value outside the exception")
+        raise NotData(
+            "the node sent an exception that refers to a value outside itself; a correct node never sends "
+            "this, so stop using that machine"
+        )
     return r.memo[index]
 
 
@@ -419,7 +438,10 @@ def _items(r: Reading, count: int) -> list[Any]:
     """
     made = r.value()
     if type(made) is not list or len(made) != count:
-        raise NotData(f"expected a list of {count} keys, values, set members or cells of a column")
+        raise NotData(
+            f"the node sent something other than the {count} keys, values, set members or table cells that "
+            "must follow; a correct node never sends this, so stop using that machine"
+        )
     return made
 
 
@@ -474,7 +496,10 @@ def _strs(r: Reading) -> list[str]:
     data = bytes(r.take(r.count()))
     r.charge(LIST_PRICE + STR_PRICE * count + text_price(2 * len(data), data.isascii()))
     if not count or data.count(b"\0") != count - 1:
-        raise NotData(f"the number of strings does not match: expected {count}, got {data.count(bytes(1)) + 1}")
+        raise NotData(
+            f"the node sent {data.count(bytes(1)) + 1} texts in a list that should have {count}; a correct "
+            "node never sends this, so stop using that machine"
+        )
     made = str(data, "utf-8", "surrogatepass").split("\0")
     r.memo.append(made)
     return made
@@ -491,7 +516,10 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
     """
     count = r.number()
     if count * (8 * width + 1) > 1 << 50 or not width:
-        raise NotData(f"invalid table: {count} rows of {width} columns")
+        raise NotData(
+            f"the node sent a table of {count} rows and {width} columns, which is not possible; a correct node "
+            "never sends this, so stop using that machine"
+        )
     r.charge((ROW + ROW_ITEM * width) * count)
     r.deeper()
     columns = [_items(r, count) for _ in range(width)]

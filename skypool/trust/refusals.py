@@ -36,13 +36,13 @@ def refusal(value: object) -> WriteError:
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)):
         own = getattr(value, "__qualname__", getattr(value, "__name__", ""))
         of = f"{getattr(value, '__module__', '')}.{own}".removeprefix("builtins.")
-        return WriteError(f"it holds {of} itself: classes, functions and modules cannot be sent as data", of)
+        return WriteError(f"the value holds {of} itself: classes, functions and modules cannot be sent as data", of)
     reduce = _maker_of(value)
     if reduce:
-        return WriteError(f"it refers to {reduce}, which cannot be rebuilt without running code", reduce)
+        return WriteError(f"the value refers to {reduce}, which cannot be rebuilt without running code", reduce)
     if "<locals>" in kind.__qualname__:
         return WriteError(f"the class {name} is defined inside a function: define it at the top of a module", name)
-    return WriteError(f"it refers to {name}, which cannot be rebuilt without running code", name, allowable=True)
+    return WriteError(f"the value refers to {name}, which cannot be rebuilt without running code", name, allowable=True)
 
 
 def _maker_of(value: object) -> str:

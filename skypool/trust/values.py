@@ -49,10 +49,16 @@ def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional:
         NotData: the number or a type is wrong.
     """
     if not len(kinds) - optional <= len(args) <= len(kinds):
-        raise NotData(f"wrong number of arguments for a value: expected {len(kinds)}, got {len(args)}")
+        raise NotData(
+            f"the node sent {len(args)} parts for a value that is made of {len(kinds)}; a correct node never "
+            "sends this, so stop using that machine"
+        )
     for arg, kind in zip(args, kinds, strict=False):
         if kind is not object and type(arg) is not kind and not (isinstance(kind, tuple) and type(arg) in kind):
-            raise NotData(f"wrong type of an argument for a value: {type(arg).__name__}")
+            raise NotData(
+                f"the node sent a {type(arg).__name__} as a part of a value that takes another type there; a "
+                "correct node never sends this, so stop using that machine"
+            )
 
 
 def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional: int = 0) -> Maker:
@@ -88,7 +94,8 @@ def check_chain(parts: Iterable[Any]) -> None:
     for part in parts:
         if isinstance(part, CHAINS) or (type(part).__name__ == "ndarray" and part.dtype.hasobject):
             raise NotData(
-                f"a {type(part).__name__} is directly inside another container that is deallocated recursively"
+                f"the node sent a {type(part).__name__} directly inside a container of a similar kind, which "
+                "could crash this process when it is freed; return lists instead"
             )
 
 
@@ -112,7 +119,7 @@ def _ordered(_: Reading, args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
     """
     _arguments(args, dict, dict)
     if set(args[1]) - {"_metadata"}:
-        raise NotData("an OrderedDict has attributes other than _metadata")
+        raise NotData("the node sent an OrderedDict that has attributes other than _metadata; return a dict instead")
     made = OrderedDict(args[0])
     made.__dict__.update(args[1])
     return made
@@ -128,7 +135,11 @@ def _defaultdict(_: Reading, args: tuple[Any, ...]) -> defaultdict[Any, Any]:
     _arguments(args, (str, type(None)), dict)
     name, items = args
     if name is not None and name not in _FACTORIES:
-        raise NotData(f"a defaultdict has the factory {name!r:.40}, which would be called for each missing key", name)
+        raise NotData(
+            f"the node sent a defaultdict with the factory {name!r:.40}, which would be called for each "
+            "missing key; return a dict instead",
+            name,
+        )
     check_chain(items.values())
     made: defaultdict[Any, Any] = defaultdict(None if name is None else _FACTORIES[name])
     dict.update(made, items)
@@ -138,7 +149,10 @@ def _defaultdict(_: Reading, args: tuple[Any, ...]) -> defaultdict[Any, Any]:
 def _namespace(_: Reading, args: tuple[Any, ...]) -> types.SimpleNamespace:
     _arguments(args, dict)
     if not all(type(key) is str and not key.startswith("__") for key in args[0]):
-        raise NotData("a SimpleNamespace has an attribute whose name begins with '__' or is not a string")
+        raise NotData(
+            "the node sent a SimpleNamespace with an attribute whose name begins with '__' or is not a text; "
+            "return a dict instead"
+        )
     return types.SimpleNamespace(**args[0])
 
 
@@ -153,20 +167,29 @@ def _slice(_: Reading, args: tuple[Any, ...]) -> slice:
 def _decimal(r: Reading, args: tuple[Any, ...]) -> decimal.Decimal:
     _arguments(args, str)
     if len(args[0]) > _LONGEST_NUMBER:
-        raise NotData(f"a Decimal is too long: {len(args[0])} characters, the limit is {_LONGEST_NUMBER}")
+        raise NotData(
+            f"the node sent a Decimal of {len(args[0])} characters, and the limit is {_LONGEST_NUMBER}; return "
+            "it as text"
+        )
     return decimal.Decimal(args[0])
 
 
 def _fraction(_: Reading, args: tuple[Any, ...]) -> fractions.Fraction:
     _arguments(args, int, int)
     if max(map(int.bit_length, args)) > _LONGEST_NUMBER:
-        raise NotData(f"a Fraction is too long: the limit is {_LONGEST_NUMBER} bits")
+        raise NotData(
+            f"the node sent a Fraction of more than {_LONGEST_NUMBER} bits; return its numerator and "
+            "denominator as text"
+        )
     return fractions.Fraction(*args)
 
 
 def _zone(zone: Any) -> Any:
     if zone is not None and type(zone) not in (datetime.timezone, zoneinfo.ZoneInfo):
-        raise NotData(f"a time zone is a {type(zone).__name__} instead of a timezone or ZoneInfo")
+        raise NotData(
+            f"the node sent a time with a time zone of type {type(zone).__name__}; use datetime.timezone or "
+            "zoneinfo.ZoneInfo instead"
+        )
     return zone
 
 
@@ -186,7 +209,9 @@ def _zoneinfo(_: Reading, args: tuple[Any, ...]) -> zoneinfo.ZoneInfo:
     _arguments(args, str)
     (key,) = args
     if not re.fullmatch(r"[A-Za-z0-9_+\-]{1,40}(/[A-Za-z0-9_+\-]{1,40}){0,3}", key):
-        raise NotData(f"invalid name of a time zone: {key[:40]!r}")
+        raise NotData(
+            f"the node sent a time zone with the invalid name {key[:40]!r}; use a name such as 'Europe/Berlin'"
+        )
     return zoneinfo.ZoneInfo(key)
 
 
@@ -201,14 +226,17 @@ _ADDRESSES = {f"IPv{n}{what}": getattr(ipaddress, f"IPv{n}{what}") for n in (4, 
 def _path(_: Reading, args: tuple[Any, ...]) -> pathlib.PurePath:
     _arguments(args, str, str)
     if args[0] not in _PATHS or args[1].count("/") + args[1].count("\\") > 1000:
-        raise NotData("invalid path: unknown kind, or more than 1000 separators")
+        raise NotData("the node sent a path of an unknown kind, or with more than 1000 separators; return it as text")
     return _PATHS[args[0]](args[1])
 
 
 def _address(_: Reading, args: tuple[Any, ...]) -> Any:
     _arguments(args, str, str)
     if args[0] not in _ADDRESSES or len(args[1]) > 200:
-        raise NotData("invalid IP address or network: unknown kind, or more than 200 characters")
+        raise NotData(
+            "the node sent an IP address or network of an unknown kind, or of more than 200 characters; a "
+            "correct node never sends this, so stop using that machine"
+        )
     return _ADDRESSES[args[0]](args[1])
 
 
@@ -221,7 +249,10 @@ def _array(_: Reading, args: tuple[Any, ...]) -> array.array[Any]:
     _arguments(args, str, int, bytes)
     code, size, data = args
     if len(code) != 1 or code not in _INT_ARRAYS or array.array(code).itemsize != size:
-        raise NotData("invalid array.array: unknown type code, or its items have another size on this machine")
+        raise NotData(
+            "the node sent an array.array of an unknown type, or whose items have another size on this "
+            "machine; return a list instead"
+        )
     made: array.array[Any] = array.array(code)
     made.frombytes(data)
     return made

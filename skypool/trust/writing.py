@@ -171,7 +171,7 @@ class _Writing:
         try:
             self.value(value)
         except RecursionError:
-            raise WriteError(f"the value is nested more than {DEEPEST} levels deep") from None
+            raise WriteError(f"the value is nested more than {DEEPEST} levels deep; return a flatter one") from None
         size = len(self._out) + sum(map(len, self._beside))
         missing = (self._price + self._price // 50 - SPARE) // GROWS + 64 - size
         if missing > 0:
@@ -260,7 +260,9 @@ class _Writing:
             if id(value) in self._open:
                 if self._tables:
                     raise _Entangled
-                raise WriteError(f"a {name_of(type(value))} in the value contains a circular reference")
+                raise WriteError(
+                    f"a {name_of(type(value))} in the value contains a circular reference; return data without cycles"
+                )
             return False
         if number < 0:
             raise _Entangled
@@ -292,7 +294,7 @@ class _Writing:
         """
         self._depth += 1
         if self._depth > DEEPEST:
-            raise WriteError(f"the value is nested more than {DEEPEST} levels deep")
+            raise WriteError(f"the value is nested more than {DEEPEST} levels deep; return a flatter one")
         done = 0
         try:
             for part in parts:

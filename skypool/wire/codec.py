@@ -210,5 +210,7 @@ def object_of(key: str) -> Any:
         RuntimeError: this process is not a worker (process that runs calls) on a node, so it does not have the values.
     """
     if resolve_object is None:
-        raise RuntimeError("a value of pool.put() can only be read on the pool's nodes")
+        raise RuntimeError(
+            "a reference from pool.put() becomes its value only on the pool's nodes; pass it to a call as an argument"
+        )
     return resolve_object(key)

@@ -206,7 +206,10 @@ def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
     for length in lengths:
         at += -at % ALIGN
         if type(length) is not int or length < 0 or at + length > len(body):
-            raise ProtocolError(f"a frame's body of {len(body)} bytes has no room for lengths {lengths}")
+            raise ProtocolError(
+                f"skypool received a message whose body of {len(body)} bytes has no room for parts of lengths "
+                f"{lengths}; use the same version of skypool on client and node, and if you do, report this bug"
+            )
         out.append(body[at : at + length])
         at += length
     return out
@@ -276,12 +279,17 @@ def ends_in(body: bytes) -> Iterator[End]:
         start = at + _END.size
         if start > len(body):
             raise ProtocolError(
-                f"the result of a call is truncated: {len(body) - at} bytes, expected at least {_END.size}"
+                f"skypool received a truncated result of a call: {len(body) - at} bytes instead of at least "
+                f"{_END.size}; use the same version of skypool on client and node, and if you do, report this "
+                "bug"
             )
         id_, length, ok, seconds = _END.unpack_from(body, at)
         at = start + length
         if at > len(body):
-            raise ProtocolError(f"the result of a call is truncated: {len(body) - start} bytes, expected {length}")
+            raise ProtocolError(
+                f"skypool received a truncated result of a call: {len(body) - start} bytes instead of "
+                f"{length}; use the same version of skypool on client and node, and if you do, report this bug"
+            )
         yield id_, ok, seconds, body[start:at]
 
 
@@ -295,7 +303,10 @@ def parse_frame(packet: memoryview) -> Frame:
     """
     frames, used = scan(packet)
     if len(frames) != 1 or used != len(packet):
-        raise ProtocolError(f"a message of {len(packet)} bytes is not exactly one frame")
+        raise ProtocolError(
+            f"skypool received {len(packet)} bytes that are not exactly one message of its protocol; use the "
+            "same version of skypool on client and node, and if you do, report this bug"
+        )
     return frames[0]
 
 
@@ -338,9 +349,15 @@ def _object_in(data: memoryview) -> dict[str, Any]:
     try:
         found, used = _scan_json(text, 0)
     except (ValueError, RecursionError, StopIteration) as e:
-        raise ProtocolError(f"a frame's header is not JSON: {text[:60]!r}: {e}") from e
+        raise ProtocolError(
+            f"skypool received a message whose header is not JSON: {text[:60]!r}: {e}; use the same version of "
+            "skypool on client and node, and if you do, report this bug"
+        ) from e
     if type(found) is not dict or used != len(text):
-        raise ProtocolError(f"a frame's header is not a JSON object but {text[:60]!r}")
+        raise ProtocolError(
+            f"skypool received a message whose header is not a JSON object but {text[:60]!r}; use the same "
+            "version of skypool on client and node, and if you do, report this bug"
+        )
     return found
 
 
@@ -357,8 +374,9 @@ def _check_json(data: bytes) -> None:
     memory = 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
     if memory > _JSON_GROWS * len(data) + _JSON_SPARE:
         raise ProtocolError(
-            f"a frame's header is not accepted: its {len(data)} bytes of JSON would take {memory} bytes of memory "
-            f"(limit {_JSON_GROWS * len(data) + _JSON_SPARE})"
+            f"skypool received a message whose header would take too much memory: {len(data)} bytes of JSON "
+            f"need {memory} bytes (limit {_JSON_GROWS * len(data) + _JSON_SPARE}); use the same version of "
+            "skypool on client and node, and if you do, report this bug"
         )
 
 

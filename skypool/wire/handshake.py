@@ -239,11 +239,17 @@ def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, A
         ProtocolError: it is not an object, or a field is unknown or has a value that is not allowed.
     """
     if type(said) is not dict:
-        raise ProtocolError(f"{what} must be an object, not {type(said).__name__}")
+        raise ProtocolError(
+            f"{what} must be a JSON object, not {type(said).__name__}; use the same version of skypool on "
+            "client and node, and if you do, report this bug"
+        )
     for name, value in said.items():
         check = checks.get(name)
         if check is None:
-            raise ProtocolError(f"{what} has an unknown field {name!r}")
+            raise ProtocolError(
+                f"{what} has an unknown field {name!r}; use the same version of skypool on client and node, "
+                "and if you do, report this bug"
+            )
         if not check(value):
             _refuse(what, name, value)
     return dict(said)
@@ -251,4 +257,7 @@ def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, A
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
     shown = type(value).__name__ if name == "env" else f"{value!r:.80}"  # the environment contains secrets
-    raise ProtocolError(f"{what} has an invalid {name!r}: {shown}")
+    raise ProtocolError(
+        f"{what} has an invalid {name!r}: {shown}; use the same version of skypool on client and node, and if "
+        "you do, report this bug"
+    )

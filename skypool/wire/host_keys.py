@@ -113,7 +113,10 @@ def _where(ssh: SSH) -> tuple[str, list[str]]:
     done = _run(["ssh", "-G", *ssh.argv([])[1:-1]])
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     if done.returncode or "hostname" not in said:
-        raise UsageError(f"your ssh configuration cannot be used for {ssh.host}: {done.stderr.strip()}")
+        raise UsageError(
+            f"ssh cannot use your configuration for {ssh.host}: {done.stderr.strip()}; correct it until `ssh "
+            f"-G {ssh.host}` succeeds"
+        )
     name = said["hostname"].lower() if said["port"] == "22" else f"[{said['hostname'].lower()}]:{said['port']}"
     known = f"{said.get('userknownhostsfile', '')} {said.get('globalknownhostsfile', '')}"
     return said.get("hostkeyalias", name), [os.path.expanduser(file) for file in shlex.split(known)]
@@ -130,4 +133,4 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError as e:
-        raise UsageError(f"{argv[0]} is not installed here: install openssh-client") from e
+        raise UsageError(f"the program {argv[0]} is not installed on this computer: install openssh-client") from e

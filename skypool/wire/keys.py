@@ -118,6 +118,8 @@ def _keygen(file: Path, comment: str) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError as e:
-        raise UsageError("ssh-keygen is not installed here: install openssh-client") from e
+        raise UsageError("the program ssh-keygen is not installed on this computer: install openssh-client") from e
     except subprocess.CalledProcessError as e:
-        raise UsageError(f"ssh-keygen could not create a key in {file.parent}: {e.stderr.strip()}") from e
+        raise UsageError(
+            f"ssh-keygen could not create a key in {file.parent}: {e.stderr.strip()}; make that folder writable"
+        ) from e

@@ -365,7 +365,10 @@ class Errand:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 if isinstance(e, subprocess.TimeoutExpired):
-                    raise TimeoutError("the command did not end in time") from e
+                    raise TimeoutError(
+                        "the command did not end in time and was killed; check that the machine it connects to "
+                        "runs and can be reached"
+                    ) from e
                 raise
             self._said.seek(0)
             said = self._said.read().decode("utf-8", "replace").strip()

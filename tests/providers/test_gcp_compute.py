@@ -268,7 +268,7 @@ def test_an_image_of_your_own_says_how_large_its_disk_is(gce_api: World) -> None
     with pytest.raises(ProviderError, match=r"no such image: check image="):
         gcp().launch(best(image=large.replace("large", "none")), order(token="a-2"))
     arm = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-arm64"
-    with pytest.raises(UsageError, match=r"is for arm64, g2-standard-4 is x86_64"):
+    with pytest.raises(UsageError, match=r"is for arm64, but g2-standard-4 is x86_64"):
         gcp().launch(best(image=arm), order(token="a-3"))
     assert "ubuntu-2204-lts" in best(replace(L4, bases={"gcp": "ubuntu-22.04"})).detail["machine"].image
 

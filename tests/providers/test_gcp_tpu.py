@@ -207,7 +207,7 @@ def test_what_the_api_does_not_have_is_not_asked_for(tpu_api: World) -> None:
     assert sold("tpu7x-8", "v6e-8")
     with pytest.raises(UnknownAccelerator, match="v5p-12"):
         parse("v5p-12")
-    with pytest.raises(UsageError, match="no v5p slice has 8x8x9"):
+    with pytest.raises(UsageError, match="no TPU v5p slice has 8x8x9"):
         sky.accelerators.TPU("v5p", topology="8x8x9")
 
 
@@ -448,7 +448,7 @@ def test_hosts_are_behind_firewall_rules_of_their_pool_which_last_as_long_as_the
 
 @pytest.mark.parametrize("queue", [-1, 1e9, "10m", None])
 def test_a_time_to_wait_that_cannot_be_meant_is_refused(queue: Any) -> None:
-    with pytest.raises(UsageError, match=r"queue (is seconds up to a week|must be a number)"):
+    with pytest.raises(UsageError, match=r"queue must be a number"):
         sky.GCP(queue=queue)
 
 

@@ -182,7 +182,7 @@ def test_pods_are_where_their_network_volume_is(runpod_api: World) -> None:
     assert {each.region for each in sold(A40, volume="vol0ro")} == {"EU-RO-1"}
     _, asked = rent(runpod_api, order(), volume="vol0ro")
     assert (asked["networkVolumeId"], asked["volumeMountPath"]) == ("vol0ro", "/workspace")
-    with pytest.raises(UsageError, match="no network volume 'vol1'; it has vol0ro"):
+    with pytest.raises(UsageError, match="no network volume 'vol1'; the ids of its network volumes: vol0ro"):
         sold(A40, volume="vol1")
     with pytest.raises(UsageError, match="cloud='secure'"):
         RunPod(volume="vol0ro", cloud="any")

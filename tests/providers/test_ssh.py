@@ -251,7 +251,7 @@ untyped: Any = SSH
     ("made", "words"),
     [
         (SSH, "SSH needs machines"),
-        (lambda: SSH("gpu1"), r"hosts must be a list: hosts=\['gpu1'\]"),
+        (lambda: SSH("gpu1"), r"hosts must be a list; write hosts=\['gpu1'\]"),
         (lambda: SSH(["gpu1", "gpu1"]), "gpu1 is named twice"),
         (lambda: SSH(["ssh://gpu1"]), "a host"),
         (lambda: SSH(["-oProxyCommand=x"]), "a host's name"),
@@ -260,7 +260,7 @@ untyped: Any = SSH
         (lambda: Host("gpu1", accelerator="H1000"), "no accelerator is called 'H1000'; did you mean"),
         (lambda: Host("gpu1", host_key="AAAA"), "host_key must be like"),
         (lambda: Host("gpu1", host_key=untyped), "host_key must be a string, not <class"),
-        (lambda: untyped(7), r"hosts must be a list: hosts=\[7\]"),
+        (lambda: untyped(7), r"hosts must be a list; write hosts=\[7\]"),
         (lambda: untyped(["gpu1"], strict="no"), "strict must be True or False, not 'no'"),
         (lambda: untyped(["gpu1"], config=7), "config must be a path, not 7"),
         (lambda: untyped(inventory=7), "inventory must be a path, not 7"),
@@ -357,7 +357,7 @@ def test_a_strict_driver_does_not_even_connect_to_a_host_that_nobody_knows(site:
 
 
 def test_a_refused_login_says_who_asked_and_what_to_check(site: Site) -> None:
-    with pytest.raises(LoginRefused, match=r"127[\d.]+:\d+ does not let us in as nobody: check user= and identity="):
+    with pytest.raises(LoginRefused, match=r"127[\d.]+:\d+ refused the login as nobody: check user= and identity="):
         pool(site.driver(user="nobody")).start()
     stranger = site.new_key(f"stranger-{time.monotonic_ns()}")
     site.write_config("IdentityFile none")
@@ -367,7 +367,7 @@ def test_a_refused_login_says_who_asked_and_what_to_check(site: Site) -> None:
     jump = site.hosts[2]
     site.write_config(known=(jump,))
     behind = site.host(1, jump=f"nobody@{jump.address}:{jump.port}")
-    with pytest.raises(LoginRefused, match=r"the host on the way to 127[\d.]+:\d+ \(.*\) does not let us in: check"):
+    with pytest.raises(LoginRefused, match=r"the host on the way to 127[\d.]+:\d+ \(.*\) refused the login: check"):
         pool(site.driver(behind)).start()
 
 
@@ -557,7 +557,7 @@ def test_a_node_on_a_host_that_is_named_no_more_is_not_proved_ended(site: Site) 
     with pytest.raises(StillRunning, match=f"{node.id}: the host is no longer in hosts= or the inventory") as left:
         driver.terminate([node])
     assert left.value.instances == (node,)
-    with pytest.raises(UsageError, match=f"is on {node.id}, which is no longer in hosts= or the inventory"):
+    with pytest.raises(UsageError, match=f"is on host {node.id}, which is no longer in hosts= or the inventory"):
         driver.access(node)
     inventory.write_text(named)
     driver.terminate([node])

@@ -359,7 +359,9 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
         for page in _pages(settings, seconds / 2):
             if time.monotonic() > until:
                 raise NoAnswer(
-                    f"Google's price catalogue was not read within {seconds:g} s", provider="gcp", code="Timeout"
+                    f"Google's price catalogue was not read within {seconds:g} s; try again",
+                    provider="gcp",
+                    code="Timeout",
                 )
             for what, place, usd in _meant(page.skus):
                 known = found.setdefault(what, {})

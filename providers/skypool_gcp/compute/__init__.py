@@ -580,7 +580,8 @@ class Compute:
                 remove = partial(calls.delete_template, name, what)
             case _:
                 raise ValueError(
-                    f"cannot remove {leftover.kind} {leftover.id}: Compute Engine has no such kind of leftover"
+                    f"cannot remove {leftover.kind} {leftover.id}: skypool never creates this kind of resource "
+                    "in Compute Engine; remove it yourself in the Google Cloud console"
                 )
         insist(calls, what, remove, _TIDYING)
 

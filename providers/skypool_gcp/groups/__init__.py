@@ -78,8 +78,9 @@ class Groups(Tpu):
         sold = Answers(_catalog.offers(records, zones, need, base, rates), records.lacks)
         if records and not sold:
             raise UsageError(
-                f"no price of {', '.join(kinds)} is known, so it is not rented; to read it from Google's catalogue: "
-                f"`gcloud services enable cloudbilling.googleapis.com`{f' ({rates.why})' if rates.why else ''}"
+                f"no price of {', '.join(kinds)} is known, so it is not rented; let skypool read Google's "
+                "price catalogue: `gcloud services enable "
+                f"cloudbilling.googleapis.com`{f' ({rates.why})' if rates.why else ''}"
             )
         return sold
 

@@ -382,7 +382,7 @@ class Tpu(Regional):
                 return kind, ends
             state = self._look(zone, slice)
             raise ProviderError(
-                f"the slice {slice} in {zone} is not ready yet: its state is {state}",
+                f"the TPU slice {slice} in {zone} is not ready yet: its state is {state}; try again later",
                 provider=self.name,
                 code="pending",
             )
