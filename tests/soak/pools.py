@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
 import itertools
 import json
 import os
@@ -115,10 +116,16 @@ class Site:
                     yield int(json.loads((folder / "keeper.json").read_text())["pid"])
         for machine in self.machines:
             pids = {_inner(pid): pid for pid in machine.processes()}
-            for file in machine.path("/").glob("root/.skypool/**/keeper.json"):
+            for file in _keeper_files(machine):
                 with contextlib.suppress(OSError, ValueError, KeyError):
                     if pid := pids.get(int(json.loads(file.read_text())["pid"])):
                         yield pid
+
+
+def _keeper_files(machine: Machine) -> list[Path]:
+    """Return the files of a machine's keepers. Folders may vanish meanwhile, which Path.glob does not bear."""
+    pattern = "root/.skypool/**/keeper.json"
+    return [machine.path("/") / each for each in glob.glob(pattern, root_dir=machine.path("/"), recursive=True)]
 
 
 def _home() -> Path:
@@ -350,7 +357,7 @@ def _look_for_leftovers(place: Path, sites: Sequence[Site], before: set[int], mo
         for machine in [machine for site in sites for machine in site.machines]:
             now = {each: name for each, name in machine.processes().items() if each not in before}
             found += [f"process {each} ({name}) of {machine.name}" for each, name in now.items() if "python" in name]
-            found += [f"{each} of {machine.name}" for each in machine.path("/").glob("root/.skypool/**/keeper.json")]
+            found += [f"{each} of {machine.name}" for each in _keeper_files(machine)]
         return found
 
     until = time.monotonic() + PATIENCE
