@@ -169,9 +169,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _driver_package(name: str) -> str | None:
-    """Return the package in which the class of a driver would be, or None if it is not installed.
+    """Return the name of the package that has the driver class `name`, or None if no such package is installed.
 
-    The driver `AWS` is in the package `skypool_aws`. So a driver needs no entry in `_HOME`.
+    The driver `AWS` is in the package `skypool_aws`. So a driver needs no entry in `_HOME`, the table of public names.
     """
     from importlib.util import find_spec
 

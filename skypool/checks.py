@@ -1,6 +1,7 @@
 """Checks arguments that users pass: numbers, durations, sizes and choices.
 
-Each check raises a UsageError that names the argument and says which values are valid.
+A check that fails raises a UsageError that names the argument and says which values are valid. The module also makes
+the messages for renamed and unknown arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def number(
     Args:
         name: name of the argument, for the message.
         value: the value to check. Booleans and NaN are rejected.
-        what: meaning of the argument, for the message.
+        what: meaning of the argument, such as "a size in GiB", for the message.
         optional: True accepts None. Default False.
         above: the value must be greater than this. Default None: no such bound.
         least: the value must not be less than this. Default None: no such bound.
@@ -55,12 +56,12 @@ def number(
 
 
 def whole(name: str, value: object, what: str, *, least: int) -> None:
-    """Raise UsageError unless `value` is an integer of at least `least`. Booleans and floats such as 3.0 are rejected.
+    """Raise UsageError unless `value` is an integer of at least `least`. Booleans and floats such as 3.0 are not valid.
 
     Args:
         name: name of the argument, for the message.
         value: the value to check.
-        what: meaning of the argument, for the message.
+        what: meaning of the argument, such as "the number of a node", for the message.
         least: smallest valid value.
     """
     if isinstance(value, bool) or not isinstance(value, int):
@@ -74,8 +75,8 @@ def seconds(name: str, value: Duration) -> float:
 
     Args:
         name: name of the argument, for the message.
-        value: a number of seconds, a timedelta, or text such as "90s", "10m" or "1h30m". Units are ms, s, m, h and d; a
-            text needs one, and spaces in it are ignored.
+        value: a number of seconds, a timedelta, or text such as "90s", "10m" or "1h30m". Units are ms, s, m, h and d.
+            Each number in a text needs a unit; spaces are ignored.
 
     Raises:
         UsageError: the value is not a duration, not positive, or longer than 100 years.
@@ -96,7 +97,7 @@ def seconds(name: str, value: Duration) -> float:
 
 
 def switch(name: str, value: Any) -> bool:
-    """Return `value` if it is True or False. Raise UsageError for anything else, also for 0, 1 and None."""
+    """Return `value` if it is True or False. Raise UsageError for any other value, also for 0, 1 and None."""
     if not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False, not {value!r}")
     return value
@@ -106,8 +107,8 @@ def one_of(name: str, value: Any, choices: Collection[T]) -> T:
     """Return the first element of `choices` that equals `value`.
 
     Raises:
-        UsageError: no choice equals it. The message lists the choices, and suggests the nearest if `value` is text that
-            is similar to one.
+        UsageError: no choice equals `value`. The message lists the choices. If `value` is text that is similar to a
+            choice, the message suggests that choice.
     """
     for choice in choices:
         if choice == value:
@@ -122,8 +123,8 @@ def gibibytes(name: str, size: float | str | None) -> float:
 
     Args:
         name: name of the argument, for the message.
-        size: a number of GiB, or text: "64GiB" or "64g" in GiB, "64GB" in 10**9 bytes, "1.5TiB" in TiB. Text without a
-            unit is in GiB. Case is ignored.
+        size: a number of GiB, or text with a unit, such as "64GiB", "64g" (also GiB), "64GB" (10**9 bytes) or "1.5TiB".
+            Text without a unit is in GiB. Case is ignored.
 
     Raises:
         UsageError: the value is not a size, not positive, or infinite.
@@ -146,7 +147,10 @@ def gibibytes(name: str, size: float | str | None) -> float:
 def warn_renamed(old: str, new: str) -> None:
     """Issue a DeprecationWarning that `old` has been renamed to `new`.
 
-    The warning points to the nearest caller's line that is outside of skypool.
+    The warning points to the line outside of skypool that called into it.
+
+    Args:
+        old, new: the former name and the present name, for the message.
     """
     level = 2
     frame = sys._getframe(1)
@@ -160,7 +164,7 @@ def warn_renamed(old: str, new: str) -> None:
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:
     """Return the message for a keyword argument that does not exist. Nothing is raised.
 
-    The message lists the valid names and suggests the nearest. For names such as "gpus" it suggests `accelerator`.
+    The message lists the valid names and suggests a similar one. For names such as "gpus" it suggests `accelerator`.
 
     Args:
         what: name of the function, for the message.

@@ -1,6 +1,6 @@
 """Data types that drivers (one for each cloud) and the core share.
 
-They are Need, Offer, Order, Instance, Access, Finding and Leftover, and types of their fields.
+They are Need, Offer, Order, Instance, Access, Finding and Leftover, and the types of their fields.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Need:
         slots: number of calls that a node runs at once; its devices are divided among them. "per-device" means one call
             for each device. None means one call that has all devices. On a node without devices, "per-device" and None
             both mean one call for each CPU.
-        bases: base image to boot, by the name of the provider. A provider that is not named uses its default image.
+        bases: base image to boot for each provider, by the provider's name. Other providers use their default image.
         vcpus: minimum number of virtual CPUs; 0 for no minimum.
         memory_gib: minimum memory in GiB; 0 for no minimum.
         disk_gib: minimum disk in GiB; 0 for no minimum.
@@ -97,8 +97,8 @@ class PriceSource:
     Attributes:
         kind: "provider" if the provider's API reported the price, "table" if it is from a table shipped with the
             driver.
-        as_of: day on which the source stated the price. None means the time of the request for a provider's price, and
-            an unknown day for a table's price.
+        as_of: day on which the source stated the price. If None, a provider's price was stated at the time of the
+            request, and the day of a table's price is unknown.
         origin: publisher of the table; "" for a provider's price.
         why: reason why the table was used instead of the provider's price, and what to do about it; "" if unknown.
     """
@@ -162,8 +162,8 @@ class Offer:
             that a stranger owns: its answers must not run code on the client.
         hosts: number of machines that one unit of this offer has: the hosts of a slice, otherwise 1. Each becomes a
             node.
-        ends_itself: True if the machine ends itself, and its cost, when its lease is over. None means: as
-            `Abilities.ends_itself` of the driver says.
+        ends_itself: True if the machine ends itself, and its cost, when its lease is over. If None,
+            `Abilities.ends_itself` of the driver applies.
         price_source: source and date of `usd_per_hour`.
         on_demand_usd_per_hour: on-demand price of the same machine, given for a spot offer whose price is from a table.
             Ranking uses it if the table is old. None if unknown.
@@ -194,7 +194,7 @@ class Offer:
 class Progress(Protocol):
     """A listener for the creates and terminations of a launch, so that the pool's bill includes every machine.
 
-    `Order` has it as `progress` and calls it.
+    An `Order` has such a listener as `progress` and calls its methods.
     """
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
@@ -227,10 +227,10 @@ class Order:
         lease: seconds that a machine lives on without hearing from its client, counted from its boot. Default 600.
         lifetime: seconds after its boot at which a machine ends itself in any case; None for no such limit.
         until: time at which the machines are no longer needed unless the time is renewed; it is written into their
-            tags. Time zone aware, in UTC.
+            tags. Time zone aware, in UTC. If None, they get no such tag.
         max_usd_per_hour: maximum price of one machine (or one slice) in US dollars per hour while prices move; None for
             no limit. A driver sends it if the provider accepts a maximum price for spot machines.
-        progress: listener for each create and termination during the launch; None for none. A driver must call
+        progress: listener for each create and termination during the launch; None if nobody listens. A driver must call
             `asking`, `made` and `undone` of the order if it creates machines one by one, or terminates machines when a
             launch fails.
     """
@@ -298,13 +298,13 @@ class Instance:
         state: "starting", "running", "ending" or "ended".
         offer: offer that it was rented on; None if it was found by its tags.
         detail: data that only the driver understands.
-        token: token of the order that made it; "" if no tag has it.
+        token: idempotency token of the order that made the machine; "" if no tag has it.
         until: time from its tag at which it is no longer needed; None if no tag has it.
         slice: the provider's name of the slice that it is a host of; "" for a single machine. All hosts of a slice
             start, are billed and end together.
         billed_from: time since when the provider bills it, in seconds since 1970. None if the provider does not say, or
             does not bill it yet (see `Abilities.billed_from`).
-        region: region that the driver must ask about it, or a zone if the driver asks each zone by itself. "" if the
+        region: region in which the driver asks about the machine, or the zone if it asks each zone by itself. "" if the
             provider has only one place, or does not say.
         instance_type: the provider's name of its type, as in `Offer.instance_type`. "" if the provider does not say, or
             the driver does not need it.
@@ -379,9 +379,9 @@ class Finding:
 
 
 class SlotEnv(TypedDict):
-    """The environment variables of one slot of a node, and the names of its devices. It travels as JSON.
+    """The environment variables of one slot of a node, and the names of the slot's devices. Both keys are required.
 
-    A slot is a place on a node (a rented machine) that runs one call at a time.
+    A slot is a place on a node (a rented machine) that runs one call at a time. The dictionary travels as JSON.
     """
 
     env: Mapping[str, str]
@@ -397,19 +397,19 @@ class Access:
 
     Attributes:
         transport: runs commands on the node.
-        python: Python interpreter on the node. None lets the setup of the node find or install one.
+        python: Python interpreter on the node. If None, the setup of the node finds or installs one.
         folder: folder of the agent.
         spool: folder for values that are too large for memory.
         cwd: working directory of calls; None means the agent's folder.
         spool_memory: largest value that is kept in memory, in bytes. None means half of the free memory.
         env: environment variables of the agent and its workers.
-        slots: environment and device names of each slot (place that runs one call at a time). None lets the node decide
-            as `Need.slots` says.
+        slots: environment and device names of each slot (place that runs one call at a time), or a split as in
+            `Need.slots`. If None, `Need.slots` of the pool applies.
         home: folder where the image's software is installed. It is kept for the next pool.
         booting: seconds, counted from the first attempt to connect, in which the machine may not answer because it
             still boots.
         settling: seconds in which a refused login, or unexpected output in place of an answer, may mean that the boot
-            has not finished. Counted as `booting`.
+            has not finished. Counted from the first attempt to connect, too.
         keying: seconds in which a wrong host key may mean that the boot has not finished. Counted as `booting`. Even
             then nothing is sent to a machine with a wrong key.
         exclusive: True if the machine serves one pool at a time.
@@ -419,7 +419,8 @@ class Access:
         guard: path of the file on the node that postpones the machine's own end (see `userdata`); "" if the machine
             does not end itself this way.
         watch: Python source, using only the standard library, that the agent runs beside the calls. It prints one line
-            when the provider announces that it takes the machine back: that time, in seconds since 1970. "" for none.
+            when the provider announces that it takes the machine back: the time of that, in seconds since 1970. ""
+            for none.
     """
 
     transport: Transport

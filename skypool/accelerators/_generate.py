@@ -2,7 +2,7 @@
 
     python -m skypool.accelerators._generate
 
-A test fails if a file differs from what this program would write.
+Writes the `.pyi` files beside this module, and the page in a checkout. A test fails if a file is not up to date.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODULES = {
 
 
 def factories() -> dict[Path, str]:
-    """Return the text of every generated type stub, by its path. No file is written."""
+    """Return the text of every generated type stub (a `.pyi` file), keyed by its path. No file is written."""
     return {HERE / f"{module}.pyi": _module(module, what) for module, what in MODULES.items()}
 
 

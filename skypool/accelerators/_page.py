@@ -1,4 +1,4 @@
-"""Generates the tables of docs/accelerators.md. Each table is written between its two markers in the page."""
+"""Generates the tables of docs/accelerators.md. Each table stands between two markers in that page."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CARD_HEADINGS = (
 
 
 def family(name: str) -> str:
-    """Return the name of the module that lists a model's factory: "datacenter", "desktop", "tpu" or "others".
+    """Return the name of the module that lists the factory of model `name`: "datacenter", "desktop", "tpu" or "others".
 
-    The model must be in the catalogue; an unknown name is an IndexError.
+    Raises IndexError if the model is not in the catalogue.
     """
     vendor = tables.variants(name)[0].vendor
     if vendor == "nvidia":
@@ -30,10 +30,15 @@ def family(name: str) -> str:
 
 
 def page(text: str) -> str:
-    """Return the text of the page with every marked table generated again. Text outside the markers is not changed.
+    """Return the text of the page docs/accelerators.md with every table between markers generated again.
+
+    Text outside the markers is not changed, and no file is written.
 
     Args:
-        text: the page. A marker with an unknown table name is a KeyError.
+        text: the page as it is.
+
+    Raises:
+        KeyError: a marker names an unknown table.
     """
     return _MARKED.sub(lambda found: found[1] + _TABLES[found[2]]() + found[3], text)
 
@@ -103,7 +108,7 @@ def _slices() -> str:
 
 
 def _differing() -> str:
-    """Return a Markdown table of the names that one source uses for another card than `parse` without a dialect."""
+    """Return a Markdown table of the names that a source, such as a cloud, uses for another card than skypool."""
     rows = []
     for row in tables.rows("aliases.csv"):
         if row["source"] == "variant":

@@ -1,6 +1,7 @@
 """`accelerators.parse`: returns the accelerator that a text names.
 
-It reads the output of `str(accelerator)` itself, which is quick, and passes other spellings to `spelling`.
+This module reads the output of `str(accelerator)` itself, which is quick. The module `spelling` reads all other
+spellings.
 """
 
 from __future__ import annotations

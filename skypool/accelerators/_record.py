@@ -1,7 +1,7 @@
 """Light replacements for `dataclasses` and `functools.cache`, so that the catalogue imports quickly.
 
-`dataclasses` loads `inspect`, which takes twice as long as everything that `H100()` needs. A class made here is
-still a dataclass: `dataclasses.fields`, `replace` and `asdict` work on it, and load that module at their first use.
+`dataclasses` loads `inspect`, which takes twice as long as everything that `H100()` needs. A class made here is still a
+dataclass: `dataclasses.fields`, `replace` and `asdict` work on it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MISSING: Any = object()
 
 
 class _Field:
-    """Description of one field of a class: its default value, its default factory, and if comparisons use it."""
+    """Description of one field of a class: its default value or factory, and whether comparisons use the field."""
 
     __slots__ = ("compare", "default", "default_factory")
 
@@ -27,7 +27,7 @@ def field(*, default: Any = _MISSING, default_factory: Callable[[], Any] | None 
     """Return the description of a field for a class body, as `dataclasses.field` does.
 
     Args:
-        default: default value. Without it and without a factory, the field is a required argument.
+        default: default value. If neither this nor `default_factory` is given, the field is a required argument.
         default_factory: called without arguments for each new object to make the default.
         compare: False leaves the field out of comparisons and of the hash.
     """
@@ -38,7 +38,7 @@ def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type
     """Return a decorator that makes a frozen class with slots from annotations.
 
     It supports the part of `dataclasses.dataclass` that the catalogue needs. The decorator returns a new class; the
-    given one is not changed. Setting an attribute of an object raises FrozenInstanceError.
+    decorated class is not changed. Setting an attribute of an object raises FrozenInstanceError.
 
     Args:
         frozen: must be True.
@@ -71,8 +71,8 @@ def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type
 def _init(fields: dict[str, _Field]) -> Any:
     """Return a compiled constructor for a class with these fields.
 
-    It accepts the fields by position or by name, so wrong arguments raise TypeError as in any other class. It calls
-    `__post_init__` at the end if the class has one.
+    The constructor accepts the fields by position or by name. Wrong arguments raise TypeError, as in any other class.
+    At its end the constructor calls `__post_init__` if the class has one.
     """
     scope: dict[str, Any] = {"_set": object.__setattr__, "_missing": _MISSING}
     arguments, lines = [], []

@@ -1,7 +1,7 @@
 """Values that describe hardware: memory, vendor, form factors, partitions. An `Accelerator` is made of them.
 
-Memory sizes are nominal, in GB, as the vendor prints them ("80GB"). They are not exact GiB, and a driver leaves less to
-programs. A fact that nobody documents is None or "", never a guess.
+Memory sizes are nominal, in GB, as the vendor prints them ("80GB"). They are not exact GiB, and the device driver
+leaves less to programs. A fact that nobody documents is None or "", never a guess.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Metadata:
 
     Attributes:
         cuda_min: first CUDA release that supports the device.
-        cuda_max: last CUDA release that does ("12.x" means all of 12), or None while it is still supported.
+        cuda_max: last CUDA release that supports the device ("12.x" means all of 12), or None while the device is still
+            supported.
         driver_min: oldest NVIDIA driver branch that supports the device (525 for R525).
         driver_max: last such driver branch, or None while the device is still supported.
         gfx: AMD's name of the instruction set ("gfx942").
@@ -61,7 +62,7 @@ class Variant:
     Attributes:
         name: name of the model, such as "A100".
         memory_gb: nominal memory of one device in GB.
-        form_factor: such as "SXM"; "" for hardware that has none, such as TPUs.
+        form_factor: how the device is built, such as "SXM"; "" for hardware that has no form factor, such as TPUs.
         vendor: vendor in lower case, such as "nvidia".
         kind: kind of device, such as "gpu" or "tpu".
         architecture: the vendor's name of the architecture.
@@ -87,8 +88,8 @@ class Partition:
         profile: NVIDIA's name, such as "2g.10gb".
         memory_gb: nominal memory in GB.
         memory_gib_reported: memory in GiB that `nvidia-smi` reports, None if unknown.
-        compute_slices: compute slices that the partition takes, of the card's `compute_slices_of`.
-        memory_slices: memory slices that the partition takes, of the card's `memory_slices_of`.
+        compute_slices: compute slices that the partition takes; the whole card has `compute_slices_of`.
+        memory_slices: memory slices that the partition takes; the whole card has `memory_slices_of`.
         max_per_card: how many partitions of this profile alone fit on one card.
         sm_count: streaming multiprocessors of the partition, None if unknown.
         nvidia_smi_id: number of the profile in `nvidia-smi mig`, None if unknown.

@@ -2,7 +2,7 @@
 
 Each factory is one object of `Model` or `SliceModel`. The two type parameters of `Model` are the memory sizes and form
 factors that exist. From them a type checker and an editor know the valid arguments. Importing this module is cheap: the
-values, the catalogue and even `typing` are loaded at the first call.
+values and the catalogue are loaded at the first call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ else:
 class Model(_Typed[M, F]):
     """The factory of one catalogue model, such as `A100`. Calling it returns an `Accelerator`.
 
-    Its attributes `partition_…`, such as `A100.partition_2g_10gb`, are accelerators, too: one partition of such a card.
+    Its attributes `partition_…`, such as `A100.partition_2g_10gb`, are accelerators: one partition of a card of the
+    model.
 
     Attributes:
         name: the model's name, as in the catalogue and in `skypool.accelerators`.
@@ -48,7 +49,7 @@ class Model(_Typed[M, F]):
         self.name, self.size = name, size
 
     def __call__(self, *, memory: M | None = None, form_factor: F | None = None, count: int = 1) -> Accelerator:
-        """Return `count` devices of this model. Arguments are given by name only.
+        """Return an accelerator: `count` devices of this model. Arguments are given by name only.
 
         Args:
             memory: memory of one device, such as "80GB". By default the size that the bare name stands for.
@@ -56,8 +57,8 @@ class Model(_Typed[M, F]):
             count: number of devices in one node, at least 1.
 
         Raises:
-            UsageError: the model is not sold so; the message lists the existing variants. Also if an argument is
-                unknown or given by position, or the count is below 1.
+            UsageError: the model does not exist with this memory and form factor (the message lists the variants that
+                do), an argument is unknown or given by position, or the count is below 1.
         """
         from skypool.accelerators.value import build
 
@@ -66,7 +67,7 @@ class Model(_Typed[M, F]):
         return build(self.name, size, form, count)
 
     def partitioned(self, profile: str, count: int = 1) -> Accelerator:
-        """Return `count` partitions of such a card: `A100.partitioned("2g.10gb")`.
+        """Return `count` partitions of one card of this model: `A100.partitioned("2g.10gb")`.
 
         Args:
             profile: profile such as "2g.10gb".
@@ -112,7 +113,7 @@ class SliceModel:
         self.type = type
 
     def __call__(self) -> Accelerator:
-        """Return the accelerator that stands for all chips of one such slice. Takes no arguments.
+        """Return the accelerator that stands for all chips of one slice of this type. Takes no arguments.
 
         Raises:
             UsageError: Google sells no slice of this type.

@@ -1,8 +1,8 @@
 """MIG partitions of each GPU, and the check that a set of them fits on one card.
 
-MIG cuts a card into compute slices and memory slices, and a profile takes some of each. A profile may start only
-at certain memory slices. On an empty card this never matters: if the sums fit, all members of the set have a place.
-A test tries all sets for every card on record. Source: NVIDIA MIG User Guide, "Supported MIG Profiles".
+MIG cuts a card into compute slices and memory slices, and a profile takes some of each. A profile may start only at
+certain memory slices. On an empty card this never matters: a set fits if the sums of its slices fit. A test tries all
+sets for every card on record. Source: NVIDIA MIG User Guide, "Supported MIG Profiles".
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Par
 
 
 def memories(name: str) -> tuple[float, ...]:
-    """Return the memory sizes of a model in GB, without duplicates. Empty for an unknown name.
+    """Return the memory sizes of the model `name` in GB, without duplicates. Empty for an unknown name.
 
-    The first one is the size that the bare name stands for.
+    The first size is the one that the bare name stands for.
     """
     return tuple(dict.fromkeys(variant.memory_gb for variant in variants(name)))
 

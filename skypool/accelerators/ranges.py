@@ -1,6 +1,6 @@
 """`accelerators.any`: all accelerators within bounds, for a pool that takes any of them.
 
-Also `catalog`, which lists all.
+`catalog` lists all accelerators of the catalogue.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def select(
     """Return the accelerators of `among` that satisfy all given conditions, in the same order.
 
     A condition that is None is not checked. Case does not matter in names. The kind "gpu" includes APUs. The result is
-    empty if `among` is empty, or if each condition fits some accelerator but no accelerator fits all.
+    empty if no accelerator satisfies all conditions together.
 
     Args:
         among: the accelerators to choose from.
@@ -160,7 +160,7 @@ def select(
         vendor, kind, runtime: names, such as "nvidia", "gpu" and "cuda".
 
     Raises:
-        UsageError: a condition cannot be read, or no accelerator of `among` has that vendor, kind or runtime.
+        UsageError: the bound on memory cannot be read, or no accelerator of `among` has that vendor, kind or runtime.
     """
     for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
         if word is not None and not isinstance(word, str):

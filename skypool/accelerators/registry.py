@@ -1,8 +1,8 @@
-"""Hardware that is not in the catalogue: `Custom` values, `register`, and names that other packages add.
+"""Hardware that is not in the catalogue: `Custom`, `register`, and names that other installed packages add.
 
 A package adds names by the entry-point group `skypool.accelerators`. The entry point's name is the accelerator's name,
-and it loads anything that `register` accepts. The group is read once, when a name is unknown or when all names are
-listed. Uses of known names therefore do not pay for it.
+and its object is anything that `register` accepts. The group is read once, when a name is unknown or when all names are
+listed. So uses of known names are not slowed down.
 """
 
 from __future__ import annotations
@@ -102,9 +102,12 @@ def register(
 ) -> Callable[[T], T]:
     """Return a decorator that makes `name` usable wherever an accelerator is written.
 
-    That is in strings, in configuration and on the command line. The decorator takes a function without arguments that
-    returns an `Accelerator`, and calls it whenever the name is used. It also takes an `Accelerator`, or a class of
-    devices as in `skypool.devices`, which then describes this hardware at run time. It returns what it was given.
+    These places are strings, configuration and the command line. The decorator returns the object that it is given,
+    which is one of:
+
+    - a function without arguments that returns an `Accelerator`, and is called whenever the name is used,
+    - an `Accelerator`,
+    - a class of devices as in `skypool.devices`, which then describes this hardware at run time.
 
         @accelerators.register("xpu", memory="48GB")
         class XPU(devices.Family): ...
@@ -116,7 +119,8 @@ def register(
         kind: kind of device, if a class is registered; ignored otherwise. As for `Custom`.
 
     Raises:
-        UsageError: raised by the decorator if the name is already in use or not valid, or if it is given anything else.
+        UsageError: the name is already in use or not valid, or the decorator is given anything else. The decorator
+            raises this, not `register` itself.
     """
 
     def remember(made: T) -> T:
@@ -200,15 +204,14 @@ def names() -> tuple[str, ...]:
 def device_classes() -> dict[str, type]:
     """Return the device classes that are registered, by accelerator name. Empty if there are none.
 
-    Names that were registered with a function or a value are left out. Installed packages are not read for it.
+    Names that were registered with a function or a value are left out. Names that installed packages add are included
+    only once `look_up` or `names` has read these packages.
     """
     return {entry.name: entry.devices for entry in _entries.values() if entry.devices is not None}
 
 
 def _load_packages() -> None:
-    """Read the entry-point group of installed packages on the first call, and register its names.
-
-    Later calls do nothing.
+    """Register the names that installed packages add by the entry-point group. Only the first call does anything.
 
     A package that fails to load is left out, with a warning.
     """

@@ -1,7 +1,7 @@
 """Finds the known names nearest to a misspelt one, in bounded time.
 
-Names are first compared by the pairs of adjacent letters that they share with the misspelt word. An index answers this
-in a few microseconds a pair. Only the best few candidates, and all registered names, are then compared in full.
+Names are first compared by the pairs of adjacent letters that they share with the misspelt word. An index makes this
+quick. Only the best few candidates, and all registered names, are then compared in full.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _SHORT_LIST = 8
 def nearest(word: str) -> tuple[str, ...]:
     """Return the three known names most similar to `word`, best first. Case and separators do not matter.
 
-    Known names are those of the catalogue and the registered ones. The result has fewer than three only if too few
-    names share any pair of letters with the word; it may be empty.
+    Known names are those of the catalogue and the registered ones. The result has fewer than three names, or none, only
+    if too few names share any pair of letters with the word.
     """
     asked = squashed(word)[:40]
     candidates = {squashed(name): name for name in registry.names()} | _short_list(asked)

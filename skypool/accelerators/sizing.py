@@ -5,8 +5,8 @@ Activations also depend on the width h and depth L of a transformer of that size
 That gives 33 layers of width 4211 for 7B, and 96 of width 12313 for 175B.
 
 - inference: weights N b. Activations 0.2 N b + cache.
-- lora: frozen weights N b, and 2 for each adapter parameter. Gradients 2 and optimizer 12 for each of these.
-  Activations 2 s B h L + 34 s B h on each device.
+- lora: frozen weights N b. For each adapter parameter, weights 2, gradients 2 and optimizer 12. Activations 2 s B h L +
+  34 s B h on each device.
 - full-finetune: weights 2 N. Gradients 2 N. Optimizer (Adam) 12 N: a float32 copy and two moments.
   Activations as for lora.
 - pretrain: the same as full-finetune, but activations 34 s B h L on each device.
@@ -17,10 +17,12 @@ Here w is the smaller of h and 1024. That is 8 key-value heads of 128, as Llama 
 
 Sources:
 
-- 16 bytes a parameter in mixed precision with Adam: ZeRO (arXiv:1910.02054) section 3.1. In float32 it is 4 + 4 + 8.
-- Activations of 34 s B h a layer with selective recomputation, 2 s B h with full: Korthikanti (arXiv:2205.05198).
+- 16 bytes a parameter in mixed precision with Adam: ZeRO (arXiv:1910.02054) section 3.1. In float32 these are weights
+  4, gradients 4 and optimizer 8.
+- Activations of 34 s B h a layer with selective recomputation, 2 s B h with full recomputation: Korthikanti
+  (arXiv:2205.05198).
 - 1.2 times the weights for inference: EleutherAI, Transformer Math 101.
-- Adapters of 0.5 % of the parameters: these are ranks of 16 to 32 in all linear layers.
+- Adapters have 0.5 % of the model's parameters: this is a rank of 16 to 32 in all linear layers.
 - 4-bit frozen weights: QLoRA (arXiv:2305.14314), whose 65B model fits 48 GB.
 
 These sums are compared with a card's nominal memory. The card really has some 5 % more, which the driver and
@@ -72,7 +74,7 @@ class Needs:
         weights_gb: memory for the weights.
         gradients_gb: memory for the gradients, 0 for inference.
         optimizer_gb: memory for the optimizer's state, 0 for inference.
-        activations_gb: memory for the activations, and for the cache of keys and values.
+        activations_gb: memory for the activations; for inference also for the cache of keys and values.
     """
 
     weights_gb: float
@@ -91,12 +93,12 @@ class Suggestion:
     """One suggested accelerator for a model, with the reason for it.
 
     Attributes:
-        accelerator: devices of one node.
-        nodes: number of such nodes that together hold the model.
+        accelerator: the devices of one node.
+        nodes: number of nodes that together hold the model.
         role: "minimum" for the smallest suggestion, "better" for the recommended larger one, "also" for the others.
         precision: number format of the weights.
         needs: memory that the model needs in that precision.
-        why: the same arithmetic as a line of text.
+        why: the arithmetic of `needs` as a line of text.
     """
 
     accelerator: Accelerator
@@ -123,9 +125,9 @@ def suggest(
 ) -> tuple[Suggestion, ...]:
     """Return accelerators to rent for a model, with the arithmetic of their memory.
 
-    For inference and lora without a precision, the two accelerators that the rule of thumb in `GUIDE` names come first,
-    if the model fits. Otherwise the arithmetic alone decides. The other suggestions follow in rising order of memory.
-    If no single node fits, several nodes with 8 cards each are suggested.
+    For inference and lora without a given precision, the rule of thumb in the table `GUIDE` names two accelerators.
+    These come first, if the model fits on them. Otherwise the arithmetic alone decides. The other suggestions follow in
+    rising order of memory. If no single node fits, several nodes with 8 cards each are suggested.
 
     Args:
         parameters: number of parameters, such as 13e9 or "13B".
@@ -214,10 +216,11 @@ def _candidates(first: list[str], workload: str) -> list[str]:
     """Return the accelerators to try, in order, as names without duplicates.
 
     Args:
-        first: the smaller and the better accelerator of `GUIDE`, which come first. The others of `LADDER` follow in
-            rising order of memory, none with less than the smaller one. If it is empty, all of `LADDER` are tried in
-            that order.
-        workload: for "pretrain" without `first`, only accelerators with at least the memory of 8 H100, and no A100.
+        first: the two accelerators that `GUIDE` recommends, which come first. Those of `LADDER` that have at least as
+            much memory as the smaller of the two follow, in rising order of memory. If `first` is empty, all of
+            `LADDER` are tried in that order.
+        workload: what the model is used for. For "pretrain" with an empty `first`, only accelerators with at least the
+            memory of 8 H100 are tried, and no A100.
     """
     rising = sorted(LADDER, key=lambda name: (parse(name).total_memory_gb, parse(name).count))
     if first:
@@ -247,7 +250,8 @@ def needs(
         precision: number format of the weights, a key of `BYTES`. Any other is a KeyError.
         sequence: tokens in one sequence.
         batch: sequences at the same time: on each device in training, over all devices in inference.
-        devices: number of devices. In training each holds its own activations; inference ignores the number.
+        devices: number of devices. In training each device holds its own activations. For inference the result does not
+            depend on it.
     """
     each, size = BYTES[precision], parameters / 1e9
     width, depth = dimensions(parameters)
@@ -276,7 +280,7 @@ def dimensions(parameters: float) -> tuple[float, float]:
 def _computes_fp8(card: Accelerator) -> bool:
     """Return True if a card computes in fp8: NVIDIA since Ada, AMD since CDNA 3, Gaudi 2 and 3, and TPU7x.
 
-    A card without a compute capability counts by its architecture and name; an unknown one gives False.
+    A card without a compute capability is judged by its architecture and name. For an unknown card, returns False.
     """
     major, _, minor = (card.compute_capability or "0.0").partition(".")
     recent = (int(major), int(minor or 0)) >= (8, 9)
@@ -289,10 +293,16 @@ def _needs(card: Accelerator, nodes: int, shape: _Shape, precision: str) -> Need
 
 
 def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ...]) -> Suggestion | None:
-    """Return a suggestion in the first of `precisions` in which the model fits into the nodes, or None if none fits.
+    """Return a suggestion in the first of `precisions` in which the model fits into the nodes; None if it fits in none.
 
     fp8 is skipped for cards that do not compute in it. The role of the suggestion is "also". On cards of compute
-    capability 7.0 and 7.5, which lack bf16, the suggestion says "fp16" instead.
+    capability 7.0 and 7.5, which lack bf16, the suggestion says "fp16" instead of "bf16".
+
+    Args:
+        card: the devices of one node.
+        nodes: number of nodes.
+        shape: the model and its use.
+        precisions: number formats of the weights, in the order to try them.
     """
     for precision in precisions:
         if precision == "fp8" and not _computes_fp8(card):
@@ -308,7 +318,8 @@ def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ..
 def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestion]:
     """Return suggestions of several nodes with eight H100, H200 or B200 cards each.
 
-    If one device cannot hold the activations of its sequences, the devices of a node share them.
+    At first each device holds the activations of its own sequences. If they do not fit so, the devices of a node share
+    the activations of one sequence.
 
     Raises:
         UsageError: no node can hold the activations of one sequence.
@@ -345,11 +356,11 @@ def _why(shape: _Shape, card: Accelerator, nodes: int, precision: str, total: Ne
 def _ranked(found: list[Suggestion], better: str | None) -> list[Suggestion]:
     """Return copies of the suggestions with their roles: "minimum" for the first, "better" for one, "also" for others.
 
-    The order is kept. If no suggestion after the first is the better one, no suggestion has that role.
+    The order is kept. If no suggestion after the first one is for the better accelerator, none has the role "better".
 
     Args:
         found: the suggestions, the smallest first.
-        better: the accelerator that `GUIDE` names for the role "better"; None gives that role to the second suggestion.
+        better: the accelerator that `GUIDE` names for the role "better". If None, the second suggestion gets that role.
     """
     ranked = []
     for place, each in enumerate(found):

@@ -14,7 +14,7 @@ def TPU(type: str, *, topology: str | None = None, chips: int | None = None) -> 
     """Return a TPU slice by its type ("v5p-8"), or by a generation and a shape ("v5e", topology="4x4").
 
     A slice is a number of chips that are wired together and sold as one unit. A generation without a shape is one chip.
-    If both `topology` and `chips` are given, the slice must have both.
+    If both `topology` and `chips` are given, the slice must agree with both.
 
     Args:
         type: Google's name of a slice, or a generation: v2, v3, v4, v5e, v5p, v6e, tpu7x.

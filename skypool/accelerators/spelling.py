@@ -4,8 +4,8 @@ The format is `[count x] name [memory] [form] [@memory] [/partition] [:count]`, 
 "A100/2g.10gb:3". Case, spaces, dashes, underscores and dots do not matter. The name may also be any name that a cloud
 or a tool uses for its hardware, or for a machine type that holds it.
 
-The same word can mean different cards. Here a bare A100 has 80 GB and a bare V100 has 16 GB. With `dialect=` a word is
-read as one source uses it: `parse("A100", dialect="skypilot")` has 40 GB.
+The same word can mean different cards. For skypool, a bare A100 has 80 GB and a bare V100 has 16 GB. With `dialect=` a
+word is read as one source uses it: `parse("A100", dialect="skypilot")` has 40 GB.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
 
     Args:
         spelling: the text, `Accelerator` or factory.
-        dialect: source whose names are tried first, such as "aws"; None for none.
+        dialect: source whose names are tried first, such as "aws". If None, no source is preferred.
 
     Raises:
         UnknownAccelerator: no accelerator has this name, or `spelling` is of another type. The error lists the nearest
@@ -83,9 +83,9 @@ def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
 
 
 def _nearest(text: str) -> tuple[str, ...]:
-    """Return up to three known names similar to an unknown one, the most similar first. The result may be empty.
+    """Return up to three known names similar to an unknown name, the most similar first. The result may be empty.
 
-    If only the partition is wrong ("A100/9g.99gb"), the result has the card's own partitions.
+    If only the partition is wrong ("A100/9g.99gb"), the result has partitions of that card.
     """
     card, slash, rest = text.partition("/")
     known = _in_catalogue(card, None) if slash else None
@@ -99,11 +99,11 @@ def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ..
     """Return the accelerators that one or several spellings name, without duplicates and in the given order.
 
     Args:
-        spellings: a list of anything that `parse` reads, a single such value, or one string with commas. Empty parts
+        spellings: a list of values that `parse` reads, a single such value, or one string with commas. Empty parts
             between commas are ignored.
 
     Raises:
-        UnknownAccelerator: one of the names is unknown, or `spellings` is neither of these (for example None or bytes).
+        UnknownAccelerator: one of the names is unknown, or `spellings` has another type, for example None or bytes.
         UsageError: the list is empty.
     """
     each: Iterable[Spelling]
@@ -157,9 +157,9 @@ def _read(spelling: str, dialect: str | None) -> Accelerator | None:
 
 
 def _taken(pattern: re.Pattern[str], text: str) -> tuple[str | None, str]:
-    """Return the first group that the pattern matched and the text without the match.
+    """Return what the first non-empty group of `pattern` matched in the text, and the text without the whole match.
 
-    Without a match, returns None and the unchanged text.
+    If nothing matches, returns None and the unchanged text.
     """
     if not (found := pattern.search(text)):
         return None, text
@@ -179,10 +179,10 @@ def _relabelled(text: str) -> str:
 
 
 def _attached(text: str, dialect: str | None) -> tuple[str | None, str]:
-    """Return the count and the name of a text with an attached count: "H100x8" gives ("8", "H100").
+    """Return the count and the name of a text that ends with "x" and a count: "H100x8" gives ("8", "H100").
 
-    If the text has no clear count, returns None and the whole text. "MI250x4" has none: it may mean four MI250X as well
-    as four MI250.
+    If the text has no clear count, returns None and the whole text. "MI250x4" has no clear count: it may mean MI250 or
+    MI250X.
     """
     found = _ATTACHED_COUNT.fullmatch(text)
     if found is None or _named(f"{found[1]}x", dialect):
@@ -204,7 +204,9 @@ def _finish(found: Accelerator, memory: str | None, profile: str | None, count: 
 
 
 def _many(found: Accelerator, profile: str, number: int) -> Accelerator:
-    """Return `number` partitions with this profile, on as many cards as they need. The count of `found` is ignored.
+    """Return `number` partitions of the card `found` with this profile, on as many cards as they need.
+
+    The count of `found` is ignored.
 
     Raises:
         UsageError: the card lacks the profile, or is a partition itself.
@@ -224,9 +226,9 @@ def _named(text: str, dialect: str | None) -> Accelerator | None:
 
 
 def _of_family(text: str) -> Accelerator | None:
-    """Return the accelerator of a cloud's machine type whose name follows a known pattern, with its count (at least 1).
+    """Return the accelerator, with its count, of a cloud's machine type whose name follows a known pattern.
 
-    Returns None if the name follows no pattern. Azure's prefix "Standard_" is ignored.
+    The count is at least 1. Returns None if the name follows no pattern. Azure's prefix "Standard_" is ignored.
     """
     name = text.strip().removeprefix("Standard_").removeprefix("standard_")
     if name[:1].casefold() not in "ngtlza":  # the first letters of all patterns
@@ -278,9 +280,9 @@ def _direct(key: str) -> Accelerator | None:
 
 @cache
 def _names() -> dict[str, tuple[str, float | None, str | None]]:
-    """Return every spelling of a model, with or without memory and form factor.
+    """Return what every spelling of every model, with or without memory and form factor, stands for.
 
-    Each value is (name, memory in GB or None, form factor or None), where None means that the spelling leaves it open.
+    Each value is (name, memory in GB, form factor). Memory and form factor are None if the spelling leaves them open.
     The keys are in the form that `squashed` gives: lower case without separators.
     """
     found: dict[str, tuple[str, float | None, str | None]] = {}
@@ -306,9 +308,7 @@ def _names() -> dict[str, tuple[str, float | None, str | None]]:
 
 @cache
 def dialects() -> tuple[str, ...]:
-    """Return the names of all dialects: sources such as "aws" whose names `parse` can try first.
-
-    They are the values that the argument `dialect` of `parse` accepts.
+    """Return all values that the argument `dialect` of `parse` accepts: sources of names, such as "aws".
     """
     return tuple(dict.fromkeys(row["source"] for row in tables.rows("aliases.csv")))
 
@@ -325,10 +325,10 @@ def meanings(dialect: str) -> dict[str, Accelerator]:
 
 
 def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accelerator | None:
-    """Return the accelerator that a provider's machine type has, or None if neither name is known.
+    """Return the accelerator that a provider's machine type has, or None if no name is known.
 
-    The type's own name decides if it is known. Otherwise the names of its devices are tried in order, and the first
-    that is known gives the result with its count.
+    If the type's own name is known, it decides. Otherwise the names of its devices are tried in order. The first known
+    one gives the result, with the count of that device.
 
     Args:
         provider: name of the provider's dialect, such as "aws".
@@ -350,9 +350,10 @@ def _dialects() -> dict[tuple[str, str], str]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Return the spelling that each alias stands for. Where sources disagree, the first listed source decides.
+    """Return the spelling that each alias (another name, such as a cloud's) stands for.
 
-    The keys are in the form that `squashed` gives: lower case without separators.
+    If sources disagree on an alias, the source listed first decides. The keys are in the form that `squashed` gives:
+    lower case without separators.
     """
     found: dict[str, str] = {}
     for row in tables.rows("aliases.csv"):
@@ -361,9 +362,9 @@ def _aliases() -> dict[str, str]:
 
 
 def _family(key: str) -> str | None:
-    """Return the spelling that a machine type stands for, if the type is listed with a star ("NV*_V710_v5"), or None.
+    """Return the spelling that a machine type stands for, if it matches a listed name with a star ("NV*_V710_v5").
 
-    The star stands for one or more letters and digits.
+    The star stands for one or more letters and digits. Returns None if no such name matches.
 
     Args:
         key: name of the machine type in the form that `squashed` gives: lower case without separators.

@@ -31,7 +31,7 @@ def _lines(file: str) -> list[str]:
 def rows(file: str) -> tuple[Row, ...]:
     """Return every row of a CSV file in this directory, as a dictionary by column heading.
 
-    The heading itself is not a row. All values are strings; an empty cell is "".
+    The first line has the headings and is not a row. All values are strings; an empty cell is "".
 
     Raises:
         OSError: there is no such file.
@@ -45,7 +45,7 @@ def _row(file: str, line: str) -> Row:
 
 
 def _cells(line: str) -> list[str]:
-    """Return the cells of a line of CSV, without their quotes. Two quotes inside a quoted cell stand for one.
+    """Return the cells of a line of CSV, without their quotes. Two quotes inside a quoted cell stand for one quote.
 
     The module `csv` is not used: it loads `re`, which takes longer than reading all the files.
     """
@@ -61,7 +61,7 @@ def _cells(line: str) -> list[str]:
 
 
 def rows_of(name: str) -> tuple[Row, ...]:
-    """Return the rows of one model, without parsing the other rows. Empty for an unknown name.
+    """Return the catalogue's rows of one model, without parsing the other rows. Empty for an unknown name.
 
     The name must be spelled exactly as in the catalogue.
     """
@@ -133,7 +133,7 @@ def _metadata(row: Row) -> Metadata:
 
 @cache
 def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
-    """Return the names under which partitions.csv lists a card, by model and memory in GB.
+    """Return the names under which partitions.csv lists each card, by the card's (model, memory in GB).
 
     Only cards that can be partitioned are in the dict.
     """
@@ -175,9 +175,9 @@ def _partition(row: Row) -> Partition:
 
 
 def _placements(text: str) -> tuple[tuple[int, int], ...]:
-    """Return (start, size) pairs: "0,2,4:2" is three starts of size 2, "0-6:1" is seven starts of size 1.
+    """Return the positions of a partition as pairs (first memory slice, number of memory slices).
 
-    Empty text gives ().
+    "0,2,4:2" gives three positions of size 2, at 0, 2 and 4. "0-6:1" gives seven of size 1. Empty text gives ().
     """
     if not text:
         return ()
@@ -196,7 +196,7 @@ def slices() -> dict[str, Slice]:
 
 @cache
 def slice_types() -> dict[str, str]:
-    """Return Google's name of every TPU slice by the name of its factory, the object in `skypool.accelerators`.
+    """Return Google's name of every TPU slice, by the name of the slice's factory in `skypool.accelerators`.
 
     The value under "TPUv5e_16" is "v5litepod-16".
     """
@@ -207,7 +207,7 @@ def slice_types() -> dict[str, str]:
 
 
 def tpu_names() -> dict[str, str]:
-    """Return the model name of each TPU generation in the catalogue, by generation: "TPUv5e" under "v5e"."""
+    """Return the model name of each TPU generation in the catalogue: the value under the key "v5e" is "TPUv5e"."""
     return {row["generation"]: row["name"] for row in rows("tpu_generations.csv")}
 
 

@@ -52,10 +52,11 @@ class Accelerator:
         part: partition of a card that each device is; None for whole cards.
         card_memory_gb: nominal memory of the whole card in GB, also for a partition.
         slice: TPU slice that the devices form; None for other hardware.
-        metadata: further facts. If the form factor is open, they describe the one that the bare name stands for.
+        metadata: further facts. If the form factor is open, they are those of the form factor that the bare name stands
+            for.
         label: the canonical spelling without partition and count.
-        origin: "catalog" if memory was given or only one size exists, "default" if the memory was left open, "custom"
-            for hardware outside the catalogue.
+        origin: "default" if several memory sizes exist and none was given, "custom" for hardware outside the catalogue,
+            otherwise "catalog".
     """
 
     name: str
@@ -113,7 +114,7 @@ class Accelerator:
     def cards(self) -> int:
         """Return the number of whole cards (or chips) that hold the devices, rounded up.
 
-        Seven partitions 1g.10gb of an H100 need one card. 0 for `CPU()`.
+        For example, seven partitions 1g.10gb of an H100 need one card. The number is 0 for `CPU()`.
         """
         return -(-self.count // self.part.max_per_card) if self.part else self.count
 
@@ -127,7 +128,7 @@ class Accelerator:
 
         Raises:
             UsageError: the count is not a whole number above 0, or this is a CPU or a TPU slice, whose count is fixed.
-                The present count is always accepted.
+                Nothing is raised if `count` is the present count.
         """
         if count == self.count:
             return self
@@ -142,15 +143,15 @@ class Accelerator:
     def partition(self, profile: str, count: int = 1) -> Accelerator:
         """Return `count` partitions of this card, each of which is a device of its own.
 
-        An `A100()` that was made without a memory size becomes the 40 GB card for a profile that only this card has.
+        An `A100()` that was made without a memory size becomes the 40 GB card if only this card has the profile.
 
         Args:
             profile: profile such as "2g.10gb". `profiles` lists them. Case does not matter.
             count: total number of partitions. The cards of this value must be able to hold them.
 
         Raises:
-            UsageError: the card lacks the profile; the message lists the existing ones. Also if the cards cannot hold
-                so many partitions, the count is below 1, or this value is a partition itself.
+            UsageError: the card lacks the profile (the message lists those it has), the cards cannot hold so many
+                partitions, the count is below 1, or this value is a partition itself.
         """
         from skypool.accelerators import partitions  # imported late: only partitions need it
 
@@ -171,9 +172,9 @@ class Accelerator:
         return _changed(card, part=part, memory_gb=part.memory_gb, count=count)
 
     def fits(self, profiles: Iterable[str]) -> bool:
-        """Return True if one such card can hold all these profiles at once: `["3g.40gb", "2g.20gb", "2g.20gb"]`.
+        """Return True if one card can hold all these profiles at once: `["3g.40gb", "2g.20gb", "2g.20gb"]`.
 
-        The count of this value does not matter. No profiles always fit.
+        The count of this value does not matter. An empty list always fits.
 
         Raises:
             UsageError: the card lacks one of the profiles.
@@ -254,7 +255,7 @@ class Accelerator:
         return f"{made}.partition({self.part.profile!r}{count})" if self.part else made
 
     def to_json(self) -> str:
-        """Return all fields as one JSON object, as text. Its key "spelling" has a string that `parse` reads."""
+        """Return all fields as the text of one JSON object. Its key "spelling" has a string that `parse` reads."""
         import json  # both are imported late, as few programs need them
         from dataclasses import asdict
 
@@ -300,7 +301,7 @@ def _from_fields(given: dict[str, Any]) -> Accelerator:
 
 
 def build(name: str, memory_gb: float | None = None, form_factor: str | None = None, count: int = 1) -> Accelerator:
-    """Return `count` devices of a catalogue model, in its first variant that has the given memory and form factor.
+    """Return `count` devices of a catalogue model, in the first variant that has the given memory and form factor.
 
     If the form factor is not given and several exist for that memory, the result leaves it open (None).
 
@@ -311,8 +312,8 @@ def build(name: str, memory_gb: float | None = None, form_factor: str | None = N
         count: number of devices, at least 1.
 
     Raises:
-        UsageError: no variant agrees (the message lists the existing ones), the name is unknown, or the count is below
-            1.
+        UsageError: no variant has this memory and form factor (the message lists those that exist), the name is
+            unknown, or the count is below 1.
     """
     return _one(name, memory_gb, form_factor).with_count(count)
 
@@ -354,8 +355,8 @@ def _no_variant(name: str, every: Iterable[Variant], memory: float | None, form:
 def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
     """Return the variant of a card's model whose nominal memory is nearest to the memory that a tool reports.
 
-    Tools report less than the nominal size: ECC takes 6 %, firmware some more (GB300: 250.7 of 288 GB). More than the
-    nominal size is accepted, because third parties solder memory on.
+    Tools report less than the nominal size: error correction (ECC) takes 6 %, and firmware some more. A larger size is
+    accepted, because third parties solder memory on.
 
     Args:
         card: the card, with any memory size. It is not changed.
@@ -383,16 +384,18 @@ _DIES = {"MI250": 2, "MI250X": 2}
 
 
 def build_slice(kind: Slice) -> Accelerator:
-    """Return the accelerator that stands for all chips of one TPU slice. Its count is the number of chips.
+    """Return the accelerator that stands for all chips of one TPU slice.
 
-    Its memory is that of one chip.
+    Its count is the number of chips, and its `memory_gb` is the memory of one chip.
     """
     chip = build(tables.tpu_names()[kind.generation])
     return _changed(chip, count=kind.chips, slice=kind, label=kind.type)
 
 
 def _revive(label: str, profile: str | None, count: int, origin: Origin) -> Accelerator:
-    """Return the accelerator that was pickled with these values. The facts come from this process's own catalogue.
+    """Return the accelerator that `Accelerator.__reduce__` pickled as these values.
+
+    The facts come from this process's own catalogue.
 
     Raises:
         UsageError: this process's catalogue does not have the model, the variant or the partition.

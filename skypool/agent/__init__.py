@@ -1,7 +1,8 @@
 """The programs that run on a node (a rented machine): the agent, which takes calls, and its workers, which run them.
 
-They need only the standard library and cloudpickle. The client is the user's process, and the link is its connection to
-the node. The holder is a process at the node's end of each connection. The keeper is the agent's parent process.
+These programs need only the standard library and cloudpickle. The client is the user's process, and the link is its
+connection to the node. The holder is a process at the node's end of each connection. The keeper is the agent's parent
+process.
 
     client ── link ── holder         `start.connect`: hands its stdin and stdout to the agent and waits
                         │ file descriptors over a Unix socket
@@ -12,8 +13,8 @@ the node. The holder is a process at the node's end of each connection. The keep
 The agent is one thread on `epoll`. It forks its workers, and only a process with one thread can be forked safely. It
 never unpickles anything that a user sent.
 
-Calls that have not begun wait in a packet socket that all workers of one kind read. So the kernel gives each call to
-the next free worker. Workers record in a shared page of memory which call they took.
+Calls that have not begun wait in a packet socket that all workers of one kind (with devices, or without) read. So the
+kernel gives each call to the next free worker. Workers record in a shared page of memory which call they took.
 
 Every connection begins with `loader`, which brings skypool to the node.
 
@@ -22,16 +23,16 @@ In the agent's process:
 - `start`: starts keeper and agent, and kills everything when the agent ends.
 - `plan`: the node's configuration, and how its devices are split among slots (places where calls run).
 - `node`: the agent's event loop: receives calls, returns outcomes (results or errors), handles the deaths of workers.
-- `stops`: stops calls that are cancelled, run too long or whose worker hangs; queues lost calls again.
+- `stops`: stops calls that are cancelled, that run too long, or whose worker hangs; queues lost calls again.
 - `answers`: sends errors for calls that were stopped or lost their worker.
 - `client`, `connection`: the connected client, and the frames (messages) to and from it.
 - `unacknowledged`: outcomes that the client has not confirmed.
 - `call_queue`, `call`: the queue of calls, and one call.
-- `batch`: small calls that arrive in one frame; `batch_watch`: takes them back from behind a slow call.
+- `batch`: small calls that arrive in one frame; `batch_watch`: takes back those that wait behind a slow call.
 - `slots`: forks the worker processes, signals and watches them, and reaps those that died.
 - `processes`: the processes of a node: their names and CPUs, and the descendants of a process.
 - `lease`: how long the node may live; each sign of life from the client extends it.
-- `notice`: waits for the provider's spot notice (it will take the machine back), and tells the running call.
+- `notice`: waits for the spot notice (the provider will take the machine back), and tells the running call.
 - `call_output`: output of calls: limits it and sends it to the client.
 - `store`: functions and `pool.put()` objects; `value_storage`: large values in memory or in files.
 - `health`: the report about the node's hardware at its start.

@@ -26,8 +26,8 @@ class Answers:
     Args:
         config: the node's configuration.
         queue: the calls that have not ended.
-        output: the calls' output, for the last lines in an error.
-        unacknowledged: sends the outcomes, and keeps them until the client acknowledges them.
+        output: the calls' output, whose last lines become part of an error.
+        unacknowledged: sends the outcomes (here errors), and keeps them until the client acknowledges them.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class Answers:
         self._unacknowledged = unacknowledged
 
     def fail(self, id_: int, error: BaseException) -> None:
-        """End the call with this id with an error, which the client raises. Nothing is raised here.
+        """End the call with this id by sending the client an error, which is raised there. Nothing is raised here.
 
-        The call is removed from the queue's calls. The error is sent even if the call is not known there.
+        The call is removed from the queue. The error is sent even if the queue does not have the call.
         """
         call = self._queue.calls.get(id_)
         header: dict[str, Any] = {"id": id_, "ok": False, "seconds": 0}
@@ -57,8 +57,11 @@ class Answers:
     def stopped(self, call: NodeCall) -> None:
         """End a call that had to stop, by sending the client an error for the reason in `call.doomed`.
 
-        The error is a CallTimeout for "timeout". It is a ConnectionLost for "stopped", when the worker's process was
-        stopped, as by SIGSTOP. Otherwise it is a SkypoolError that says that the call was cancelled.
+        The error depends on the reason:
+
+        - "timeout": a CallTimeout.
+        - "stopped" (the worker's process was stopped, as by SIGSTOP): a ConnectionLost.
+        - any other: a SkypoolError that says that the call was cancelled.
         """
         error: SkypoolError
         if call.doomed == "timeout":
@@ -76,8 +79,8 @@ class Answers:
     def died(self, slot: Slot, call: NodeCall, status: int) -> None:
         """End a call whose worker died while it ran, by sending the client a WorkerDied error.
 
-        The error has the signal or the exit code, and the last lines that the call printed. For SIGKILL it has a hint
-        about memory.
+        The error has the signal or the exit code, and the last lines that the call printed. For SIGKILL it also says
+        that the machine may have run out of memory.
 
         Args:
             slot: the worker's slot (place where one call runs at a time).

@@ -1,8 +1,8 @@
 """Batches: many small calls that arrive in one frame (message). One worker process runs them one after the other.
 
-They remain separate calls. At any time, the agent (the node's main process) can take back the calls that the worker has
-not begun. A worker sends the outcome of a call (its result or error) before it begins the next one. So the calls do not
-affect each other if the worker dies, or if one of them is cancelled or slow.
+The calls of a batch remain separate. At any time, the agent (the node's main process) can take back the calls that the
+worker has not begun. A worker sends the outcome of a call (its result or error) before it begins the next one. So the
+calls do not affect each other if the worker dies, or if one of them is cancelled or slow.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _ALL = 64 << 10
 
 
 class Batch:
-    """Several calls that arrived in one frame (message). The agent handles them as one until it needs one by itself.
+    """Several calls that arrived in one frame (message).
 
-    The class attributes `streams`, `blob`, `pulls`, `given` and `doomed` have the values of a `NodeCall` that has none
-    of these.
+    The agent handles the batch like one call until it needs one of its calls alone (see `single`). The class attributes
+    `streams`, `blob`, `pulls`, `given` and `doomed` have the default values of these attributes of a `NodeCall`.
 
     Args:
-        f: the CALLS frame. Its bytes are copied.
-        name: the name of the function.
-        kind: the kind of slot that the calls need (see `slots`).
+        f: the frame, of kind CALLS. Its bytes are copied.
+        name: the name of the function that all its calls run.
+        kind: the kind of slot (place for one call) that the calls need: MAIN or CPU (see `slots`).
 
     Attributes:
         kind: as given.
-        packet: the frame as it was received.
+        packet: the bytes of the frame, as received.
         name: as given.
-        fn: the key of the function.
+        fn: the key by which the node stores the function.
         ids: the ids of its calls, in their order.
         timeout: seconds that each call may run; None for no limit.
         silent: True if output of the calls is not sent to the client.
@@ -100,9 +100,9 @@ class Batch:
             call.offered = offered
 
     def single(self, id_: int) -> NodeCall:
-        """Return one call of the batch as if it had arrived alone.
+        """Return a new record of one call of the batch, as if the call had arrived alone.
 
-        The call stays in `ids`. Its `offered` changes together with the batch's from then on.
+        The call's id stays in `ids`. From then on, its `offered` changes together with the batch's.
 
         Args:
             id_: the call's id, one of `ids`.
@@ -123,14 +123,14 @@ class Batch:
 
 
 class Pipes:
-    """Two pipes that a worker process shares with the agent (the node's main process) while it runs a batch.
+    """Two pipes that a worker process shares with the agent (the node's main process), for running batches.
 
-    The agent makes them before it forks the worker.
+    The agent creates the pipes before it forks the worker.
 
     The first pipe contains the ids of the calls that have not begun. The worker reads an id before it begins that call.
     The agent reads all the ids if other workers are to run these calls. An id can be read only once, so no call runs
-    twice. The second pipe contains the outcomes (results or errors) of calls. The agent reads it when the worker tells
-    it to, and at its regular checks.
+    twice. The second pipe contains the outcomes (results or errors) of calls. The agent reads this pipe when the worker
+    tells it to, and at the agent's regular checks.
     """
 
     def __init__(self) -> None:
@@ -140,9 +140,9 @@ class Pipes:
         os.set_blocking(self._ended, False)
 
     def leave(self) -> set[int]:
-        """Return the numbers of the three file descriptors of the pipes that the worker process needs.
+        """Return the numbers of the three file descriptors of the pipes that the worker process must leave open.
 
-        Nothing is closed here. The worker closes all other file descriptors after the fork.
+        Nothing is closed here. After the fork, the worker closes all file descriptors that it does not need.
         """
         return {self._claims, self._claim, self._end}
 
@@ -168,7 +168,7 @@ class Pipes:
         """Write the ids of the calls of a batch to the pipe of calls that have not begun.
 
         Called in the worker process that runs the batch (several small calls). The pipe must be empty: each call of the
-        batch before was claimed or taken back.
+        previous batch was claimed or taken back.
 
         Args:
             ids: the ids, at most 512, in the order in which the worker process runs the calls.
@@ -179,7 +179,8 @@ class Pipes:
         """Claim the next call of the batch (several small calls) for the worker, by reading its id from a pipe.
 
         Called in the worker process. Returns True if the worker process may begin that call. Returns False if no id is
-        left, as when the agent (the node's main process) has taken back the rest of the batch. Does not wait.
+        left, for example because the agent (the node's main process) has taken back the rest of the batch. Does not
+        wait.
         """
         try:
             return bool(os.read(self._claims, _ID.size))
@@ -202,11 +203,11 @@ class Pipes:
     # --- in the agent ----------------------------------------------------------------------------------------
 
     def take_back(self) -> list[int]:
-        """Take the ids of the batch's calls that have not begun from the pipe, and return them in order.
+        """Remove from the pipe the ids of the batch's calls that have not begun, and return them in order.
 
-        A batch is several small calls that one worker process runs. The worker will not begin these calls. Returns an
-        empty list if there are none, also after the worker's death. Does not wait. Called in the agent (the node's main
-        process).
+        A batch is several small calls that one worker process runs. The worker will not begin the removed calls.
+        Returns an empty list if there are none, also after the worker's death. Does not wait. Called in the agent (the
+        node's main process).
         """
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._claims, _ALL)
@@ -216,7 +217,7 @@ class Pipes:
     def ended(self) -> bytes:
         """Read outcomes (results or errors) that the worker process has written, at most 64 KiB, and return them.
 
-        Each outcome is returned once. They are returned as one byte string, for `frames.ends_in`; b"" if there are
+        Each outcome is returned once. The result is one byte string, which `frames.ends_in` splits; b"" if there are
         none. Does not wait. Called in the agent (the node's main process).
         """
         with contextlib.suppress(BlockingIOError):

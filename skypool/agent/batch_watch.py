@@ -1,4 +1,4 @@
-"""Watches batches of calls, and takes calls that wait behind a slow call of the same batch back from the worker.
+"""Watches batches of calls. Calls that wait behind a slow call of their batch are taken back from the worker.
 
 A batch is several small calls that one worker process runs one after the other.
 """
@@ -42,20 +42,20 @@ class BatchWatch:
         self._any = self.alert = True
 
     def ended(self) -> None:
-        """Note that a call has ended on the node, after it was removed from the queue's calls.
+        """Note that a call has ended on the node, and set `alert` accordingly.
 
-        `alert` becomes True if other calls have not ended, and a batch has arrived since the node last had no calls.
-        Otherwise it becomes False.
+        The caller has already removed the call from the queue. `alert` becomes True if other calls remain, and a batch
+        has arrived since the node last had no calls. Otherwise it becomes False.
         """
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:
-        """Send on the outcomes of batched calls, and queue calls that wait behind a slow call for other workers.
+        """Send outcomes of batched calls to the client, and queue calls that wait behind a slow call for other workers.
 
         An outcome is a result or error. A batch is several small calls that one worker process runs in turn. A call is
-        slow if it has run for `_SLOW` (0.05) seconds. If a worker process of the same kind is idle, a call is slow as
-        soon as a second check finds it still running. `alert` is set to False unless another check is needed. Does
-        nothing if the last check was less than `LOOK` (0.005) seconds ago.
+        slow if it has run for more than `_SLOW` (0.05) seconds. If a slot of the same kind is idle, a call is slow as
+        soon as a second check finds it still running. `alert` is set to True if another check is needed, else to False.
+        Does nothing if the last check was less than `LOOK` (0.005) seconds ago.
 
         Args:
             now: the time of the agent's clock, in seconds.

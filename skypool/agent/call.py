@@ -1,6 +1,6 @@
 """The record that the agent (the node's main process) has of one call that has not ended.
 
-The agent never unpickles the call.
+The agent never unpickles the call's function and arguments.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ class NodeCall:
         packet: its frame (message) as it was received.
         blob: its arguments if they are large, else None.
         name: the name of its function.
-        fn: the key of its function.
+        fn: the key by which the node stores its function.
         timeout: seconds that it may run; None for no limit.
         silent: True if its output is not sent to the client.
         streams: True if it sends items of a generator.
-        kind: the kind of slot that it needs (see `slots`).
+        kind: the kind of slot (place for one call) that it needs: MAIN or CPU (see `slots`).
         offered: True if it is in a queue of the worker processes, or a worker has taken it.
-        again: True if it was offered before, so that two workers may have its arguments.
-        doomed: why it must stop: "cancel", "timeout" or "stopped" (its worker was, as by SIGSTOP). "" if it need not
-            stop.
+        again: True if it was offered to workers more than once, so that two workers may have its arguments.
+        doomed: why it must stop: "cancel", "timeout" or "stopped" (its worker's process was stopped, as by SIGSTOP). ""
+            if it need not stop.
         grace: seconds that it has to stop before its worker is killed.
-        missing: the time since which it may be lost with a worker that died before the call began; None if it is not.
+        missing: the time since which it may be lost, because a worker died before the call began; None if it is not
+            lost.
         printed: bytes of its output that were sent.
         dropped: bytes of its output beyond the limit, which were not sent.
         pulls: for each iterator argument (by number), how many items its worker has asked for.

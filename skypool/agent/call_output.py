@@ -26,8 +26,9 @@ class CallOutput:
         client: sends the output.
 
     Attributes:
-        apart: keys of functions that write directly to their file descriptors. Their calls must run one by one, because
-            such output does not show which call of a batch wrote it.
+        apart: keys of functions that write directly to file descriptor 1 or 2, not through `sys.stdout` or
+            `sys.stderr`. Their calls must run one by one, because such output does not show which call of a batch wrote
+            it.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, client: Client) -> None:
@@ -39,8 +40,8 @@ class CallOutput:
     def read(self, slot: Slot, fd: int) -> None:
         """Handle output that a worker's process or its children wrote directly to a file descriptor.
 
-        Reads at most 64 KiB, and does not wait. Calls of the function that is running are not batched any more after
-        this. At the end of the output, the file descriptor is no longer watched.
+        Reads at most 64 KiB, and does not wait. Later calls of the function that is running are not batched (several
+        calls in one message). At the end of the output, the file descriptor is no longer watched.
 
         Args:
             slot: the worker's slot (the place where it runs calls).
@@ -57,11 +58,10 @@ class CallOutput:
             self.add(slot, id_, fd, data)
 
     def add(self, slot: Slot, id_: int, fd: int, data: bytes) -> None:
-        """Send a call's output to the client, as far as the limits allow.
+        """Send a call's output to the client, as far as the limits allow, and keep its last bytes in the slot.
 
-        The limits are 10 MiB for each call, and 4 MiB that the client has not acknowledged. Bytes beyond them are
-        dropped, and counted in the call's `dropped`. Output of a silent call is not sent. The last bytes are kept in
-        the slot in each case.
+        The limits are 10 MiB for each call, and 4 MiB that the client has not acknowledged. Bytes beyond the limits are
+        dropped, and counted in the call's `dropped`. Output of a silent call is not sent, but its last bytes are kept.
 
         Args:
             slot: the slot that the output comes from.
@@ -92,8 +92,8 @@ class CallOutput:
     def end(self, slot: Slot, call: NodeCall) -> None:
         """Tell the client how many bytes of an ended call's output were dropped, and send the last of these bytes.
 
-        At most `TAIL` (4096) bytes are sent, after the message, both as output of the call to stderr. `call.dropped` is
-        then 0. Does nothing if no bytes were dropped.
+        Both are sent as output of the call to stderr: first the message, then at most `TAIL` (4096) bytes.
+        `call.dropped` is then set to 0. Does nothing if no bytes were dropped.
         """
         if call.dropped:
             last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""
@@ -106,6 +106,6 @@ class CallOutput:
     def tail(slot: Slot, call: NodeCall) -> str:
         """Return the end of a call's output, decoded from its last `TAIL` (4096) bytes. Invalid UTF-8 is replaced.
 
-        Returns "" if the call has printed nothing, or if another call has printed on the same slot since.
+        Returns "" if the call has printed nothing, or if another call on the same slot has printed since.
         """
         return slot.tail[-TAIL:].decode("utf-8", "replace") if slot.tail_of == call.id else ""

@@ -37,13 +37,13 @@ class _Lane:
 class CallQueue:
     """The calls of this node that have not ended.
 
-    It puts waiting calls into the sockets that worker processes read, and takes calls that have not begun back from
-    there.
+    The queue puts waiting calls into the sockets that worker processes read. It also takes calls that have not begun
+    back from these sockets.
 
     Args:
         slots: the slots whose workers run the calls.
-        watch: `watch(fd, events, callback)` of the agent's loop. Events 0 stop the watching.
-        kept: takes the memory of arguments that are no longer needed.
+        watch: `watch(fd, events, callback)` has the agent's loop watch a file descriptor; with events 0, no longer.
+        kept: collects the memory of arguments that are no longer needed, to be used again.
 
     Attributes:
         calls: the calls by id. Calls of one frame share a `Batch` until one of them is needed by itself.
@@ -59,10 +59,10 @@ class CallQueue:
         self.suspects: dict[int, NodeCall] = {}
 
     def add(self, call: NodeCall | Batch) -> None:
-        """Add a call, or a batch of calls, behind all that wait for the same kind of slot (place for one call).
+        """Add a call, or a batch of calls, behind all calls that wait for the same kind of slot (place for one call).
 
-        A batch is several small calls that one worker process runs one after the other. The call or batch is put into
-        the socket that workers read at once if that has room. Does not wait.
+        A batch is several small calls that one worker process runs one after the other. If the socket that workers read
+        has room, the call or batch is put into it at once. Does not wait.
         """
         if isinstance(call, Batch):
             self.calls.update(dict.fromkeys(call.ids, call))
@@ -76,8 +76,8 @@ class CallQueue:
     def get(self, id_: int) -> NodeCall | None:
         """Return the record of the call with this id.
 
-        A batch is several calls with one record. A call that is part of one gets a record of its own, which replaces
-        the batch in `calls` for this id. Returns None if the call has ended, or was never added.
+        A batch is several calls with one record. A call that is part of a batch gets a record of its own, which
+        replaces the batch in `calls` for this id. Returns None if the call has ended, or was never added.
         """
         call = self.calls.get(id_)
         if isinstance(call, Batch):
@@ -87,13 +87,13 @@ class CallQueue:
     def forget(self, id_: int, done: bool = False) -> None:
         """Remove a call that has ended or was given back, and release the memory of its arguments.
 
-        Does nothing if there is no such call. Other calls of its batch stay. A call that still waits here must be
-        removed from the waiting ones first.
+        Does nothing if there is no such call. Other calls of its batch stay. The caller must first remove a call that
+        still waits from the waiting calls.
 
         Args:
             id_: the call's id.
             done: True if its worker process no longer uses the arguments. Their memory is then kept for another value,
-                unless two workers may have had them. Otherwise it is closed.
+                unless two workers may have had the arguments. In all other cases the memory is released.
         """
         call = self.calls.pop(id_, None)
         self.suspects.pop(id_, None)
@@ -107,16 +107,18 @@ class CallQueue:
     def pump(self) -> None:
         """Move waiting calls into the sockets from which worker processes take them, as far as these have room.
 
-        Does not wait. The agent's event loop moves the others as soon as there is room.
+        Does not wait. The agent's event loop moves the remaining calls as soon as there is room.
         """
         for lane in self._lanes:
             self._pump(lane)
 
     def _pump(self, lane: _Lane) -> None:
-        """Move waiting calls into the socket from which workers take them, in order, as far as that has room.
+        """Move waiting calls of one kind of slot into the socket from which workers take them, as far as it has room.
 
-        Does this for one kind of slot (place for one call). If the socket has no room, the agent's loop calls this
-        again as soon as it has.
+        The order is kept. If the socket has no room, the agent's loop calls this again as soon as there is room.
+
+        Args:
+            lane: the calls that wait for one kind of slot (place for one call).
         """
         while lane.waiting:
             call = lane.waiting[0]
@@ -136,8 +138,8 @@ class CallQueue:
     def lacks_workers(self) -> bool:
         """Return True if one more worker process for CPU slots (slots without a device) would have a call to run.
 
-        That is so if a call waits in their queue, and there are fewer such workers than calls and batches for them.
-        Returns False if every CPU slot has a worker, or if the node has no CPU slots.
+        This is the case if a call waits in the queue of CPU slots, and there are fewer workers of CPU slots than calls
+        and batches for them. Returns False if every CPU slot has a worker, or if the node has no CPU slots.
         """
         if not self._slots.spare or not self._slots.queues[CPU].has_calls:
             return False
@@ -145,10 +147,10 @@ class CallQueue:
         return there < len({id(call) for call in self.calls.values() if call.kind == CPU})
 
     def again(self, ids: Iterable[int]) -> None:
-        """Put calls first in the queue again that were offered to worker processes and have not begun.
+        """Put calls that were offered to worker processes, and have not begun, at the front of the queue again.
 
-        They come before all others, in the given order. They stay in the agent (the node's main process) until `pump`
-        (which moves them to the workers) is called. Calls that have ended, or were not offered, are ignored.
+        They come before all other calls, in the given order. They stay in the agent (the node's main process) until
+        `pump` (which moves them to the workers) is called. Calls that have ended, or were not offered, are ignored.
 
         Args:
             ids: the ids of the calls.
@@ -162,7 +164,7 @@ class CallQueue:
             self._lanes[call.kind].waiting.appendleft(call)
 
     def take_back(self) -> None:
-        """Take the calls back that no worker process has taken, and put them first in the queue again.
+        """Take back the calls that no worker process has taken, and put them at the front of the queue again.
 
         They are removed from the sockets that workers read. They stay in the agent (the node's main process) until
         `pump` (which moves them to the workers) is called.
@@ -171,10 +173,13 @@ class CallQueue:
             self._take_back(lane)
 
     def _take_back(self, lane: _Lane) -> None:
-        """Take the calls back that no worker process has taken, for one kind of slot (place for one call).
+        """Take back the calls of one kind of slot that no worker process has taken.
 
-        They are put first in the queue again, and stay in the agent (the node's main process) until `pump` (which moves
-        them to the workers) is called. File descriptors that came back with them are closed.
+        They are put at the front of the queue again, and stay in the agent (the node's main process) until `pump`
+        (which moves them to the workers) is called. File descriptors that came back with them are closed.
+
+        Args:
+            lane: the calls that wait for one kind of slot (place for one call).
         """
         back: list[int] = []
         for f, fds in lane.queue.take_back():
@@ -187,20 +192,21 @@ class CallQueue:
         """Take back batched calls that the worker processes of these slots have taken but not begun.
 
         A slot is a place where one call runs at a time. A batch is several small calls that one worker runs in turn.
-        They are put first in the queue again, and stay in the agent (the node's main process) until `pump` (which moves
-        them to the workers) is called.
+        The calls are put at the front of the queue again, and stay in the agent (the node's main process) until `pump`
+        (which moves them to the workers) is called.
         """
         self.again([id_ for slot in slots for id_ in slot.pipes.take_back()])
 
     def give_back(self, n: int, kind: int) -> list[int]:
         """Remove up to `n` calls that have not begun, and return their ids. The last calls are removed first.
 
-        The client then sends them to another node. Calls are taken back from the workers' socket and from their batches
-        only if fewer than `n` wait here. The caller must call `pump` afterwards, which moves the others to the workers.
+        The client then sends them to another node. Calls are taken back from the workers' socket and batches only if
+        fewer than `n` calls wait in the agent. The caller must then call `pump`, which moves the remaining calls to the
+        workers.
 
         Args:
-            n: the greatest number of calls.
-            kind: the kind of slot that they are for, MAIN or CPU.
+            n: the greatest number of calls to remove.
+            kind: the kind of slot (place for one call) that they need, MAIN or CPU.
 
         Returns:
             the ids, the last call first; an empty list if all calls have begun.
@@ -220,7 +226,7 @@ class CallQueue:
         return back
 
     def doomed(self) -> list[NodeCall]:
-        """Remove the calls that must stop (`NodeCall.doomed`) and have not begun from the queue, and return them.
+        """Remove from the queue the calls that must stop (see `NodeCall.doomed`) and have not begun, and return them.
 
         They stay in `calls`. All other calls that have not begun are taken back from the worker processes, and wait
         until `pump` (which moves them to the workers) is called. Returns an empty list if there are no such calls.
@@ -235,10 +241,10 @@ class CallQueue:
         return doomed
 
     def _apart(self, lane: _Lane) -> list[NodeCall]:
-        """Return the calls that wait for one kind of slot (place for one call), in order.
+        """Return the calls that wait for one kind of slot (place for one call), in order, each with its own record.
 
-        Calls of a batch (several small calls with one record) are returned one by one. Calls that have ended are left
-        out. The queue itself is not changed.
+        A batch (several small calls with one record) is split into its calls. Calls that have ended are left out. The
+        queue itself is not changed.
         """
         ids = (id_ for call in lane.waiting for id_ in (call.ids if isinstance(call, Batch) else [call.id]))
         return [call for id_ in ids if (call := self.get(id_)) is not None]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def capture(out: io.TextIOBase, err: io.TextIOBase) -> Callable[[], str]:
-    """Redirect everything that this process and its children print into a file in memory.
+    """Redirect to a file in memory everything that this process and its children print.
 
     `sys.stdout`, `sys.stderr` and the file descriptors 1 and 2 are replaced until the end of the capture.
 
@@ -18,8 +18,8 @@ def capture(out: io.TextIOBase, err: io.TextIOBase) -> Callable[[], str]:
         err: the `sys.stderr` to restore at the end.
 
     Returns:
-        a function that ends the capture and returns the printed text, decoded as UTF-8; "" if nothing was printed. Call
-            it once.
+        a function that ends the capture and returns the printed text, decoded as UTF-8; "" if nothing was printed. It
+            must be called only once.
     """
     fd = os.memfd_create("skypool-captured", os.MFD_CLOEXEC)
     kept = [os.dup(1), os.dup(2)]

@@ -25,20 +25,20 @@ Watch = Callable[[int, int, Callable[[], None]], None]
 
 
 class Client:
-    """The agent's view of its client, the user's process. A node has at most one, which may disconnect and come back.
+    """The agent's view of its client, the user's process. A node has at most one, which may leave and come back.
 
     Args:
         listener: the Unix socket at which holders (processes at the node's end of connections) hand over the file
             descriptors of a client.
-        watch: `watch(fd, events, callback)` of the agent's loop. Events 0 stop the watching.
+        watch: `watch(fd, events, callback)` has the agent's loop watch a file descriptor; with events 0, no longer.
         liveness: seconds of silence after which another client may take the node.
         clock: the agent's clock, which measures that silence.
-        on_frame: called with every frame (message) of the accepted client but HELLO.
-        on_hello: called when a client was accepted, with True if it is another one than before. Returns the WELCOME's
-            header.
+        on_frame: called with every frame (message) of the accepted client, except its first one, the HELLO.
+        on_hello: called when a client was accepted, with True if it is not the same client as before. Returns the
+            header of the WELCOME, the answer to a HELLO.
         on_resumed: called after the WELCOME was queued for sending.
         on_gone: called when the accepted client's connection was closed.
-        kept: takes the memory of large values that the client has received.
+        kept: collects the memory of large values that the client has received, to be used again.
 
     Attributes:
         unacknowledged: outcomes (results or errors), stream items and output that the client has not acknowledged.
@@ -78,7 +78,7 @@ class Client:
         """Accept a new connection. Waits at most 2 s for its file descriptors.
 
         A holder is the process at the node's end of a connection to the client. It connects to the Unix socket, and
-        hands over the connection's two file descriptors. If it does not, it is dropped.
+        hands over the connection's two file descriptors. A holder that hands over none is disconnected.
         """
         holder, _ = self._listener.accept()
         holder.settimeout(2)
@@ -99,7 +99,7 @@ class Client:
         """Handle the frames (messages) that have arrived on a connection. Does nothing if it is closed already.
 
         The connection is closed if it has ended or failed, or if a frame is not valid. An error is logged, except for a
-        regular end. Nothing is raised for these.
+        regular end. No exception is raised in these cases.
         """
         if connection not in self._holders:
             return
@@ -122,7 +122,7 @@ class Client:
         """Handle one frame (message) of a connection. Frames of a connection that is closed are ignored.
 
         Raises:
-            ProtocolError: another frame came before HELLO, or the frame is not valid.
+            ProtocolError: another frame came before HELLO (a client's first message), or the frame is not valid.
         """
         if f.kind is not Kind.HELLO and connection is self._current:
             self._on_frame(f)
@@ -134,11 +134,11 @@ class Client:
             raise ProtocolError(f"{f.kind.name} frame before HELLO")
 
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Accept the client that sent a HELLO, or answer TAKEN if another client uses the node.
+        """Accept the client that sent a HELLO (its first message), or answer TAKEN if another client uses the node.
 
         The other client uses the node if it is connected and was heard within the last `liveness` seconds. An accepted
-        client gets a WELCOME and all that was not acknowledged. The connection of the client before is closed. Outcomes
-        that the same client no longer waits for are forgotten.
+        client gets a WELCOME and everything in `unacknowledged`. An earlier connection to a client is closed. If the
+        same client has come back, outcomes that it no longer waits for are forgotten.
 
         Args:
             connection: the connection that the HELLO came on. It is closed after TAKEN.
@@ -171,8 +171,8 @@ class Client:
     def _drop(self, connection: Connection) -> None:
         """Close a connection to a client, and the socket to its holder process.
 
-        Does nothing if they are closed already. For the accepted client's connection, `on_gone` is called, and nobody
-        is connected then.
+        Does nothing if they are closed already. If it is the accepted client's connection, `on_gone` is called, and no
+        client is accepted until the next HELLO.
         """
         holder = self._holders.pop(connection, None)
         if holder is None:
@@ -184,14 +184,14 @@ class Client:
         holder.close()
 
     def send(self, kind: Kind, header: Mapping[str, object], buffers: list[Buffer] | None = None) -> None:
-        """Queue a small frame (message) for the connected client. It is dropped if none is connected.
+        """Queue a small frame (message) for the connected client. The frame is dropped if no client is connected.
 
         Frames that must arrive are sent through `unacknowledged` instead. `flush` writes the queued frames.
 
         Args:
             kind: the kind of frame.
-            header: its header.
-            buffers: its body; None for an empty one.
+            header: the header of the frame.
+            buffers: the body of the frame, in parts; None for an empty body.
         """
         if self._current is not None:
             self._current.send(frame(kind, header, buffers or []))
@@ -199,10 +199,10 @@ class Client:
     def flush(self, connection: Connection | None = None) -> None:
         """Write the queued frames (messages) to a connection, as far as the client takes them now. Does not wait.
 
-        If writing fails, the error is logged and the connection is closed. Does nothing if there is no such connection.
+        If writing fails, the error is logged and the connection is closed. Does nothing if the connection is closed.
 
         Args:
-            connection: the connection; None for that of the accepted client.
+            connection: the connection. If None, that of the accepted client, if there is one.
         """
         connection = connection or self._current
         if connection in self._holders and connection is not None:

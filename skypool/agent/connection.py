@@ -28,9 +28,9 @@ class Large:
     Attributes:
         call: the id of the call that the value belongs to.
         key: the key in the frames of the value's pieces.
-        blob: the value; None if there is only a frame.
+        blob: the storage of the value; None if there is no value, only the frame `then`.
         written: how many bytes of the value can be sent, because the worker has written them.
-        then: the frame that refers to the value; None until it is known.
+        then: the frame that is sent after the value and refers to it; None until that frame is known.
     """
 
     call: int
@@ -48,7 +48,8 @@ class Connection:
 
     Args:
         source: the file descriptor to read from. It is made non-blocking, and `close` closes it.
-        sink: the file descriptor to write to; may be the same. It is treated in the same way.
+        sink: the file descriptor to write to; may be the same as `source`. It is made non-blocking and closed in the
+            same way.
         watch: `watch(fd, events)` tells the agent's loop which epoll events to wait for.
 
     Attributes:
@@ -74,7 +75,7 @@ class Connection:
     def read(self) -> list[Frame]:
         """Return the frames (messages) that have arrived completely, without waiting. The list may be empty.
 
-        The frames are views of memory that the next call overwrites.
+        The frames are views of memory that the next `read` overwrites.
 
         Raises:
             EOFError: the client is gone.
@@ -95,13 +96,13 @@ class Connection:
         return self._decoder.advance(n)
 
     def send(self, buffers: list[Buffer], call: int = 0) -> None:
-        """Queue a small frame (message) for sending. It is written by `flush`, not here.
+        """Queue a small frame (message) for sending. `flush` writes it, not this method.
 
         If large values of the same call are queued, the frame is sent after these.
 
         Args:
             buffers: the frame.
-            call: the id of the call that it is about; 0 for none.
+            call: the id of the call that the frame is about; 0 if it is about no call.
         """
         if call in self._held_up:
             self.send_large(Large(call, "", None, 0, buffers))
@@ -109,9 +110,9 @@ class Connection:
             self._small.extend(buffers)
 
     def send_large(self, large: Large) -> None:
-        """Queue a large value for sending. It is written by `flush`, not here.
+        """Queue a large value for sending. `flush` writes it, not this method.
 
-        The value is sent in pieces, as far as the worker process has written it. After the last piece comes the frame
+        The value is sent in pieces, as far as the worker process has filled it. After the last piece comes the frame
         (message) that refers to it.
         """
         self._large.append(large)
@@ -120,7 +121,8 @@ class Connection:
     def abandon(self, large: Large) -> None:
         """Stop sending a large value, so that its file descriptor can be closed.
 
-        A piece that was begun is still sent: its bytes are copied. Does nothing if the value is not being sent.
+        If a piece is already partly sent, the rest of that piece is copied and still sent later. Does nothing if the
+        value is not being sent.
         """
         if large in self._large:
             self._let_go(large)
@@ -144,10 +146,10 @@ class Connection:
             del self._held_up[large.call]
 
     def flush(self) -> None:
-        """Write as much of the queued frames as the client takes now, without waiting.
+        """Write as much of the queued frames (messages) and large values as the client takes now, without waiting.
 
-        If something is left, the agent's loop watches for room, and calls this again then. A value that its worker
-        process still writes is left, too.
+        If the connection is full, the agent's loop is asked to report when it has room again. Parts of a large value
+        that the worker process has not written yet stay queued, too.
 
         Raises:
             OSError: the client is gone.
@@ -171,9 +173,9 @@ class Connection:
             self._watch_sink()
 
     def _watch_sink(self) -> None:
-        """Have the agent's loop watch the sink for room to write while `_full` is True, and no longer when it is False.
+        """Have the agent's loop watch the sink (where bytes are written) for room if `_full` is True, else stop that.
 
-        If source and sink are the same, it is watched for reading in both cases.
+        If source and sink are the same file descriptor, it is watched for reading in both cases.
         """
         if self.source == self.sink:
             self._watch(self.sink, select.EPOLLIN | (select.EPOLLOUT if self._full else 0))
@@ -204,7 +206,7 @@ class Connection:
             self._keep_rest(batch, written)
 
     def _keep_rest(self, batch: list[Buffer], written: int) -> None:
-        """Keep the part of these buffers that was not written, to be sent next. The list is not changed.
+        """Keep the part of a list of buffers that was not written, to be sent next. The list is not changed.
 
         Args:
             batch: the buffers, in the order in which they were written.
@@ -221,8 +223,8 @@ class Connection:
         """Queue the next piece of the first large value that has bytes ready. Return False if none has, else True.
 
         A piece has at most `CHUNK` (1 Mi) bytes. The frame (message) that refers to the value is queued after its last
-        piece. A value that is still being written is the last one of its call, so that nothing about that call can be
-        sent before it.
+        piece. A value that is still being written is the last queued one of its call. So nothing about that call
+        overtakes the value when the value is skipped.
         """
         for large in self._large:
             blob = large.blob
@@ -243,7 +245,7 @@ class Connection:
     def _write_rest(self) -> None:
         """Continue with the first buffer, or piece of a large value, that was not written completely.
 
-        One system call is made. What it does not write stays first in the queue.
+        One system call is made. Bytes that it does not write stay first in the queue.
 
         Raises:
             BlockingIOError: the connection accepts no more bytes now.

@@ -19,8 +19,8 @@ from skypool.wire.handshake import NodeHealth
 def describe(devices: Sequence[Device]) -> NodeHealth:
     """Return the state of this machine: its devices, the version of their driver, and its address.
 
-    Free disk and clock are missing (see `refreshed`). The driver's version is found for NVIDIA GPUs only; it is "" for
-    other devices, or if nvidia-smi does not report it.
+    Free disk space and clock are not filled in here (see `refreshed`). The driver's version is found for NVIDIA GPUs
+    only; it is "" for other devices, or if nvidia-smi does not report it.
 
     Args:
         devices: the accelerators that were found here.
@@ -49,7 +49,7 @@ def own_address() -> str:
 
 
 def refreshed(health: NodeHealth, folder: str) -> NodeHealth:
-    """Return a copy of the state with the current clock, and the free bytes of the disk that `folder` is on.
+    """Return a copy of `health` with the current time, and the free bytes of the disk that `folder` is on.
 
     Raises:
         OSError: the folder does not exist.

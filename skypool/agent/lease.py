@@ -1,7 +1,7 @@
 """Limits how long a node (a rented machine) lives: until its lease ends. Each message from the client extends it.
 
-It also writes a file for the guard, a process of root that ends the rented machine when nobody postpones that. See
-`skypool.drivers.userdata`.
+It also writes a file for the guard, a process of root that ends the rented machine at a certain time. Writing the file
+postpones that time. See `skypool.drivers.userdata`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Lease:
     Args:
         lease: seconds for which the node lives on after each message of the client.
         lifetime: seconds from now that the node may live in all; None for no such limit.
-        guard: the path of the file that postpones the machine's own end when it is written; "" for none.
+        guard: the path of the file for the guard, the process that ends the rented machine; "" if there is none.
+            Writing the file postpones that end.
     """
 
     def __init__(self, lease: float, lifetime: float | None, guard: str) -> None:
@@ -36,20 +37,21 @@ class Lease:
     def allow(self, seconds: float) -> None:
         """Limit the life of the node to `seconds` from now, for example because the budget is nearly spent.
 
-        A later call replaces this limit, also by a longer one. The limits by lease and lifetime stay. The limit takes
-        effect at the next `renew`.
+        A later call replaces this limit, even if the new limit is later. The limits by lease and lifetime stay. The
+        limit takes effect at the next `renew`.
         """
         self._allowed = time.monotonic() + seconds
 
     def renew(self, heard: float) -> float:
         """Return the node's deadline, in seconds of `time.monotonic()`. Write it to the guard's file if that is due.
 
-        The deadline is the earliest of the limits by lease, lifetime and `allow`. The file is written if the client was
-        heard since the last write, but at most every `_EVERY` (5) seconds (more often for a short lease). It is also
-        written if the deadline has become more than a second earlier.
+        The guard is the process that ends the rented machine. The deadline is the earliest of the limits by lease,
+        lifetime and `allow`. The file is written if the client was heard since the last write, but at most every
+        `_EVERY` (5) seconds (more often for a short lease). It is also written if the deadline has become more than a
+        second earlier.
 
         Args:
-            heard: the time of the client's last sign of life, by the same clock.
+            heard: the time of the client's last sign of life, in seconds of `time.monotonic()`.
         """
         deadline = min(heard + self._lease, self._end, self._allowed)
         now = time.monotonic()
@@ -62,10 +64,11 @@ class Lease:
         return deadline
 
     def _ask(self, seconds: float) -> None:
-        """Write the guard's file, so that the machine lives for `seconds` more, rounded up.
+        """Ask the guard, through its file, to let the machine live for `seconds` more, rounded up.
 
-        A negative number counts as 0. If writing fails, an error is printed to stderr, once for the same error, and
-        nothing is raised. The file is overwritten in place, because that works on a full disk, too.
+        The guard is the process that ends the rented machine. A negative number counts as 0. If writing fails, an error
+        is printed to stderr, once for the same error, and nothing is raised. The file is overwritten in place, because
+        that works on a full disk, too.
         """
         asked = f"{time.monotonic_ns() // 1_000_000} {max(0, math.ceil(seconds))}"
         try:

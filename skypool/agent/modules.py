@@ -42,7 +42,7 @@ class FoundModule:
 
 
 class UserModules:
-    """An import hook for the modules that the user wrote. It loads them from source that the client sends.
+    """An import hook for the modules that the user wrote. It loads these modules from source that the client sends.
 
     It has no effect before `install` is called.
 
@@ -67,10 +67,10 @@ class UserModules:
         sys.meta_path.append(_Last(self))
 
     def learn(self, manifest: dict[str, str]) -> bool:
-        """Note the client's list of the user's own modules. It is added to the lists before.
+        """Add the client's list of the user's own modules to the lists that came before.
 
         Args:
-            manifest: content hash of each module by its name.
+            manifest: a dict from the name of each module to the hash of its content.
 
         Returns:
             False if a module that was imported here has changed on the client, so that only a new process can import it
@@ -108,7 +108,7 @@ class UserModules:
 def send_script_by_value() -> None:
     """Make multiprocessing in this process send functions and classes of the client's script by value.
 
-    The script cannot be imported on a node, so they cannot be sent by name. Calling it again changes nothing.
+    The script cannot be imported on a node, so they cannot be sent by name. A second call changes nothing.
     """
     ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # documented by pickle
 

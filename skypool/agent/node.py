@@ -149,7 +149,8 @@ class Agent:
     def _hire(self) -> bool:
         """Start up to `_HIRED` (4) worker processes for calls that need no device, while such calls wait.
 
-        They fill CPU slots, the node's places for such calls.
+        The workers fill CPU slots, the node's places for such calls.
+
         Returns True if all `_HIRED` were started, so that more may be needed. Returns False if no further worker is
         needed, or if all CPU slots have one.
         """
@@ -183,10 +184,10 @@ class Agent:
             self._poll.register(fd, events)
 
     def _read_clock(self) -> float:
-        """Return the time of the agent's clock, in seconds, without pauses in which the whole node was stopped.
+        """Return the agent's clock in seconds, which leaves out pauses of the whole node. Note such a pause for calls.
 
-        If there was a pause since the previous reading, it is noted for all calls that ran during it. So the pause does
-        not count towards the timeouts of these calls. Calls that began within the pause are left out.
+        If the node was stopped since the previous reading, the length of that pause is noted for all calls that were
+        running then. It does not count towards their timeouts. Calls that began within the pause are left out.
         """
         now = self._clock()
         pause = self._clock.paused - self._noted_pauses
@@ -281,15 +282,15 @@ class Agent:
         self._pass_on(f)
 
     def _on_hello(self, is_new: bool) -> dict[str, Any]:
-        """Return the header of the WELCOME, the first message to a client that has connected.
+        """Return the header of the WELCOME, the first message to a connected client. Forget the names of old calls.
 
-        It names the node's slots and devices, the calls, functions and objects that the agent (the node's main process)
-        knows, and the machine's state. Names of calls that have ended and whose outcomes were acknowledged are
-        forgotten.
+        The header names the node's slots and devices, the calls, functions and objects that the agent (the node's main
+        process) knows, and the machine's state. Old calls are those that have ended and whose outcomes were
+        acknowledged.
 
         Args:
-            is_new: True if it is another client than before. Workers that wait for a function or an object of the old
-                client are then told that it will not arrive.
+            is_new: True if it is not the same client as before. Workers that wait for a function or an object of the
+                old client are then told that it will not arrive.
         """
         if is_new:
             self._store.wait_no_more()
@@ -314,8 +315,8 @@ class Agent:
     def _calls_by_name(self) -> dict[str, list[int]]:
         """Return the ids of the calls, grouped by the name of their function: a dict from name to ids.
 
-        It has the calls that have not ended, and those whose outcome the client has not acknowledged. Grouping is
-        shorter than a name for each id. The dict is empty if there are no calls.
+        The dict contains the calls that have not ended, and those whose outcome the client has not acknowledged.
+        Grouped ids are shorter than a name for each id. The dict is empty if there are no calls.
         """
         found: dict[str, list[int]] = {}
         for call, name in self._names.items():
@@ -323,7 +324,7 @@ class Agent:
         return found
 
     def _on_resumed(self) -> None:
-        """Send again, after a client has connected, what may have been lost with the connection before.
+        """Repeat to a client that has connected the messages that may have been lost with an earlier connection.
 
         If the provider has announced that it takes the machine back, a status report with that time is sent first. Then
         come the requests for modules that worker processes wait for, and for items of iterator arguments that have not
@@ -362,7 +363,7 @@ class Agent:
     def _on_interruption(self, at: float) -> None:
         """Tell workers and client that the provider takes the machine back.
 
-        Every later PONG (status report) repeats it, because the client may miss this one.
+        Each later PONG (status report) repeats the time, because the client may miss the one that is sent here.
 
         Args:
             at: the time at which the machine goes, in seconds since 1970.
@@ -431,7 +432,7 @@ class Agent:
         ids in each. If there are no such calls, one frame with an empty list is sent.
 
         Args:
-            n: the greatest number of calls.
+            n: the greatest number of calls to give back.
             on_cpu: True for calls on CPU slots (without a device), False for calls on the other slots. A node without
                 devices has one kind of slot only, and ignores this.
         """
@@ -445,7 +446,7 @@ class Agent:
     def _on_item(self, f: Frame) -> None:
         """Pass on an item of a call's iterator argument from the client to the worker process that waits for it.
 
-        An item that no worker waits for is dropped. An item may come a second time after a reconnection.
+        An item that no worker waits for is dropped, for example one that comes a second time after a reconnection.
         """
         call = self._queue.get(f.header["id"])
         arg = f.header["arg"]
@@ -482,8 +483,8 @@ class Agent:
         """Handle packets that a worker process has sent, at most `_PACKETS_AT_ONCE` (64). Does not wait for more.
 
         The loop comes back for the rest after the packets of other workers. When no packet is left, the outcomes of
-        batched calls that have arrived are sent to the client. Packets that wait to be sent to this worker are tried
-        again.
+        batched calls that have arrived are sent to the client. Packets that wait to be sent to this worker are
+        sent as far as there is room.
 
         Raises:
             ProtocolError: the worker sent a frame of a kind that workers do not send.
@@ -540,10 +541,10 @@ class Agent:
         If output of the call was dropped, the client is told how much.
 
         Args:
-            slot: the slot that it ran on. Its worker is no longer due to be killed.
+            slot: the slot (place for one call) that the call ran on. Its worker is no longer due to be killed.
             id_: the call's id.
-            done: True if the worker process no longer uses the memory of the call's arguments, so that it can be used
-                again.
+            done: True if the worker process no longer uses the memory of the call's arguments, so that this memory can
+                be used again.
 
         Raises:
             KeyError: there is no such call.
@@ -559,8 +560,8 @@ class Agent:
     def _on_ends(self, slot: Slot) -> None:
         """Send the client the outcomes (results or errors) of batched calls that a worker has written to its pipe.
 
-        They are sent in one frame. Outcomes of calls that the agent (the node's main process) itself has ended
-        meanwhile are dropped. The output of these calls has been sent before. Does nothing if there are no outcomes.
+        The outcomes are sent in one frame (message), and their calls are forgotten. Outcomes of calls that the agent
+        (the node's main process) itself has ended meanwhile are dropped. Does nothing if there are no outcomes.
         """
         if not slot.ended:
             return
@@ -600,7 +601,8 @@ class Agent:
 
         First, up to `_PACKETS_AT_ONCE` (64) packets and 64 KiB of output that the worker sent before its death are
         handled. The call that it ran ends with an error. Calls that it had taken but not begun are queued again, before
-        all others. A call that nothing is known about is queued again later (see `Stops.note_missing`).
+        all others. A call that was given to a worker, but that no worker has, is queued again later (see
+        `Stops.note_missing`).
         """
         slot.ended += slot.pipes.ended()
         self._on_packets(slot)

@@ -36,11 +36,11 @@ class Lookout:
     """A watcher in the agent (the node's main process) that runs the driver's program until it reports a spot notice.
 
     A spot notice announces that the provider will take the machine back. The program is started again, after a pause,
-    if it ends without one. Creating this object starts nothing (see `tick`).
+    if it ends without reporting a notice. Creating this object starts nothing (see `tick`).
 
     Args:
         source: the source of the Python program, as in `Access.watch`; "" for none.
-        watch: `watch(fd, events, callback)` of the agent's loop. Events 0 stop the watching.
+        watch: `watch(fd, events, callback)` has the agent's loop watch a file descriptor; with events 0, no longer.
         on_notice: called once with the time that the program prints (seconds since 1970).
     """
 
@@ -59,7 +59,7 @@ class Lookout:
         self._next = 0.0
 
     def tick(self, now: float) -> None:
-        """Start the program if it is not running and a start is due. The first call starts it.
+        """Start the driver's program if it is not running and a start is due. The first call starts it.
 
         Pauses between two starts are at least 1 s, and double up to 60 s. Does nothing if there is no program, or after
         a notice has been reported.
@@ -133,7 +133,7 @@ class Lookout:
 
 
 def _seconds(said: bytes) -> float | None:
-    """Return the time in the first line of the program's output, in seconds since 1970.
+    """Return the time in the first line of `said`, the program's output, in seconds since 1970.
 
     Returns None if the line is not a finite number.
     """
@@ -145,13 +145,14 @@ def _seconds(said: bytes) -> float | None:
 
 
 class Herald:
-    """A notifier in a worker process: it calls `on_interruption` of the running call once, in another thread.
+    """A notifier in a worker process: it calls the user's callback `on_interruption` of calls, in another thread.
 
-    It does so when the provider announces that it takes the machine back.
+    The running call's callback is called once when the provider announces that it takes the machine back. A call that
+    begins later has its callback called at once.
 
     Args:
-        fd: a file descriptor for reading. Its end is reached when `page` has the time of the interruption, or when the
-            agent has died.
+        fd: the read end of a pipe. The pipe ends when `page` has the time of the interruption, or when the agent has
+            died.
         page: the memory shared with the agent (the node's main process).
     """
 
@@ -161,7 +162,7 @@ class Herald:
         self._begin()
 
     def _begin(self) -> None:
-        """Reset all state: no call is running, and the thread is not started. An earlier thread is not stopped."""
+        """Reset all state, as if no call were running and no thread were started. An earlier thread is not stopped."""
         self._changed = threading.Condition()
         self._untold: Attended | None = None
         self._telling = False
@@ -171,7 +172,7 @@ class Herald:
     """Reset the notifier in a forked child process, where it calls no `on_interruption`."""
 
     def attend(self, attended: Attended) -> Callable[..., Any]:
-        """Note that a call begins, and return its function, which is not called here. Does not wait.
+        """Note that a call begins, and return its function, which the caller must call. Does not wait.
 
         If the provider has announced already that it takes the machine back, another thread calls the call's
         `on_interruption` at once.

@@ -93,7 +93,7 @@ class OutputStream(io.TextIOBase):
         self._flooded.set()
 
     def _flush_often(self, flooded: threading.Event) -> None:
-        """Send waiting text whenever `flooded` is set, at most every 20 ms.
+        """Send the waiting text whenever the event `flooded` is set, at most every 20 ms.
 
         Runs in a thread of its own, until `forget` is called or another event replaces `flooded`.
         """
@@ -106,7 +106,7 @@ class OutputStream(io.TextIOBase):
     def _may_go(self) -> bool:
         """Return True if a line may be sent at once, and count it as sent.
 
-        Returns False if more than `_RATE` (1000) lines a second were sent this way. Up to a fifth of `_RATE` lines may
+        Returns False if more than `_RATE` (1000) lines a second were sent at once. Up to a fifth of `_RATE` lines may
         be sent in a burst.
         """
         now = time.monotonic()
@@ -118,7 +118,7 @@ class OutputStream(io.TextIOBase):
         return True
 
     def flush(self) -> None:
-        """Send the printed text that waits to the agent, in pieces of at most 32 KiB that end between characters.
+        """Send the waiting printed text to the agent, in pieces of at most 32 KiB that end between characters.
 
         Text is encoded as UTF-8. Does nothing if no text waits.
         """

@@ -29,11 +29,12 @@ _SIOCGIFADDR = 0x8915
 
 
 def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str]:
-    """Make sure that libraries find the address at which other nodes reach this one.
+    """Map this machine's name to `address` in the hosts file, or return variables that name its network interface.
 
-    Does nothing if this machine's name resolves to that address, and no other, already. On a rented machine the hosts
-    file is changed. On the user's own machine, or if the file cannot be written, environment variables must name the
-    network interface. Variables that the user has set, in `env` or in this process, are left out.
+    So libraries find the address at which other nodes reach this one. Nothing is done if the name already resolves to
+    `address` and to no other. The hosts file is changed on a rented machine only. Variables are returned for the user's
+    own machine, or if the name still does not resolve to `address`. Variables that the user has set, in `env` or in
+    this process, are left out.
 
     Args:
         address: the address at which other nodes reach this one; "" if unknown.
@@ -41,7 +42,8 @@ def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str
         env: the environment of calls. It is not changed.
 
     Returns:
-        variables to add to that environment, by name. The dict is empty if none are needed, if `address` is "", or if
+        variables to add to `env`, as a dict from name to value. The dict is empty if none are needed, if `address` is
+        "", or if
             no interface has it.
     """
     if not address or found(socket.gethostname()) == {address}:
@@ -79,7 +81,7 @@ def _mend(address: str) -> bool:
 
 
 def mended(text: str, address: str, name: str) -> str:
-    """Return the text of a hosts file in which a name has this address, and no loopback address. No file is changed.
+    """Return the text of a hosts file, changed so that `name` has `address` and no loopback address. Writes no file.
 
     Lines that give the name a loopback address become comments. Their other names keep the loopback address, except
     those that begin with the name and a dot: these get `address`, too.
@@ -118,7 +120,7 @@ def _is_loopback(words: Collection[str]) -> bool:
 
 
 def _write(text: str) -> None:
-    """Overwrite the hosts file in place, with sudo if this process is not root. Waits at most 20 s for sudo.
+    """Overwrite the hosts file in place with `text`, by sudo if this process is not root. Waits at most 20 s for sudo.
 
     In a container the file is a mount and cannot be replaced.
 

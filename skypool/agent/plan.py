@@ -24,7 +24,7 @@ class NodePlan:
             clock.
         slots: the slots that share out the devices; on a node without devices, all slots.
         cpu_slots: the number of additional slots without devices; 0 on a node without devices.
-        env: environment of the agent and its workers.
+        env: variables that are added to the environment of the agent and its workers.
     """
 
     config: AgentConfig
@@ -37,15 +37,16 @@ class NodePlan:
 def plan_slots(
     given: int | Literal["per-device"] | tuple[SlotPlan, ...] | None, devices: Sequence[Device], hosts: int = 1
 ) -> tuple[SlotPlan, ...]:
-    """Return the slots of this node for all calls that do not ask for a slot without devices.
+    """Return the slots that share out the devices of this node. Without devices, return all slots of the node.
 
-    A TPU slice is one accelerator that spans several machines (hosts). A host of such a slice whose devices are not
-    split gets one slot, without variables that pin devices. Pinned chips would form a slice of their own.
+    A slot is a place where one call runs at a time. A TPU slice is one accelerator that spans several machines (hosts).
+    A host of such a slice whose devices are not split gets one slot, without environment variables that pin devices.
+    Chips that are pinned would form a slice of their own.
 
     Args:
         given: how the devices are split, as for `share`, or a tuple of slots that is returned as it is.
         devices: the devices of this node.
-        hosts: how many hosts the node's slice has; 1 for a machine by itself.
+        hosts: how many hosts the TPU slice of this node has; 1 if it is not part of a larger slice.
     """
     if isinstance(given, tuple):
         return given
@@ -55,7 +56,7 @@ def plan_slots(
 
 
 def share(devices: Sequence[Device], slots: int | Literal["per-device"] | None) -> tuple[SlotPlan, ...]:
-    """Split devices among slots, and return the slots.
+    """Split devices among slots (places where one call runs at a time), and return the slots.
 
     Each slot gets the same number of neighbouring devices. If that is not possible, the first slots get one more. With
     more slots than devices, slot `i` uses device `i` modulo the number of devices, together with other slots.

@@ -11,7 +11,7 @@ from skypool.clock import RunningClock
 
 
 def call_it(what: str) -> None:
-    """Set the name of this process that `top` and `ps` show, to "skypool-" and `what`. A failure is ignored.
+    """Set the name of this process in `top` and `ps` to "skypool-" followed by `what`. A failure is ignored.
 
     Linux keeps only the first 15 characters.
     """
@@ -30,7 +30,7 @@ def usable_cpus() -> int:
 def started(pid: int) -> int:
     """Return the start time of a process in clock ticks since boot. Together with the pid it identifies a process.
 
-    A process that has ended and was not waited for still has one.
+    A process that has ended still has a start time until its parent waits for it.
 
     Raises:
         OSError: there is no such process.
@@ -40,7 +40,7 @@ def started(pid: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the pids of all live processes below `root`, in any generation, in no particular order.
+    """Return the pids of all live children of `root`, their children and so on, in no particular order.
 
     `root` itself is not among them. Processes that have ended but were not waited for (zombies) are left out. Returns
     an empty list if there are none.
@@ -73,7 +73,7 @@ def kill_descendants(patience: float = 10.0) -> bool:
         patience: seconds after which to give up.
 
     Returns:
-        True if none is left, False if some were left when the time was over.
+        True if no process is left, False if some were left after `patience` seconds.
     """
     clock = RunningClock()
     until = clock() + patience

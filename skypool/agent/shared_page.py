@@ -1,8 +1,7 @@
 """A page of memory that the agent (the node's main process), its workers and the keeper (the agent's parent) share.
 
-It shows which worker runs which call, and when everything on the node must end.
-
-It can be read at any time, even if the worker is busy, stopped or has just been killed.
+The page shows which worker runs which call, and when everything on the node must end. It can be read at any time, even
+if the worker is busy, stopped or has just been killed.
 
 Each number is written by one native store, so that no reader sees half of it. `struct.pack_into` would write zeros
 first. A call's time is stored before the call's id. So a reader in between may see the earlier call with a time that is
@@ -61,7 +60,7 @@ class SharedPage:
     def drops(self) -> int:
         """The number of `pool.put()` values that were dropped so far on this node.
 
-        When it has grown, a worker process reads the packets that name these values.
+        When the number has grown, a worker process reads the packets that name these values.
         """
         return self._whole[_DROPS]
 
@@ -81,7 +80,7 @@ class SharedPage:
     def begin(self, slot: int, call: int, now: float) -> None:
         """Write into the page that the worker process of `slot` has taken a call.
 
-        A request by `give_up` to stop a call is withdrawn.
+        A request by `give_up` to stop a call on this slot is removed.
 
         Args:
             slot: the number of the slot (place where one call runs at a time).
@@ -95,9 +94,9 @@ class SharedPage:
         self._whole[at + _CALL] = call
 
     def run(self, slot: int, now: float) -> None:
-        """Note that the arguments of the call of `slot` are loaded and that its function begins.
+        """Write into the page that the function of the call on `slot` begins, because its arguments are loaded.
 
-        Only the time is changed, not the call's id.
+        Only the call's time is changed, not its id.
 
         Args:
             slot: the number of the slot (place where one call runs at a time).
@@ -120,7 +119,7 @@ class SharedPage:
     def give_up(self, slot: int, call: int) -> None:
         """Write the id of the call that the worker process of `slot` must stop at its next SIGTERM.
 
-        No signal is sent here. An earlier id is overwritten.
+        No signal is sent here. An id from an earlier `give_up` is overwritten.
 
         Args:
             slot: the number of the slot (place where one call runs at a time).

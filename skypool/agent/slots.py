@@ -55,16 +55,16 @@ class Slot:
         channel: the packet socket to the worker.
         outputs: for the worker's file descriptors 1 and 2, the read ends of the pipes they write to.
         waiting: packets for the worker that its socket had no room for, in order. Each is (buffers, file descriptors,
-            True if these are closed after sending).
+            True if these file descriptors are closed after sending).
         pipes: the pipes through which the agent (the node's main process) follows batches of calls.
         ended: outcomes from these pipes that were not sent to the client yet.
         tail: the last bytes printed by the call `tail_of`.
         tail_of: the id of the call that printed last.
         seen: the id of the call that the worker ran at the agent's last check, and the time of the first check that saw
-            it.
+            that call.
         kill_at: the time at which the worker is killed, if it was asked to stop a call; None otherwise.
         silent_since: the time since which the worker's process is stopped, as by SIGSTOP; None if it is not.
-        paused: the id of a call, and the seconds for which the whole node was stopped while it ran.
+        paused: the id of a call, and the seconds for which the whole node was stopped while that call ran.
     """
 
     number: int
@@ -85,7 +85,7 @@ class Slot:
     paused: tuple[int, float] = (0, 0.0)
 
     def add_pause(self, call: int, seconds: float) -> None:
-        """Note that the whole node was stopped for a while as a call ran on this slot (place for one call).
+        """Note that the whole node was stopped for a while when a call ran on this slot (place for one call).
 
         Pauses of the same call add up. Those of an earlier call are forgotten.
 
@@ -135,8 +135,8 @@ class WorkerQueue:
     def take_back(self) -> list[tuple[Frame, list[int]]]:
         """Remove the calls that no worker process has taken, and return them in order. Does not wait.
 
-        Returns a list of (frame of the call or batch, its file descriptors). The caller must close these. The list is
-        empty if there are no such calls.
+        Returns a list of (frame of the call or batch, its file descriptors). The caller must close these file
+        descriptors. The list is empty if there are no such calls.
         """
         back: list[tuple[Frame, list[int]]] = []
         while True:
@@ -162,13 +162,13 @@ class Slots:
         plan: the node's plan.
         page: the memory shared with the keeper (the agent's parent process) and the workers.
         clock: the agent's clock.
-        watch: `watch(fd, events, callback)` of the agent's loop. Events 0 stop the watching.
+        watch: `watch(fd, events, callback)` has the agent's loop watch a file descriptor; with events 0, no longer.
 
     Attributes:
         page: the shared memory, as given.
         counts: the number of slots of each kind on the node: [MAIN] or [MAIN, CPU].
         queues: a `WorkerQueue` for each kind of slot, in the same order.
-        all: the slots that have a worker or get one at the start.
+        all: the slots that have a worker, and those that get one when the agent starts.
     """
 
     def __init__(
@@ -198,7 +198,8 @@ class Slots:
     def add_cpu_slot(self) -> Slot:
         """Add one more CPU slot (a slot without a device) to `all`, and return it.
 
-        It has no worker process yet: `start` must be called for it. The caller must check that `spare` is above 0.
+        The slot has no worker process yet: `start` must be called for it. The caller must check that `spare` is above
+        0.
         """
         slot = Slot(len(self.all), devices.hidden(), CPU)
         self.all.append(slot)
@@ -220,11 +221,11 @@ class Slots:
     ) -> None:
         """Fork the worker process of a slot (place for one call), and watch it in the agent's event loop.
 
-        Returns in the agent (the node's main process) at once; the worker never returns from this. The state of an
-        earlier worker of the slot is reset: packets that wait for it are dropped.
+        Returns at once in the agent (the node's main process), and never in the worker. The state of an earlier worker
+        of the slot is reset: packets that wait for that worker are dropped.
 
         Args:
-            slot: the slot. Its attributes are set to the new worker's.
+            slot: the slot. Its attributes are changed to describe the new worker.
             on_packet: called when a packet from the worker can be read, with the slot.
             on_output: called when its output can be read, with the slot and 1 for stdout or 2 for stderr.
             on_death: called when the worker's process has ended, with the slot.
@@ -311,7 +312,7 @@ class Slots:
     def _introduce(self, slot: Slot) -> None:
         """Set the information about this node and slot that users' functions get from `skypool.runtime`.
 
-        Called in a new worker. CPU slots are numbered from 0 by themselves there.
+        Called in a new worker. In this information, the CPU slots have numbers of their own, from 0.
         """
         config = self._plan.config
         place = config.slice
@@ -354,7 +355,7 @@ class Slots:
         """Send a packet to the worker process of a slot (place for one call), after those that wait already.
 
         Does not wait. If the worker's socket has no room, the packet is kept until a later `retell` sends it. If the
-        worker has died, it is dropped.
+        worker has died, the packet is dropped.
 
         Args:
             slot: the slot (a place where one call runs at a time).
@@ -368,7 +369,7 @@ class Slots:
     def retell(self, slot: Slot) -> None:
         """Send the packets that wait for a worker process, in order, as far as its socket has room. Does not wait.
 
-        The others stay until the next call of this method. If the worker has died, all are dropped.
+        Packets that find no room stay until the next call of this method. If the worker has died, all are dropped.
         """
         while slot.waiting:
             buffers, fds, give = slot.waiting[0]
@@ -451,10 +452,10 @@ class Slots:
                 os.killpg(slot.pid, number)
 
     def bury(self, slot: Slot) -> int:
-        """Kill the processes that a dead worker process left in its process group, and close its file descriptors here.
+        """Reap a dead worker process, kill what it left in its process group, and close the agent's files for it.
 
-        Returns the worker's wait status, as from `os.waitpid`. A worker that is still alive is killed, and the call
-        waits for its end. The slot can then get a new worker by `start`.
+        Returns the worker's wait status, as from `os.waitpid`. If the worker is still alive, it is killed, and this
+        method waits for its end. The slot can then get a new worker by `start`.
         """
         self.signal(slot, signal.SIGKILL)
         _, status = os.waitpid(slot.pid, 0)
@@ -480,8 +481,8 @@ def allow_more_files() -> tuple[int, int]:
     """Increase this process's soft limit of open files to the hard limit: an agent needs six files for each worker.
 
     Returns:
-        the limits before, as (soft, hard). Worker processes get these again, because some programs fail with file
-            descriptors above 1,023.
+        the limits before this call, as (soft, hard). Worker processes are set back to these limits, because some
+            programs fail with file descriptors above 1,023.
     """
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))

@@ -49,16 +49,19 @@ After a pause of the whole node it first reads the frames that its client sent m
 
 
 def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
-    """Hand stdin and stdout to the agent of `config["folder"]`, wait until it closes them, and end this process.
+    """Find or start the agent, hand stdin and stdout to it, wait until it closes them, and end this process.
 
-    "ready" is printed before that, or "gone" if there is no agent. The exit status is 0, or 3 if there is no agent. It
-    is 70 if this process started the agent (the node's main process) and the agent failed. The agent's error is then on
-    stderr.
+    First, "ready" is printed, or "gone" if there is no agent (the node's main process). The exit status is:
+
+    - 3 if there is no agent,
+    - 70 if this process started the agent and the agent failed; the agent's error is then on stderr,
+    - 0 otherwise.
 
     Args:
-        config: an `AgentConfig` as JSON from the client. It is checked only if an agent is started.
-        start: start an agent if there is none. A client that reconnects passes False: the calls of an ended agent are
-            lost, and a new agent would hide that.
+        config: an `AgentConfig` as JSON from the client. `config["folder"]` has the agent's socket. The rest is checked
+            only if an agent is started.
+        start: True to start an agent if there is none. A client that reconnects passes False: the calls of an ended
+            agent are lost, and a new agent would hide that.
 
     Raises:
         OSError: the folder does not exist or cannot be used.
@@ -104,12 +107,12 @@ def _find() -> socket.socket | None:
 def _start(config: AgentConfig, words: int) -> socket.socket:
     """Start the keeper, the process that starts and watches the agent, and return a connection to the agent.
 
-    Does not wait until the agent (the node's main process) runs: it accepts the connection when it is ready. An old
-    socket file in the current folder is replaced.
+    Does not wait until the agent (the node's main process) runs: the agent accepts the connection when it is ready. An
+    old socket file in the current folder is replaced.
 
     Args:
         config: the node's configuration.
-        words: the file descriptor to which the agent's last error is written.
+        words: the file descriptor of the file for the agent's last error.
 
     Raises:
         RuntimeError: the agent's socket was deleted right after it was created.
@@ -140,8 +143,8 @@ def _start(config: AgentConfig, words: int) -> socket.socket:
 def _say_why(words: int) -> None:
     """Write the current exception to stderr, which is the agent's log, and to the file descriptor `words`.
 
-    The holder (the process that the client's connection started) reads the error from `words`. It is cut to its last
-    1500 characters (`_MOST_WORDS // 2`) there.
+    The holder (the process that the client's connection started) reads the error from the file of `words`. There, the
+    error is cut to its last 1500 characters (`_MOST_WORDS // 2`).
     """
     import traceback
 
@@ -152,15 +155,15 @@ def _say_why(words: int) -> None:
 
 
 def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
-    """Run the keeper until the agent ends, then kill all that is left, remove the folder, and end this process.
+    """Run the keeper: start the agent, wait for its end, kill all that is left, and remove the node's folder.
 
-    Does not return; the exit status is 0. The keeper writes its own pid to a file first, before the lock on the folder
-    is released. So a later process can find the node's processes by it.
+    Does not return: this process ends with status 0. The keeper first writes its own pid to a file, before the lock on
+    the folder is released. By this pid, a later process can find the node's processes.
 
     Args:
         config: the node's configuration.
         listener: the agent's Unix socket.
-        words: the file descriptor to which the agent's last error is written.
+        words: the file descriptor of the file for the agent's last error.
     """
     os.setsid()
     call_it("keeper")
@@ -194,10 +197,10 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
 
 
 def _plan(config: AgentConfig) -> NodePlan:
-    """Detect the devices and the state of this machine, and return the plan that splits the devices among slots.
+    """Detect this machine's devices and state, and return the node's plan. May change a rented machine's hosts file.
 
-    A slot is a place where one call runs at a time. A machine with devices also gets one slot without devices for each
-    CPU. May change the hosts file of a rented machine (see `own_name.prepare`).
+    The plan splits the devices among slots (places where one call runs at a time). A machine with devices also gets one
+    slot without devices for each CPU. For the hosts file, see `own_name.prepare`.
     """
     from skypool import devices
     from skypool.agent import health, own_name
@@ -217,14 +220,14 @@ def _plan(config: AgentConfig) -> NodePlan:
 def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, words: int) -> NoReturn:
     """Run the agent in this forked process until it ends, then end the process. Does not return.
 
-    The exit status is 0, or 1 if the agent (the node's main process) raised an exception. That is written to the log
-    and to `words`.
+    The exit status is 0, or 1 if the agent (the node's main process) raised an exception. The exception is written
+    to the log and to `words`.
 
     Args:
         plan: the node's configuration and slots.
         listener: the Unix socket at which clients connect.
         page: the memory shared with the keeper (the parent process) and the workers.
-        words: the file descriptor from which the holder reads the agent's last error.
+        words: the file descriptor of the file from which the holder (see `connect`) reads the agent's last error.
     """
     try:
         os.environ.update(plan.env)
@@ -252,11 +255,11 @@ def _adopt_orphans() -> None:
 
 
 def _watch(agent: int, page: SharedPage) -> str:
-    """Wait until the agent ends, and return a text that says how: "wait status" and the number from `os.waitpid`.
+    """Wait until the agent ends, or kill it when it must end. Return "wait status" and the number from `os.waitpid`.
 
-    When SIGTERM, SIGINT or SIGHUP arrives, the agent (the node's main process) gets SIGTERM, and is killed if it has
-    not ended `_TO_OBEY` (1) seconds later. It is also killed if the node's deadline has passed for `_TO_RENEW` (5)
-    seconds.
+    When this process gets SIGTERM, SIGINT or SIGHUP, it sends SIGTERM to the agent (the node's main process). The agent
+    is killed if it still runs `_TO_OBEY` (1) seconds after that. It is also killed `_TO_RENEW` (5) seconds after the
+    node's deadline, if the deadline was not moved meanwhile.
 
     The keeper itself may be stopped and continued at any time. `signal.sigtimedwait` must not be used here: CPython
     3.11 returns an uninitialised signal number when a stop interrupts it and its timeout has passed.

@@ -1,4 +1,4 @@
-"""Stops calls that are cancelled, run too long or whose worker process hangs, and queues lost calls again.
+"""Stops calls that are cancelled, that run too long, or whose worker process hangs, and queues lost calls again.
 
 This runs in the agent, the main process of a node.
 """
@@ -20,7 +20,7 @@ _LOST_AFTER = 5.0
 
 
 class Stops:
-    """The part of the agent that stops calls, and queues calls again that were lost with a worker.
+    """The part of the agent that stops calls. It also puts calls that were lost with a worker back into the queue.
 
     A call that has not begun is answered with an error at once. A running call is asked to stop, and its worker process
     is killed after a grace period. The death of the worker then answers the call.
@@ -30,7 +30,7 @@ class Stops:
         slots: the slots (places where one call runs at a time) and their workers.
         queue: the calls that have not ended.
         clock: the agent's clock.
-        answers: ends calls with an error in place of their workers.
+        answers: the object that sends errors as outcomes of calls whose workers cannot.
 
     Attributes:
         cancelling: True if a call was cancelled since the last `look`.
@@ -50,7 +50,7 @@ class Stops:
     def cancel(self, id_: int, grace: float) -> None:
         """Mark a call as cancelled, so that the next `look` stops it. Does not wait.
 
-        Does nothing if the call has ended or must stop already; its grace period then stays as it is.
+        Does nothing if the call has ended. Nor does it if the call must already stop: its grace period stays as it is.
 
         Args:
             id_: the call's id.
@@ -77,9 +77,9 @@ class Stops:
         self._queue.suspects[id_] = call
 
     def look(self) -> None:
-        """Stop the calls that must stop, and queue lost calls again. Does not wait.
+        """Stop the calls that must stop, queue lost calls again, and set `cancelling` to False. Does not wait.
 
-        Calls that have not begun end with an error. Running ones are asked to stop. `cancelling` is then False.
+        Calls that have not begun end with an error. Running calls are asked to stop.
         """
         self.cancelling = False
         now = self._clock()
@@ -93,7 +93,7 @@ class Stops:
             self._look_at(call, now)
 
     def look_at_slot(self, slot: Slot, now: float) -> None:
-        """Check one slot: kill its worker if the grace period is over, and stop its call if that has run too long.
+        """Check one slot: kill its worker if the grace period is over, and stop a call that has run too long.
 
         A worker process that has been stopped for too long, for example by SIGSTOP, is killed, too.
 
@@ -107,7 +107,7 @@ class Stops:
         self._check_stopped(slot, now)
 
     def _look_at(self, call: NodeCall, now: float) -> None:
-        """Ask a call to stop if it must stop and is running, unless that was done before.
+        """Ask a call to stop if it must stop and is running, unless it was asked before.
 
         A call that was noted as missing more than `_LOST_AFTER` (5) seconds ago, and that no worker process has taken,
         is queued again.
@@ -128,8 +128,8 @@ class Stops:
     def _check_time(self, slot: Slot, now: float) -> None:
         """Stop the call of a slot if it has run longer than its timeout. Pauses of the whole node do not count.
 
-        Does nothing if the call has ended, has no timeout, or must stop already. The call has the configuration's grace
-        period to end.
+        Does nothing if the call has ended, has no timeout, or must stop already. The call then has the configuration's
+        grace period to end.
 
         Args:
             slot: the slot (a place where one call runs at a time).
@@ -149,7 +149,8 @@ class Stops:
     def _check_stopped(self, slot: Slot, now: float) -> None:
         """Kill a worker whose process has been stopped, for example by SIGSTOP, for more than `liveness` seconds.
 
-        A new worker process then takes its place, and the call that it ran fails with ConnectionLost.
+        `liveness` is a value of the configuration. A new worker process then takes the place of the killed one, whose
+        call fails with ConnectionLost.
 
         Args:
             slot: the worker's slot (the place where it runs calls).

@@ -37,15 +37,16 @@ class Arrivals:
     def add(self, f: Frame) -> None:
         """Write one piece of a large value to its storage. The first piece creates the storage.
 
-        If there is no room for the value, nothing is raised: its pieces are dropped, and `take` returns the error.
+        If there is no room for the value, nothing is raised: its pieces are dropped, and `take` returns a SpoolFull
+        error.
 
         Args:
             f: the BLOB frame (message). Its header has the value's key, the piece's position and the value's size in
                 bytes.
 
         Raises:
-            ProtocolError: the piece does not follow the pieces before it, or exceeds the value's size. Also for a value
-                that is empty or was started twice.
+            ProtocolError: the piece does not follow the pieces before it, or exceeds the value's size; or the value is
+                empty or was started twice.
         """
         key = f.header["key"]
         at = f.header["at"]
@@ -83,8 +84,7 @@ class Arrivals:
     def take(self, key: int | str) -> Blob | SpoolFull:
         """Remove and return a value that has arrived completely. The caller must close its file descriptor.
 
-        If there was no room for the value, the SpoolFull error is returned, not raised. A second call with the same key
-        raises ProtocolError.
+        If there was no room for the value, a SpoolFull error is returned, not raised.
 
         Args:
             key: the key in the frames (messages) of the value's pieces.
@@ -104,7 +104,7 @@ class Arrivals:
     def discard(self, f: Frame) -> None:
         """Close the storage of the large value that a frame (message) refers to, and forget the value.
 
-        Does nothing if the frame refers to no such value.
+        Does nothing if the frame refers to no large value.
 
         Raises:
             ProtocolError: the value has not arrived completely, or was taken before.
@@ -118,7 +118,8 @@ class Arrivals:
     def clear(self) -> None:
         """Drop all values that no frame (message) has referred to yet, complete or not, and close their storage.
 
-        Used when the connection has ended: after the next one begins, the client sends them again from the start.
+        Used when the connection to the client has ended. On the next connection, the client sends these values again
+        from the start.
         """
         for blob, _ in self._blobs.values():
             if isinstance(blob, Blob):
@@ -127,7 +128,7 @@ class Arrivals:
 
 
 class Store:
-    """The functions and objects of a node by key, and modules by name. Workers ask for them when they need them.
+    """The functions and `pool.put()` objects of a node by key, and user modules by name, for its workers.
 
     Args:
         folder: the folder in which modules become files.
@@ -137,8 +138,8 @@ class Store:
         kept: memory of earlier large values, which workers can use again.
 
     Attributes:
-        functions: for each key, the header of the function's frame and its contents.
-        objects: the same for `pool.put()` objects.
+        functions: for each function's key, the header of the frame that it came in, and its contents.
+        objects: for each key of a `pool.put()` object, the header of the frame that it came in, and its contents.
     """
 
     def __init__(
@@ -162,15 +163,16 @@ class Store:
     def keep(self, what: str, f: Frame) -> None:
         """Store a function or an object that the client has sent, and send it to the worker processes that wait for it.
 
-        A frame with "coming" in its header only announces a large one, whose pieces follow. One that is stored already
-        is dropped. If there was no room for a large one, workers get that error in its place.
+        A frame with "coming" in its header only announces a large function or object, whose pieces follow. A function
+        or object that is stored already is dropped. If there was no room for a large one, workers get a SpoolFull
+        error.
 
         Args:
             what: "function" or "object".
             f: the client's frame (message).
 
         Raises:
-            ProtocolError: a large one has not arrived completely.
+            ProtocolError: a large function or object has not arrived completely.
         """
         shelf = self._shelf(what)
         key = f.header["key"]
@@ -194,14 +196,14 @@ class Store:
             self._give(slot, what, key)
 
     def _shelf(self, what: str) -> Shelf:
-        """Return the dict of stored functions if `what` is "function", else that of stored objects."""
+        """Return the dict of stored functions if `what` is "function", else the dict of stored objects."""
         return self.functions if what == "function" else self.objects
 
     def name(self, key: str) -> str:
         """Return the name of the function with this key, which has arrived or whose arrival was announced.
 
         Raises:
-            ProtocolError: the client never sent it.
+            ProtocolError: the client never sent or announced the function.
         """
         header = self.functions[key][0] if key in self.functions else self._coming.get(("function", key))
         if header is None:
@@ -214,7 +216,7 @@ class Store:
     def drop(self, key: str) -> None:
         """Forget the `pool.put()` object with this key, on the node and in all workers.
 
-        Does not raise if there is none. Worker processes forget it when they next receive packets.
+        Does nothing if there is no such object. Worker processes forget the object when they next receive packets.
         """
         _, value = self.objects.pop(key, ({}, b""))
         if isinstance(value, Blob):
@@ -224,15 +226,15 @@ class Store:
         self._slots.page.drops += 1
 
     def fetch(self, slot: Slot, what: str, key: str) -> None:
-        """Answer a worker's request, at once or when the client has sent what it needs. Does not wait.
+        """Answer a worker's request at once, or later when the client has sent what the worker needs. Does not wait.
 
         For a function or object that is neither stored nor announced, the worker process is told at once that the node
-        does not have it. For memory, the answer has a file descriptor, or none if no memory is kept.
+        does not have it. For memory, the answer has a file descriptor; it has none if no suitable memory is kept.
 
         Args:
             slot: the worker's slot (the place where it runs calls).
             what: "function", "object", "module" or "memory" (of an earlier large value, to be used again).
-            key: its key; the name of a module; for memory the number of bytes, as text.
+            key: the key of the function or object, the name of the module, or the number of bytes of memory, as text.
         """
         if what == "memory":
             fds = [] if (fd := self._kept.take(int(key))) is None else [fd]
@@ -251,7 +253,7 @@ class Store:
     def ask_again(self) -> None:
         """Ask the client again for the modules that worker processes wait for. Used after a reconnection.
 
-        Functions and objects are not asked for, because the client sends them without being asked.
+        Functions and objects are not asked for, because the client sends these again by itself.
         """
         for what, key in self._wanted:
             if what == "module":
@@ -260,8 +262,8 @@ class Store:
     def wait_no_more(self) -> None:
         """Tell workers that functions and objects which a former client was sending will not arrive.
 
-        Worker processes that wait for modules are not told: these are requested from the new client. Call it when the
-        former client has been replaced by another one.
+        Worker processes that wait for modules are not told: the modules are requested from the new client. Call this
+        method when another client has replaced the former one.
         """
         never = self._coming
         self._coming = {}
@@ -270,7 +272,7 @@ class Store:
                 self._miss(slot, what, key)
 
     def _miss(self, slot: Slot, what: str, key: str) -> None:
-        """Tell a worker that the node does not have the function or object with this key."""
+        """Tell the worker of `slot` that the node lacks the function or object (`what` says which) with this key."""
         self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key, "found": False}), [])
 
     def forget_worker(self, slot: Slot) -> None:
@@ -280,10 +282,15 @@ class Store:
                 waiting.remove(slot)
 
     def _give(self, slot: Slot, what: str, key: str) -> None:
-        """Send a worker process the function or object with this key, or the message that there was no room for it.
+        """Send a worker process the function or object with this key, or the error that there was no room for it.
+
+        Args:
+            slot: the worker's slot (the place where it runs calls).
+            what: "function" or "object".
+            key: its key.
 
         Raises:
-            KeyError: the node does not have it.
+            KeyError: the node does not have the function or object.
         """
         header, value = self._shelf(what)[key]
         header = {**header, "what": what}
@@ -295,10 +302,11 @@ class Store:
     def on_module(self, f: Frame) -> None:
         """Give a module from the client to the worker processes that wait for it, or tell them that there is none.
 
-        The source is written to a file in the node's folder, unless that exists. Workers get its path.
+        The source is written to a file in the node's folder, unless the file exists. Workers get the file's path.
 
         Args:
-            f: the client's frame (message). Its header has "found", and its body is the source.
+            f: the client's frame (message). Its header has "found" (whether the client has the module); its body is the
+                source.
 
         Raises:
             ProtocolError: the source does not match its hash.

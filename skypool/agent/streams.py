@@ -1,4 +1,4 @@
-"""Sends a generator's items from a worker to the client: several in a packet if they come fast, else one by one."""
+"""Sends a generator's items from a worker process to the client, several in a packet if they come fast."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Sender:
     """A sender of the items of one generator call, from its worker process to the agent (the node's main process).
 
     Args:
-        channel: sends and receives packets to and from the agent.
+        channel: the connection to the agent, which sends and receives packets.
         call: the call's id.
         name: the function's name, for messages.
-        window: how many bytes may be sent before the client takes some. After that the generator waits.
+        window: how many bytes of items may be sent that the client has not taken yet. With more, the generator waits.
     """
 
     def __init__(self, channel: Channel, call: int, name: str, window: int) -> None:
@@ -49,8 +49,8 @@ class Sender:
     def send_all(self, items: Any) -> Any:
         """Send all items, and return the generator's return value (None for other iterators).
 
-        A thread of its own sends the items in packets, so that the generator can go on. Returns when all items were
-        sent; the client may not have taken them yet. Call it once. A generator is closed at the end in any case.
+        A separate thread sends the packets, so that the generator can go on. Returns when all items were sent; the
+        client may not have taken them yet. Call this method once. A generator is closed at the end in any case.
 
         Args:
             items: an iterable or an asynchronous iterator.
@@ -81,7 +81,7 @@ class Sender:
                 raise self._failure
 
     def _put(self, item: Any) -> None:
-        """Add an item to the next packet. Wait while the packet is full, or while the client has too much to take.
+        """Add an item to the next packet. Wait while the packet is full, or the client has too many items to take.
 
         A large item is sent in a packet of its own.
 
@@ -112,7 +112,7 @@ class Sender:
                 self._ready.wait()
 
     def _put_large(self, buffers: list[Any], size: int) -> None:
-        """Send an item in a packet of its own, after those before it. Wait until the client has room for it.
+        """Send an item in a packet of its own, after the earlier items. Wait until the client has room for it.
 
         Args:
             buffers: the serialized item.
@@ -130,7 +130,7 @@ class Sender:
     def _note(self, size: int) -> None:
         """Note that a packet of `size` bytes is sent, whose items the client has not taken yet.
 
-        The items must have been counted before.
+        The items of the packet must have been counted in `_count` before.
         """
         self._sent.append((self._count, size))
         self._underway += size
@@ -138,7 +138,7 @@ class Sender:
     def _send_batches(self) -> None:
         """Send the items that are ready, one packet after the other, until the stream is closed and all are sent.
 
-        Runs in the sender's thread. An exception is not raised here but kept, and the call's thread raises it.
+        Runs in the thread that sends. An exception is kept, and `send_all` raises it in the call's thread.
         """
         try:
             while True:
@@ -178,12 +178,12 @@ class Sender:
                     self._underway -= self._sent.pop(0)[1]
 
     def _is_credit(self, f: Frame) -> bool:
-        """Return True if a packet says up to which item of this call's stream the client has taken the items."""
+        """Return True if a packet says how many items of this call's stream the client has taken."""
         return f.kind == Kind.CREDIT and f.header["id"] == self._call
 
 
 def _as_iterator(items: Any) -> Iterator[Any]:
-    """Return an iterator over an iterable or an asynchronous iterator.
+    """Return an iterator over the items of an iterable or of an asynchronous iterator.
 
     Raises:
         TypeError: `items` is neither of these.
@@ -196,7 +196,7 @@ def _as_iterator(items: Any) -> Iterator[Any]:
 def _from_async(items: AsyncIterator[Any]) -> Iterator[Any]:
     """Yield the items of an asynchronous iterator.
 
-    Its event loop runs in this thread, and only while an item is awaited.
+    An event loop runs in this thread, but only while an item is awaited.
     """
     import asyncio
 

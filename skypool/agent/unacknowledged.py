@@ -22,7 +22,7 @@ class Unacknowledged:
     Everything added is also sent at once if a client is connected.
 
     Args:
-        kept: takes the memory of large values that were acknowledged.
+        kept: takes over the memory of large values that were acknowledged, to use it again.
 
     Attributes:
         connection: the connection of the present client; None if there is none.
@@ -39,15 +39,15 @@ class Unacknowledged:
         self.connection: Connection | None = None
 
     def on_written(self, told: dict[str, Any], fds: list[int], wanted: bool) -> None:
-        """Note how much of a large value a worker process has written.
+        """Note how much of a large value a worker process has written, so that this part can be sent.
 
-        The first packet about the value begins its sending.
+        The first packet of the worker process about a value begins its sending.
 
         Args:
             told: the header of the worker's packet: the call's id, the item's number, the bytes written and the size.
             fds: the file descriptor of the value, in the first packet about it; later an empty list.
-            wanted: False if the agent (the node's main process) has answered the call itself meanwhile. The value is
-                then dropped and closed.
+            wanted: False if the agent (the node's main process) has answered the call itself meanwhile. The file
+                descriptor is then closed, and the value is dropped.
         """
         if fds and wanted:
             self.begin(told["id"], told["seq"], Blob(fds[0], told["size"]))
@@ -58,13 +58,13 @@ class Unacknowledged:
     def begin(self, call: int, seq: int, blob: Blob) -> None:
         """Start to send a large value to the client while a worker process is still writing it.
 
-        The value is an outcome (result or error) of a call, or items of its stream. Nothing of it is sent before
-        `written` says how much is there.
+        The value is an outcome (result or error) of a call, or items of its stream. Nothing of the value is sent before
+        `written` was called with the number of bytes that can be sent.
 
         Args:
             call: the call's id.
             seq: 0 for an outcome, else the number of the last item.
-            blob: the value. This object closes it.
+            blob: the value. This object closes its file descriptor.
         """
         large = Large(call, call if seq == 0 else f"{call}:{seq}", blob, 0, None)
         self._begun[call] = (seq, large)
@@ -73,7 +73,7 @@ class Unacknowledged:
     def written(self, call: int, size: int) -> None:
         """Note that a worker process has written the first `size` bytes of a call's large value. They can be sent now.
 
-        Does nothing if no value of the call was begun.
+        Does nothing if `begin` was not called for a value of this call.
         """
         if call in self._begun:
             self._begun[call][1].written = size
@@ -87,9 +87,9 @@ class Unacknowledged:
             call: the call's id.
             seq: 0 for an outcome, else the number of the last item.
             buffers: the frame (message).
-            whole: True if the frame refers to the large value that was begun; it is sent after that value. If no value
-                was begun for it, the frame is dropped. If False, a value that was begun is dropped, because its worker
-                process will not finish it.
+            whole: True if the frame refers to the large value that `begin` got. The frame is then sent after that
+                value; without such a value, the frame is dropped. If False, a value that `begin` got is dropped,
+                because its worker process will not finish it.
         """
         begun, large = self._begun.pop(call, (None, None))
         if large is not None and whole and begun == seq:
@@ -156,8 +156,8 @@ class Unacknowledged:
         """Forget outcomes (results or errors) and output that the client has received. Unknown ids are ignored.
 
         Args:
-            calls: the ids of the calls whose outcomes it has.
-            output: the number of the last piece of output that it has; 0 for none.
+            calls: the ids of the calls whose outcomes the client has.
+            output: the number of the last piece of output that the client has; 0 for none.
         """
         for call in calls:
             if self._together.pop(call, None) is None:
@@ -178,7 +178,7 @@ class Unacknowledged:
             self._kept.give(large.blob)
 
     def resend(self, connection: Connection) -> None:
-        """Use a new connection from now on, and send everything that was not acknowledged over it.
+        """Use a new connection from now on. Send over it everything that was not acknowledged.
 
         Printed output is sent first. A large value that a worker process still writes is sent again from its beginning.
         """

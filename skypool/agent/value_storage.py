@@ -47,10 +47,10 @@ class SpareMemory:
         self._since = 0.0
 
     def give(self, blob: Blob) -> None:
-        """Take over the memory of a value that is no longer needed. Memory that was kept before is closed.
+        """Take over the memory of a value that is no longer needed, in place of memory that was kept before.
 
-        If the value is a file on a disk, or too small or too large to be kept, it is closed instead. Memory that was
-        kept before then stays. The caller must not use the value's file descriptor any more.
+        If the value is a file on a disk, too small or too large, its file descriptor is closed instead. The memory that
+        was kept before then stays. The caller must not use the value's file descriptor any more.
         """
         size = os.fstat(blob.fd).st_size
         if not (WORTH_KEEPING <= size <= _KEPT and _in_memory(blob.fd)):
@@ -61,10 +61,10 @@ class SpareMemory:
         self._since = time.monotonic()
 
     def take(self, size: int) -> int | None:
-        """Return a file descriptor with memory for a value of `size` bytes, and keep it no longer.
+        """Hand out the kept memory for a value of `size` bytes: return its file descriptor, and keep it no longer.
 
         The memory has its old contents and length, and may be smaller or larger than `size`. Its file position is not
-        reset. Returns None if no memory is kept, or if it is more than twice as large as `size`.
+        reset. Returns None if no memory is kept, or if the kept memory is more than twice as large as `size`.
         """
         if self._fd is None or os.fstat(self._fd).st_size > 2 * size:
             return None
@@ -73,12 +73,13 @@ class SpareMemory:
         return fd
 
     def let_go(self, now: float = math.inf) -> None:
-        """Give the kept memory back to the system if it was kept for more than `_IDLE` (5) seconds.
+        """Give the kept memory back to the system: at once, or with `now` only if it is old enough.
 
-        Does nothing if none is kept.
+        Does nothing if no memory is kept.
 
         Args:
-            now: the time by `time.monotonic()`. By default the memory is given back in any case.
+            now: the present time by `time.monotonic()`. The memory stays if it was kept for `_IDLE` (5) seconds or
+                less. The default is infinity, so the memory is given back in any case.
         """
         if self._fd is not None and now - self._since > _IDLE:
             os.close(self._fd)
@@ -97,15 +98,18 @@ def _in_memory(fd: int) -> bool:
 def create_storage(
     size: int, folder: str, memory: int | None = None, kept: Callable[[int], int | None] = lambda size: None
 ) -> int:
-    """Return a file descriptor with room for `size` bytes. Its contents are gone when it is closed.
+    """Return a file descriptor of memory or of an unnamed file, with room for `size` bytes.
 
-    It is memory if the value is small enough for that, else a file without a name. The file position is 0.
+    It is memory if the value is small enough for that, else a file. The file position is 0. The contents are gone when
+    the file descriptor is closed.
 
     Args:
         size: the number of bytes.
-        folder: the folder of the file that is made if memory is short.
-        memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
-        kept: returns memory of about this size that was used before, or None. Such memory still has its old contents.
+        folder: the folder where the file is made.
+        memory: the size in bytes of the largest value kept in memory. If None, half of the available memory, but at
+            least 16 MiB.
+        kept: called with `size`. Returns a file descriptor of used memory of about this size, or None for fresh memory.
+            Used memory still has its old contents.
 
     Raises:
         SpoolFull: the value does not go into memory, and the folder's disk has no room.
@@ -131,8 +135,11 @@ def create_storage(
 def _memory_room(size: int) -> int:
     """Return the greatest size in bytes of a value that may be kept in memory.
 
-    It is half of the memory that is available now. If `size` is at most `_SMALL` (16 MiB), or the system does not
-    report its memory, it is `_SMALL`.
+    This is half of the memory that is available now. It is `_SMALL` (16 MiB) if `size` is at most `_SMALL`, or if the
+    system does not report its memory.
+
+    Args:
+        size: the size in bytes of the value to be kept.
     """
     if size <= _SMALL:
         return _SMALL
@@ -144,7 +151,7 @@ def _memory_room(size: int) -> int:
 
 
 def _unnamed_file(folder: str) -> int:
-    """Return a file descriptor of a new file without a name in this folder, open for reading and writing.
+    """Create a file without a name in this folder, and return its file descriptor, open for reading and writing.
 
     On a file system that cannot create unnamed files, a temporary file is created and deleted at once.
 
@@ -167,7 +174,7 @@ def full(size: int, folder: str, cause: OSError) -> SpoolFull:
     Args:
         size: the value's size in bytes.
         folder: the folder without room.
-        cause: the error of the operating system. Its number becomes that of the SpoolFull.
+        cause: the error of the operating system. The SpoolFull gets its `errno`.
     """
     return SpoolFull(
         cause.errno,

@@ -60,10 +60,10 @@ class Worker:
     Args:
         slot: the number of the slot (place for one call) that this worker fills.
         agent: the packet socket to and from the agent, for this worker only.
-        queue: the packet socket in which calls wait, shared by all workers of the same kind of slot.
-        pipes: the pipes through which the agent follows batches of calls.
+        queue: the packet socket in which calls wait. All workers with the same kind of slot share it.
+        pipes: the pipes through which the agent follows the calls of a batch (several calls in one packet).
         herald: calls `on_interruption` of the running call when the provider announces that it takes the machine back.
-        page: the memory shared with the agent.
+        page: the memory shared with the agent, with the state of each slot.
         folder: the folder for large values; see `WorkerChannel`.
         spool_memory: the size in bytes of the largest value kept in memory; see `WorkerChannel`.
     """
@@ -103,9 +103,12 @@ class Worker:
     def run(self) -> NoReturn:
         """Run calls until this process must end, then end it. Does not return.
 
-        The process ends with status 0 when the agent (the node's main process) has ended, or after a cancelled call. It
-        also ends when a new worker process must replace this one. The latter is so after a call that needed a fresh
-        process or has removed modules. A child process that a call forked also ends here.
+        The process ends with status 0 in these cases:
+
+        - The agent (the node's main process) has ended.
+        - A call was cancelled.
+        - A call needed a fresh process or has removed modules, so that a new worker process must replace this one.
+        - This is a child process that a call forked.
         """
         self._settle_in()
         while True:
@@ -128,9 +131,9 @@ class Worker:
     def _settle_in(self) -> None:
         """Prepare this process for calls.
 
-        Sets an empty `__main__` module, `sys.argv`, `sys.stdout` and `sys.stderr`, the import hook for the user's
-        modules, and the handlers for SIGTERM and for forks. Also connects `skypool.runtime` and `codec` with this
-        worker.
+        Sets `sys.argv`, `sys.stdout`, `sys.stderr` and an empty `__main__` module. Installs the import hook for the
+        user's modules, and the handlers for SIGTERM and for forks. Also connects `skypool.runtime` and `codec` with
+        this worker.
         """
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
@@ -171,8 +174,8 @@ class Worker:
     def _next_call(self) -> tuple[Frame | None, list[int]]:
         """Wait for the next packet of calls, and return it with the file descriptors that came with it.
 
-        The packet is one call, or a batch of calls. Returns (None, []) when the agent (the node's main process) is
-        gone. The packet is a view of a buffer that the next call of this method overwrites.
+        The packet has one call, or a batch of several calls. Returns (None, []) when the agent (the node's main
+        process) is gone. The packet is a view of a buffer that the next call of this method overwrites.
         """
         n, ancillary, _, _ = self._queue.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         fds = descriptors(ancillary)
@@ -182,7 +185,8 @@ class Worker:
         """Return the buffers (serialized arguments or contents) of a packet from the agent (the node's main process).
 
         A large value stays in a private, writable mapping of its memory. Several small buffers are copied. A single
-        small buffer is a view, which is overwritten when the next packet is received. It must be unpickled before that.
+        small buffer is a view of the packet. It must be unpickled before the next packet is received, which overwrites
+        it.
 
         Args:
             packet: the packet.
@@ -211,7 +215,7 @@ class Worker:
     def _fetch_module(self, name: str) -> FoundModule | None:
         """Request one of the user's own modules from the client, through the agent, and wait for the answer.
 
-        Returns a description with the path of the module's source on this node. Returns None if the client has no such
+        Returns a description, with the path of the module's source on this node, or None if the client has no such
         module.
         """
         reply, _ = self._channel.fetch("module", name)
@@ -226,8 +230,8 @@ class Worker:
         the same object, until the value is freed.
 
         Raises:
-            KeyError: the node does not have it, because it was freed or belongs to another pool.
-            SpoolFull: the node had no room for it.
+            KeyError: the node does not have the value, because it was freed or belongs to another pool.
+            SpoolFull: the node had no room for the value.
         """
         if key not in self._objects:
             reply, fds = self._channel.fetch("object", key)
@@ -244,12 +248,12 @@ class Worker:
     def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended] | None:
         """Return (name, function) for this key. At the first use, the function is fetched from the agent and unpickled.
 
-        Returns None if a module that was imported here has changed on the client. Only a new process can import it
-        again.
+        Returns None if a module that this process has imported has changed on the client. Only a new process can import
+        the changed module.
 
         Raises:
             SkypoolError: the client disconnected before the whole function had arrived.
-            SpoolFull: the node had no room for it.
+            SpoolFull: the node had no room for the function.
         """
         if key not in self._functions:
             reply, fds = self._channel.fetch("function", key)
@@ -271,9 +275,9 @@ class Worker:
     def _serve_all(self, packet: Frame) -> None:
         """Run the calls of one frame (message) in order, except those that the agent takes back before they begin.
 
-        The calls of one frame are called a batch. Stops early if the agent (the node's main process) has taken back the
-        rest, or if this process must be replaced. In the second case, the agent queues the other calls again. At the
-        end, the agent is told if outcomes in the pipe were not announced yet.
+        Stops early if the agent (the node's main process) has taken back the rest, or if this process must be replaced.
+        In the second case, the agent queues the other calls again. At the end, the agent is told of results and errors
+        in the pipe that it was not told of yet.
         """
         self._pipes.hold(packet.header["ids"])
         self._untold = at = 0
@@ -291,15 +295,17 @@ class Worker:
     def _serve(self, id_: int, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
         """Run one call and send its outcome (result or error).
 
-        Returns False in a child process that the call forked, else True. Any exception of the call is sent as its
-        outcome, and is not raised here. A call that needs a fresh process is given back to the queue without running if
-        this process has run another call. True is returned then, too.
+        Any exception of the call is sent as its outcome, and is not raised here. A call that needs a fresh process is
+        given back to the queue without running if this process has run another call.
 
         Args:
             id_: the call's id.
             packet: the frame (message) that the call came in.
             fds: the file descriptors that came with it.
-            part: the call's arguments if it came in a batch; None if it came alone.
+            part: the call's arguments if the frame has several calls; None if the call came alone.
+
+        Returns:
+            False in a child process that the call forked, else True.
 
         Raises:
             Cancelled: the agent (the node's main process) wants the call to stop. No outcome is sent.
@@ -350,17 +356,17 @@ class Worker:
     def _lacks_modules(self) -> bool:
         """Return True if a module that was in `sys.modules` at this worker's start was removed from it or replaced.
 
-        The worker process must then be replaced by a new process.
+        A new process must then replace this worker process.
         """
         return any(sys.modules.get(name) is not module for name, module in self._needed.items())
 
     def _note_end(self, end: bytes) -> None:
         """Write the outcome (result or error) of a call to the pipe that the agent (the node's main process) reads.
 
-        The agent is told once more than `_UNTOLD` (16 Ki) bytes were written since it was last told.
+        The agent is told to read the pipe when over `_UNTOLD` (16 Ki) bytes were written since it was last told.
 
         Args:
-            end: the outcome as `frames.end_of` makes it.
+            end: the outcome in the form that `frames.end_of` returns.
         """
         self._pipes.end(end)
         self._untold += len(end)
@@ -372,7 +378,7 @@ class Worker:
         """Run the function of a call and return the buffers of its serialized result.
 
         A coroutine is run to its end. The items of a generator are sent while it runs, and its return value is the
-        result. If only a new process can run the call, it is given back to the queue, and this process ends.
+        result. If only a new process can run the call, the call is given back to the queue, and this process ends.
 
         Args:
             id_: the call's id.
@@ -406,8 +412,8 @@ class Worker:
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
         """Run a function and return its value with everything that it and its child processes printed.
 
-        A coroutine is run to its end. If the function raises, the exception is raised again. What was printed becomes a
-        note on the exception, unless nothing was.
+        A coroutine is run to its end. An exception of the function is raised on, with a note of what was printed, if
+        anything.
         """
         self._flush()
         end = capture(self._out, self._err)
@@ -430,7 +436,7 @@ class Worker:
             id_: the call's id.
             ok: True if the call returned, False if it raised.
             buffers: its serialized value or exception.
-            seconds: how long it took, including the loading of its arguments.
+            seconds: how long the call took, including the loading of its arguments.
         """
         if len(buffers) == 1 and (size := len(buffers[0])) <= INLINE and self._arguments is None:
             # The usual header contains numbers only. Writing it by hand takes 0.3 µs, a serializer 2.5 µs (Python
@@ -457,7 +463,7 @@ class Worker:
             number: the number of the iterator argument.
 
         Raises:
-            StopIteration: there are no more items.
+            StopIteration: the iterator has no more items.
             Exception: the iterator raised it on the client.
         """
         self._channel.send(Kind.CREDIT, {"id": self._channel.call, "arg": number}, [])

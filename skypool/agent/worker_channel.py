@@ -1,6 +1,6 @@
 """Sends and receives a worker's packets to and from the agent, the main process of a node.
 
-Large values are passed as files, or as memory, beside the packets.
+A large value is not in the packet. It is in memory or in a file, whose file descriptor is sent with the packet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WorkerChannel:
 
     Args:
         slot: the number of the worker's slot (place where one call runs at a time).
-        agent: the packet socket.
+        agent: the packet socket to and from the agent.
         folder: the folder for values that are too large for memory.
         spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
         on_drop: called with the key of a `pool.put()` value that must be forgotten.
@@ -56,8 +56,8 @@ class WorkerChannel:
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None:
         """Send a packet to the agent (the node's main process). Waits while the socket is full.
 
-        If the buffers exceed `INLINE` (64 Ki) bytes together, they are written to memory or to a file first, and the
-        packet refers to that.
+        If the buffers exceed `INLINE` (64 Ki) bytes together, they are written to memory or to a file first. The packet
+        then refers to it.
 
         Args:
             kind: the kind of the packet.
@@ -76,15 +76,15 @@ class WorkerChannel:
         self.socket.sendmsg([encode(kind, {**header, "blob": total})])
 
     def _write(self, call: int, seq: int, buffers: list[Buffer], total: int) -> None:
-        """Write a large value to memory or to a file, and tell the agent how much is there after each 4 MiB (`_STEP`).
+        """Write a large value to memory or to a file. After each 4 MiB (`_STEP`), tell the agent how much is written.
 
-        The agent (the node's main process) sends that part to the client already. Returns when all is written.
+        Meanwhile the agent (the node's main process) sends what is written to the client. Returns when all is written.
 
         Args:
             call: the id of the call that the value belongs to.
             seq: 0 for the call's outcome, else the number of the stream item.
             buffers: the value.
-            total: its size in bytes, with padding.
+            total: the size of the value in bytes, with padding.
 
         Raises:
             SpoolFull: there is no room for the value. The agent may have part of it already.
@@ -107,10 +107,10 @@ class WorkerChannel:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
-        """Ask the agent for memory of an earlier value, wait for the answer, and return its file descriptor.
+        """Ask the agent for the memory of an earlier value, wait for the answer, and return a file descriptor.
 
-        Returns None if the agent (the node's main process) has none that fits, or if `size` (in bytes) is too small for
-        that to be worthwhile.
+        Returns None if the agent (the node's main process) has no memory that fits. Does not ask if `size` (in bytes)
+        is too small for used memory to be faster, and returns None.
         """
         if size < value_storage.WORTH_KEEPING:
             return None
@@ -118,7 +118,7 @@ class WorkerChannel:
         return fds[0] if fds else None
 
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]:
-        """Wait for the next packet from the agent for which `wanted` returns True. Return it and its file descriptors.
+        """Wait for a packet from the agent for which `wanted` returns True. Return the packet and its file descriptors.
 
         There is no time limit. Several threads may wait at the same time. The process ends with status 0 if the agent
         (the node's main process) is gone.
@@ -137,7 +137,7 @@ class WorkerChannel:
                     self._take_in()
 
     def drain(self) -> None:
-        """Receive the packets that have arrived, without waiting for more. They are kept for `receive`.
+        """Receive the packets that have arrived, without waiting for more, and keep them for `receive`.
 
         Keys of `pool.put()` values that must be forgotten are passed to `on_drop`. The process ends if the agent (the
         node's main process) is gone.
@@ -153,7 +153,7 @@ class WorkerChannel:
                 os.close(fd)
 
     def _take_in(self) -> None:
-        """Receive one packet, and keep it in `arrived` unless it is for another call. Wait if there is none.
+        """Wait for one packet, and keep it in `arrived` unless it is for another call.
 
         A packet that names a `pool.put()` value to forget is passed to `on_drop`. The process ends with status 0 if the
         agent (the node's main process) is gone. The caller must hold the lock `_reading`.
@@ -171,12 +171,12 @@ class WorkerChannel:
     def fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
         """Ask the agent for something, wait for the answer, and return its packet and file descriptors.
 
-        If the agent (the node's main process) does not have it, the packet's header has `"found": False`; for memory,
-        there is no file descriptor. The process ends if the agent is gone.
+        If the agent (the node's main process) does not have it, the packet's header has `"found": False`. For memory,
+        the answer then has no file descriptor instead. The process ends if the agent is gone.
 
         Args:
-            what: "function", "object", "module" or "memory" (of an earlier large value, to be used again).
-            key: its key; the name of a module; for memory the number of bytes, as text.
+            what: "function", "object" (a value of `pool.put()`), "module" or "memory" (of an earlier large value).
+            key: the key of the function or object, the name of the module, or the number of bytes of memory, as text.
         """
         self.send(Kind.FETCH, {"what": what, "key": key, "slot": self._slot}, [])
         return self.receive(lambda f: f.kind == Kind.FETCH and f.header["what"] == what and f.header["key"] == key)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Holder(Protocol):
-    """A protocol for objects that can free values on their nodes (machines), such as a `ComputePool`."""
+    """A protocol for objects that can free the values of `pool.put` on nodes (machines), such as a `ComputePool`."""
 
     def drop(self, ref: Ref[T]) -> None:
         """Free a value that `pool.put` sent to all nodes (machines of the pool). Calls must not use it afterwards.
@@ -35,8 +35,8 @@ class Holder(Protocol):
 class Ref(codec.Reference[T]):
     """A reference to a value that `pool.put` sent to all nodes (machines of the pool).
 
-    A function that gets it as an argument of a call gets the value itself. The reference is small, so passing it costs
-    little. `drop()` frees the value on all nodes; it does nothing if the pool is gone.
+    A function that is called with the reference as an argument gets the value itself. The reference is small, so
+    passing it costs little. `drop()` frees the value on all nodes, if the pool object still exists.
 
     Args:
         key: a hash of the pickled value.
@@ -59,7 +59,7 @@ class Ref(codec.Reference[T]):
 
 
 class Remote(Protocol):
-    """A function that can run on a pool: the three attributes of it that pickling of its arguments needs.
+    """A function that can run on a pool, with the three attributes that the pickling of its arguments needs.
 
     Attributes:
         name: the function's name, for messages.
@@ -89,8 +89,8 @@ def arity(function: Callable[..., object]) -> tuple[int, float]:
     """Return how many positional arguments a function accepts in a call without keyword arguments.
 
     Returns:
-        (fewest, most). Parameters with a default count only for the most, which is infinite for `*args`. A function
-        that needs a keyword argument gives (1, 0.0), which no call satisfies.
+        (fewest, most). Parameters with a default count only in `most`, which is infinite for `*args`. A function that
+        needs a keyword argument gives (1, 0.0): no number of arguments is right.
     """
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     fewest = 0
@@ -109,8 +109,8 @@ def arity(function: Callable[..., object]) -> tuple[int, float]:
 def takes_one(function: Callable[..., object]) -> bool:
     """Return True if a function can be called with one positional argument. The function is not called.
 
-    Other parameters must have defaults. A builtin without a known signature gives True; an object that is not callable
-    gives False.
+    Parameters after the first must have defaults. The answer is True for a builtin without a known signature, and False
+    for an object that is not callable.
     """
     try:
         signature(function).bind(None)
@@ -184,17 +184,17 @@ def _parameter(function: Remote, name: int | str) -> str:
 def _is_stream(value: object) -> bool:
     """Return True if an argument is an iterator whose items are sent one by one. Nothing is read from it.
 
-    Files are iterators too, but give False, and so does an `Upstream`, which replaces such an iterator on a node. Lists
-    and other iterables without `__next__` give False.
+    Files are iterators too, but False is returned for them. It is also returned for an `Upstream`, which stands for
+    such an iterator on a node, and for lists and other iterables without `__next__`.
     """
     return hasattr(type(value), "__next__") and not isinstance(value, (io.IOBase, Upstream))
 
 
 def _swap(value: object, feeds: list[Iterator[Any]]) -> object:
-    """Return an argument itself if it is not an iterator. Otherwise add it to `feeds` and return its replacement.
+    """Return an argument itself if it is no iterator. Otherwise add the iterator to `feeds` and return a replacement.
 
-    The replacement is an `Upstream`, which reads the items on the node. Its index is the position of the iterator in
-    `feeds`, from 0.
+    The replacement is an `Upstream`, from which the function on the node takes the items. Its index is the position of
+    the iterator in `feeds`, from 0.
     """
     if not _is_stream(value):
         return value

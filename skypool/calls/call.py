@@ -70,8 +70,8 @@ class Runner(Protocol):
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node, wait for all, and return the values by node number. `call @ pool` does this.
 
-        The values are a list. For a generator function, return a list of `Stream` objects at once. An exception of one
-        node is raised when all nodes have ended. Exceptions of several nodes are raised as an ExceptionGroup.
+        For a generator function, return a list of `Stream` objects at once. An exception of one node is raised when the
+        call has ended on all nodes. Exceptions of several nodes are raised as an ExceptionGroup.
         """
         ...
 
@@ -149,7 +149,7 @@ class ComputeFunction(Generic[P, T]):
         self.name = getattr(function, "__qualname__", repr(function)).replace("<locals>.", "")
 
     def _not_called(self, operator: str) -> NoReturn:
-        """Raise a UsageError, always: the function was used where a call, such as `f(3)`, is needed.
+        """Raise a UsageError in any case: the function was used where a call, such as `f(3)`, is needed.
 
         Args:
             operator: the operator that was used, such as ">>", for the message.
@@ -201,11 +201,11 @@ class ComputeFunction(Generic[P, T]):
     def __get__(self, instance: object, owner: type | None = None) -> ComputeFunction[..., T]:
         """Return the method bound to `instance`, as Python does for `box.grow`.
 
-        Its calls send a copy of `instance` as `self`.
+        Calls of the method send a copy of `instance` as `self`.
 
         Returns:
-            a new `ComputeFunction` with the same function and options. For `instance` None (`Box.grow`, on the class),
-            this object itself.
+            a new `ComputeFunction` with the same function and options. If `instance` is None, as for `Box.grow` on the
+            class, this object itself.
         """
         if instance is None:
             return self
@@ -229,8 +229,7 @@ class ComputeFunction(Generic[P, T]):
         """Return the pickled function, ready to be sent to nodes.
 
         The result is cached. The function is pickled again only if something that it captures (globals, closure
-        variables, defaults) may have changed. For a bound method, return the code of the plain function; the bound
-        object is not part of it.
+        variables, defaults) may have changed. For a bound method, return the plain function, without the bound object.
 
         Raises:
             PickleError: the function captures a value that cannot be pickled. The message names that value.
@@ -299,8 +298,8 @@ def _is_importable(function: ComputeFunction[..., Any]) -> bool:
     """Return True if a node that imports the function's module finds this same decorated object under its name.
 
     Returns:
-        False for a function of a script or notebook, one made inside another function, and a copy made by
-        `with_options`.
+        False for a function of a script or notebook, for a function made inside another function, and for a copy made
+        by `with_options`.
     """
     return _travels_by_name(function.function, function)
 
@@ -315,8 +314,8 @@ def _travels_by_name(named: Any, thing: object = None) -> bool:
         thing: the object that must be found under that name; None for `named` itself.
 
     Returns:
-        False for objects of a script or notebook, for objects made inside a function, and if another object or none is
-        found under the name.
+        False for objects of a script or notebook, and for objects made inside a function. Also False if another object,
+        or no object, is found under the name.
     """
     module = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", "<locals>")
@@ -348,19 +347,19 @@ _CONSTANT = (int, float, complex, str, bytes, bool, type(None), types.BuiltinFun
 
 
 def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...] | None:
-    """Return everything that a function captures, if none of it can change unnoticed.
+    """Return everything that a function captures, or None if a change of it could go unnoticed.
 
-    Two equal results mean that the function need not be pickled again. The first item is the function's code object.
-    The names and values of globals, closure variables and defaults follow. Captured functions are followed, at most
-    four levels deep.
+    If two results are equal, the function need not be pickled again. The first item is the function's code object. The
+    names and values of globals, closure variables and defaults follow. What captured functions capture is included, at
+    most four levels deep.
 
     Args:
         function: the function; a `ComputeFunction` is replaced by its plain function.
-        depth: the number of functions that were followed to get here.
+        depth: how many levels deep the function was captured; 0 for the function of the call.
 
     Returns:
-        None if a captured value may change without notice, such as a list or a bound method. Also None if `function` is
-        not a plain Python function, or if `depth` is over 4.
+        The captured values. None if one of them may change without notice, such as a list or a bound method. Also None
+        if `function` is not a plain Python function, or if `depth` is over 4.
     """
     if isinstance(function, ComputeFunction):
         function = function.function
@@ -406,14 +405,14 @@ def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
 
 
 def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
-    """Return True if two results of `_captured` have the same length and are equal item by item; see `_equal`."""
+    """Return True if two results of `_captured` have the same length and their items are equal (see `_equal`)."""
     return len(before) == len(now) and all(a is b or _equal(a, b) for a, b in zip(before, now, strict=True))
 
 
 def _equal(a: object, b: object) -> bool:
-    """Return True if two values have the same type and are equal. 0.0 differs from -0.0, 1 from True, and 1 from 1.0.
+    """Return True if two values have the same type and are equal. 0.0 and -0.0 are not equal here.
 
-    Two floats that are not a number (NaN) count as equal.
+    Because of the type, 1 equals neither True nor 1.0. Two floats that are not a number (NaN) count as equal.
     """
     if type(a) is float or type(a) is complex:
         return repr(a) == repr(b)  # because 0.0 == -0.0
@@ -449,7 +448,8 @@ def compute(
         function: the function to decorate. Leave it out to give options: `@compute(retries=2)`.
         timeout: the time that a call may run, in seconds or as a duration such as "5m". Default None: no limit.
         retries: the number of times that a call may run again after its node or worker process was lost. Default 0.
-        retry_on: exception classes after which a call runs again too, as one of its `retries`. Default: none.
+        retry_on: exception classes. A call that raises one of them also runs again, and uses up one of its `retries`.
+            Default: none.
         node: the nodes that run a call: a number, a list of numbers, or "all". Default None: any node with room.
         output: the handling of what a call prints: "show" (the default), "head", "silent" or "capture".
         grace: the time between SIGTERM and SIGKILL when a call is cancelled, in seconds or as a duration. Default 5.
@@ -479,7 +479,7 @@ def compute(
 def _changed(options: Options, changes: Mapping[str, object]) -> Options:
     """Return a copy of options with some changed. Neither argument is changed.
 
-    If the new `on_interruption` is decorated with `@compute`, its plain function is used.
+    If the changes have an `on_interruption` that is decorated with `@compute`, its plain function is used.
 
     Raises:
         UsageError: an option does not exist, or a value is not valid.
@@ -512,7 +512,7 @@ def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, 
 class Call(Generic[T_co]):
     """A function with its arguments, ready to be sent to a pool. Calling a `@compute` function returns one.
 
-    It runs only when it is sent. A call that is never sent gives a RuntimeWarning when it is garbage collected.
+    A call runs only when it is sent. A call that is never sent gives a RuntimeWarning when it is garbage collected.
 
     - `call >> pool` runs it on one node (machine), waits, and returns its value. For a generator it returns a `Stream`.
     - `call @ pool` runs it on every node, waits, and returns the list of values, ordered by node number.
@@ -520,15 +520,15 @@ class Call(Generic[T_co]):
     - `a & b` is a `Group` of calls, which `group >> pool` runs at the same time.
     - `await call` runs it on the innermost pool that was entered with `with` or `async with`.
 
-    If its option `node` is "all" or a list such as [0, 2], `>>` and `>` send it to each of these nodes. The value, or
-    the value of the future, is then a list.
+    If the call's option `node` is "all" or a list such as [0, 2], `>>` and `>` send the call to each of these nodes.
+    The value, or the value of the future, is then a list.
 
     The operators that wait raise the exception that the function raised, or a SkypoolError if the call could not run.
 
     Attributes:
         function, args, kwargs: what is called, and with which arguments.
-        options: how it runs; see `ComputeFunction`.
-        sent: True once the call was used; suppresses the warning.
+        options: how the call runs; see `ComputeFunction`.
+        sent: True once the call was sent or otherwise used. The warning is then not given.
     """
 
     __slots__ = ("args", "function", "kwargs", "options", "sent")
@@ -625,8 +625,8 @@ class Call(Generic[T_co]):
     def __and__(self, other: Call[object] | Group[Any]) -> Group[Any]:
         """Combine this call with another call or a group into a new `Group`, whose calls run at the same time.
 
-        This call comes first in it. Values are returned in order when all calls have ended, even if `other` is a group
-        made with `stream=True`.
+        This call comes first in the group. The group returns its values in order when all calls have ended, even if
+        `other` is a group made with `stream=True`.
 
         Raises:
             UsageError: `other` is neither a call nor a group.
@@ -655,7 +655,7 @@ class Call(Generic[T_co]):
     def __bool__(self) -> bool:
         """Raise a UsageError, always, because a call has no truth value.
 
-        Python asks for one in `if call:`, and in `a > b > c`, which means `a > b and b > c`.
+        Python asks for a truth value in `if call:`, and in `a > b > c`, which means `a > b and b > c`.
         """
         raise UsageError(
             f"{self!r} has not run, so it has no truth value; send it with `>> pool`. If you wrote "
@@ -678,7 +678,7 @@ def call_asked(call: Call[T]) -> Call[T]:
     """Return the argument itself, after checking that it is a `Call`.
 
     Raises:
-        UsageError: it is not a `Call`, for example because a function was passed without its arguments.
+        UsageError: the argument is not a `Call`, for example because a function was passed without its arguments.
     """
     if not isinstance(call, Call):
         hint = f": call it, {call.name}(…)" if isinstance(call, ComputeFunction) else ""
@@ -726,7 +726,7 @@ def _runner(pool: Any, operator: str, call: Call[Any] | None = None) -> Runner:
         call: the call to mark as sent; None for a group.
 
     Raises:
-        UsageError: it is a class, or has no method `run_group`.
+        UsageError: the operand is a class, or has no method `run_group`.
     """
     if call is not None:
         call.sent = True  # even if this is no pool: the error below is enough, without a warning
@@ -742,13 +742,13 @@ current: list[Runner] = []
 
 
 class Group(Generic[R_co]):
-    """Several calls that run at the same time. `gather` and `&` make it, and `group >> pool` runs it.
+    """Several calls that run at the same time. `gather` and `&` make a group, and `group >> pool` runs it.
 
     The type parameter is the type of the value of `group >> pool`: a tuple of values, or an iterator of them.
 
     Attributes:
         calls: the calls, in the order in which they were given.
-        stream: True if `group >> pool` returns an iterator of values, False if it returns a tuple.
+        stream: True if `group >> pool` returns an iterator of values at once, False if it waits and returns a tuple.
         ordered: for a stream, True to yield values in the order of the calls, False in the order they end. Without
             `stream` it has no effect.
     """
@@ -767,7 +767,7 @@ class Group(Generic[R_co]):
     def __and__(self, other: Call[Any] | Group[Any]) -> Group[Any]:
         """Return a new group of the calls of this group followed by `other`, a call or a group.
 
-        It keeps `stream` and `ordered` of this group; those of `other` are ignored. Neither group is changed.
+        The new group has `stream` and `ordered` of this group; those of `other` are ignored. Neither group is changed.
 
         Raises:
             UsageError: `other` is neither a call nor a group.
@@ -805,11 +805,11 @@ def gather(*calls: Call[object], stream: bool = False, ordered: bool = True) -> 
     """Combine calls into a group that runs them at the same time: `a, b = gather(f(1), g(2)) >> pool`.
 
     Nothing runs before the group is sent. `group >> pool` waits for all calls and returns a tuple of their values, in
-    the order given. If one call raises, its exception is raised when all have ended; if several do, an ExceptionGroup
-    of them.
+    the order given. If a call raises, its exception is raised when all calls have ended. If several calls raise, an
+    ExceptionGroup of their exceptions is raised.
 
     Args:
-        calls: the calls. Each may be of another function. Without any, the group gives an empty tuple.
+        calls: the calls, also of different functions. A group without calls gives an empty tuple.
         stream: True makes `group >> pool` return an iterator of values at once. Default False.
         ordered: with `stream`, True (the default) yields values in the order given, False in the order they end.
 

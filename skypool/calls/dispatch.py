@@ -1,10 +1,10 @@
-"""`Dispatch`: chooses a node for each call, sends it there, and sends it again when the node is lost.
+"""`Dispatch`: chooses a node for each call, sends the call there, and sends it again when the node is lost.
 
 A call is a function with its arguments; a node is a rented machine that runs calls. The threads of callers and the
 thread of the engine (which drives the pool) use the dispatch under one lock. No thread blocks while it holds that lock.
-The cost of a call does not depend on how many wait, because they wait in queues until a node has room. Calls that need
-no device (accelerator) have separate queues, because nodes with devices have separate slots for them. A slot is the
-part of a node that runs one call at a time.
+The cost of a call does not depend on the number of calls that wait, because they wait in queues until a node has room.
+Calls that need no device (accelerator) have separate queues, because nodes with devices have separate slots for them. A
+slot is the part of a node that runs one call at a time.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from skypool.wire.frames import Buffer, Kind, frame
 class Dispatch:
     """The calls of one pool, and the nodes that run them.
 
-    Methods may be called from any thread. None of them waits for a call, except `drive`.
+    Methods may be called from any thread. Only `drive` waits until a call ends.
 
     Args:
         pool: the name of the pool, for messages.
-        on_failed: called as (pending, error) for each call that failed. Calls that were cancelled or that `close` ended
-            do not count.
+        on_failed: called as (pending, error) for each call that failed, except calls that were cancelled or that
+            `close` ended.
         on_retry: called as (pending, error) for each call that will run again after a run ended with `error`.
         on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
-        on_drained: called with the number of a node that is leaving when it has no call left. It may be called more
-            than once, and must not block.
+        on_drained: called with the number of a leaving node (its provider takes the machine back) when it has no call
+            left. It may be called more than once for a node, and must not block.
 
     Attributes:
-        node_queues: the queue of each node, by its number.
+        node_queues: the queue of each node, by the number of the node.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Dispatch:
     # --- calls in --------------------------------------------------------------------------------------------
 
     def submit(self, *pending_calls: PendingCall) -> None:
-        """Send calls to the node with the most room, or queue them until one has room. Return at once.
+        """Send calls to the nodes with the most room, or queue them until a node has room. Return at once.
 
-        Each call gets a new id. A call may be bound to nodes that are all leaving (their provider takes the machines
-        back). It gets an error as its result; nothing is raised here.
+        Each call gets a new id. If only certain nodes may run a call, and the provider takes back the machines of all
+        of them, the call gets an error as its result. This error is not raised here.
 
         Raises:
             PoolClosed: the pool has ended.
-            UsageError: a call names a node that the pool does not have. The calls before it stay submitted.
+            UsageError: a call names a node that the pool does not have. The calls before that call stay submitted.
         """
         with self._lock:
             for pending in pending_calls:
@@ -112,8 +112,8 @@ class Dispatch:
     def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
         """Send a call to one of these nodes, or queue it for them. End it with an error if all of them are leaving.
 
-        A leaving node is one whose machine the provider takes back. Nodes that the pool does not have are ignored if it
-        has another one. The least loaded node is tried first.
+        A leaving node is one whose machine the provider takes back. The least loaded node is tried first. Nodes that
+        the pool does not have are ignored, unless it has none of these nodes.
 
         Args:
             pending: the call.
@@ -136,8 +136,8 @@ class Dispatch:
     def _lose_shared(self, node: int, error: BaseException) -> None:
         """End the waiting calls that only certain nodes may run, if these nodes are all gone or leaving.
 
-        A leaving node is one whose machine the provider takes back. Each such call gets an error as its result. Calls
-        that any node may run are not touched.
+        A leaving node is one whose machine the provider takes back. Each of these calls gets an error as its result.
+        Calls that any node may run are not touched.
 
         Args:
             node: the node that has just gone or begun to leave.
@@ -149,12 +149,11 @@ class Dispatch:
     def _send_on(self, last: PendingCall) -> None:
         """Send the calls that any node may run, if a node has room. Otherwise leave them in their queue.
 
-        A call that waits alone goes to the first idle node. If there is none, or if several calls wait, they are sent
-        only when enough of them wait to be worth a try.
+        A call that waits alone goes to the first idle node. If no node is idle, or if several calls wait, nothing is
+        tried before enough calls wait to be worth a try.
 
         Args:
-            last: the call that was added last. Only the queue for calls of its kind (with or without devices) is sent
-                from.
+            last: the call that was added last. Only waiting calls of its kind (with or without devices) are sent.
         """
         on_cpu = last.options.on_cpu
         queue = self._waiting.anywhere[on_cpu]
@@ -169,7 +168,8 @@ class Dispatch:
     def frame_full(self, pending: PendingCall) -> int:
         """Return how many calls like this one may share a frame (one message to a node).
 
-        This is the smallest number of all nodes, and 1 if the pool has no node or the call may not share a frame.
+        Each node has such a number; the smallest is returned. Return 1 if the pool has no node, or if the call may not
+        share a frame.
         """
         with self._lock:
             return min(
@@ -179,7 +179,7 @@ class Dispatch:
     def _hand_out(self, queue: deque[PendingCall]) -> None:
         """Send waiting calls to the nodes with the most room until none has room or no call waits.
 
-        Then store how many calls must wait before another try makes sense.
+        Then store in `_enough` how many calls must wait before another try makes sense.
 
         Args:
             queue: the waiting calls. Those that are sent are removed from its front.
@@ -197,7 +197,7 @@ class Dispatch:
         """Connect the caller's future or stream to this object, so that the caller can control the call.
 
         Cancelling a future, or closing a stream, then stops the call. Taking items from a stream then tells the node
-        that it may send more. Do nothing for a `ResultCell`, a plain place for the result that has no such controls.
+        that it may send more. Do nothing for a `ResultCell`, which stores the result but cannot control the call.
         """
         if isinstance(pending.outlet, Items):
             pending.outlet.connect(lambda seq: self._credit(pending, seq), lambda: self.stop(pending))
@@ -207,8 +207,8 @@ class Dispatch:
     def _roomiest(self, pending: PendingCall) -> NodeQueue | None:
         """Return the least loaded node that has room for a call like this one; None if no node has room.
 
-        The load is the number of calls under way for each slot. Nodes that are leaving or not connected are not
-        considered.
+        The load is the number of calls under way (sent and not ended) per slot. Nodes that are leaving or not connected
+        are not considered.
         """
         best = None
         load = 1e9
@@ -222,8 +222,8 @@ class Dispatch:
     def _fill(self, node_queue: NodeQueue) -> None:
         """Send a node as many waiting calls as it has room for.
 
-        A leaving node (its provider takes the machine back) gets none. The waiting calls are sent to other nodes
-        instead, and `on_drained` is called if no call is left on the leaving node.
+        A leaving node (its provider takes the machine back) gets no calls. Waiting calls are then sent to other nodes,
+        and `on_drained` is called if no call is left on the leaving node.
         """
         if node_queue.leaving:
             self._enough[:] = 0, 0
@@ -236,11 +236,11 @@ class Dispatch:
         """Send a node as many waiting calls as one of its lanes has room for, in one write.
 
         A lane is the slots of one kind on a node. Calls that were cancelled are dropped from the queue. While the node
-        has enough to do, calls that may share a frame (message) wait until they fill one, or until a call ends. If no
-        call waits and the lane is idle, ask a busier node to give some back.
+        has enough to do, calls that may share a frame (message) wait until they fill a frame, or until a call ends. If
+        no call waits and the lane is idle, ask a busier node to give back some calls.
 
         Returns:
-            True if any call was sent. False for a node that is leaving or not connected.
+            True if any call was sent, otherwise False. It is False for a node that is leaving or not connected.
         """
         for on_cpu in lane.takes:
             self._enough[on_cpu] = 0
@@ -284,9 +284,9 @@ class Dispatch:
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
         """Ask the busiest other node to give back calls that it has not begun and that an idle lane may run.
 
-        About half of the calls that wait on that node beyond its slots are asked for. The calls come back later, in
-        another message. Nodes that are leaving or have not answered a former request are passed over. If no other node
-        has such calls, nothing is asked.
+        About half of the calls that wait on that node for a slot are asked for. They come back later, in a message of
+        that node. Nodes that are leaving or have not answered a former request are passed over. If no other node has
+        such calls, nothing is asked.
 
         Args:
             idle: the node that has nothing to do.
@@ -318,8 +318,8 @@ class Dispatch:
     def stop(self, pending: PendingCall) -> None:
         """Stop a call, if it is waiting or running. Do nothing if it has ended or was stopped before.
 
-        A waiting call ends at once with a SkypoolError. For a running call, the node is told to stop it; this does not
-        wait.
+        A waiting call ends at once with a SkypoolError. If the call is on a node, the node is told to stop it. This
+        method does not wait for that.
         """
         with self._lock:
             if pending.stopped or pending.ended:
@@ -332,7 +332,7 @@ class Dispatch:
                 self._end_stopped(pending)  # it stays in its queue, where it is passed over
 
     def _credit(self, pending: PendingCall, seq: int) -> None:
-        """Tell the node of a generator that its items up to number `seq` were taken.
+        """Tell the node that runs a generator that the generator's items up to number `seq` were taken.
 
         Do nothing if no node runs the generator now.
         """
@@ -357,7 +357,7 @@ class Dispatch:
     def connection(self, pending: PendingCall) -> int:
         """Return the number of the connection to the node that has a call; 0 if no node has it.
 
-        The number rises by one with each reconnection. This takes no lock.
+        The number rises by one with each reconnection to the node. This method takes no lock.
         """
         node_queue = self.node_queues.get(pending.at)
         return 0 if node_queue is None else node_queue.link.connection
@@ -365,7 +365,7 @@ class Dispatch:
     def _too_late(self, what: str) -> PoolClosed:
         """Return (do not raise) the PoolClosed error for an action after the end of the pool.
 
-        The message and the cause of the error name why the pool ended.
+        The message says why the pool ended, and the error's cause is the exception that ended it.
 
         Args:
             what: the first words of the message, such as "a call".
@@ -407,7 +407,7 @@ class Dispatch:
     # --- nodes -----------------------------------------------------------------------------------------------
 
     def add(self, node: int, welcome: Welcome, link: Link) -> None:
-        """Add a node that is ready, send it the values of `put`, and then waiting calls.
+        """Add a node that is ready. Send it the values of `put`, and then waiting calls.
 
         Args:
             node: the number of the node.
@@ -457,8 +457,8 @@ class Dispatch:
     def awaited(self, node: int) -> Collection[int]:
         """Return the ids of the calls that were sent to a node and have not ended. This takes no lock.
 
-        For a node that the pool does not have, it is an empty tuple. Otherwise it is a live view, which changes as
-        calls end.
+        The result is a live view, which changes as calls end. For a node that the pool does not have, it is an empty
+        tuple.
         """
         node_queue = self.node_queues.get(node)
         return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.lanes))
@@ -466,7 +466,7 @@ class Dispatch:
     def pause(self, node: int) -> None:
         """Send no calls to a node until `resume`, because its connection broke. Do nothing for an unknown node.
 
-        Calls that were sent there stay assigned to it.
+        Calls that were sent to the node stay assigned to it.
         """
         with self._lock:
             if node in self.node_queues:
@@ -475,8 +475,8 @@ class Dispatch:
     def resume(self, node: int, welcome: Welcome) -> None:
         """Send a node what it may have missed while its connection was down, and then new calls.
 
-        Calls that the node does not know are sent again, or moved if the node is leaving. Do nothing for an unknown
-        node.
+        Calls that the node does not know are sent again. If the node is leaving (its provider takes the machine back),
+        they are moved to other nodes. Do nothing for an unknown node.
 
         Args:
             node: the number of the node.
@@ -506,9 +506,9 @@ class Dispatch:
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
         """Return the calls of a lane that must be sent again because the node does not know them.
 
-        These are removed from the calls under way. For a call that the node knows, messages that may have been lost are
-        sent again. Unknown calls that were cancelled meanwhile end here. If the node is leaving, unknown calls are
-        moved to other nodes or fail, and are not returned.
+        All unknown calls are removed from the calls under way. Those that were cancelled meanwhile end here. If the
+        node is leaving, unknown calls are moved to other nodes or fail, and are not returned. For a call that the node
+        knows, messages that may have been lost are sent again.
 
         Args:
             node_queue: the queue of the node.
@@ -551,9 +551,8 @@ class Dispatch:
         """Return the address of each node, by its number, in ascending order. An unknown address is "".
 
         Args:
-            named: the numbers of the nodes to return. None: all nodes that are not leaving (whose machine the provider
-                does not take back). A leaving node is returned too if it is named; a call that is sent there fails with
-                the reason.
+            named: the numbers of the nodes to return, also of leaving nodes, whose machine the provider takes back. A
+                call that is sent to a leaving node fails with the reason. If None, all nodes that are not leaving.
 
         Returns:
             {number: address}. It is empty if `named` is None and the pool has no node, or all are leaving.
@@ -577,19 +576,19 @@ class Dispatch:
     def _end_stopped(self, pending: PendingCall) -> None:
         """End a call that was cancelled and that no node runs any more.
 
-        Its result becomes a SkypoolError that says that it was cancelled.
+        The result of the call becomes a SkypoolError that says that the call was cancelled.
         """
         pending.finish(SkypoolError(f"{pending.name} was cancelled"))
 
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
         """Remove a node that is gone, and the other hosts of its TPU slice. Move their calls, or let them fail.
 
-        A call that may have begun needs a retry to be moved, unless the provider took the machine back. Do nothing if
-        the pool has none of these nodes.
+        A call that may have begun is moved only if it has a retry left, or if the provider took the machine back. Do
+        nothing if the pool has none of these nodes.
 
         Args:
             node: the number of the node.
-            error: why it is gone.
+            error: why the node is gone.
             others: the numbers of the other hosts of the same TPU slice (several machines that live and end together).
         """
         with self._lock:
@@ -606,16 +605,18 @@ class Dispatch:
                 self._fill(other)
 
     def _lost(self, pending: PendingCall, error: BaseException, begun: bool) -> None:
-        """Queue a call again that its node did not end, if it may run again. Otherwise end it with an error.
+        """Queue a lost call again, one that its node did not end, if it may run again. Otherwise end it with an error.
 
-        It may run again if a suitable node is left and the pool has not ended. A call that may have begun must also
-        have a retry left, and must not have yielded items or read from an iterator argument. It gets a new id, and
-        `on_retry` is called. A call that was cancelled just ends.
+        The call may run again if a suitable node is left and the pool has not ended. A call that may have begun must
+        also have a retry left, unless the provider took the machine back. It must not have yielded items or read from
+        an iterator argument. If it runs again, it gets a new id, and `on_retry` is called. A call that was cancelled
+        just ends.
 
         Args:
             pending: the call.
             error: why the node did not end it.
-            begun: True if the call may have begun. It then uses up a retry, unless its machine was taken back.
+            begun: True if the call may have begun. To run again then uses up a retry, unless the provider took the
+                machine back.
         """
         interrupted = error if isinstance(error, NodeInterrupted) else None
         why_not = pending.bound(self._staying(), begun)
@@ -642,9 +643,10 @@ class Dispatch:
         self._waiting.put_back(pending)
 
     def close(self, error: BaseException) -> None:
-        """Accept no more calls, and let all calls that have not ended raise `error`. Do nothing if closed before.
+        """Accept no more calls, and end all calls that have not ended with `error`. Do nothing if closed before.
 
-        Cancelled calls end with a SkypoolError that says so. All nodes are forgotten; nothing is sent to them.
+        Cancelled calls end with a SkypoolError that says that they were cancelled. All nodes are forgotten; nothing is
+        sent to them.
         """
         with self._lock:
             if self._closed is not None:
@@ -663,12 +665,12 @@ class Dispatch:
 
     @property
     def done(self) -> int:
-        """The number of calls whose result, a value or an exception, has arrived from a node. Reruns count again."""
+        """The number of results (values and exceptions of calls) that have arrived from nodes. Reruns count again."""
         return self._progress.done
 
     @property
     def pressed(self) -> bool:
-        """True if calls wait that any node may run. They wait because no node has room.
+        """True if calls that any node may run are waiting, because no node has room.
 
         Calls that wait for certain nodes do not count.
         """
@@ -735,15 +737,15 @@ class Dispatch:
     def drive(self, pending: PendingCall) -> None:
         """Read the connection to a call's node in this thread until the call ends. This saves waking another thread.
 
-        It returns earlier if no node has the call yet, if another thread reads already, or if the connection breaks.
-        The result is not returned; it is stored where the caller waits for it.
+        Returns earlier if no node has the call yet, if another thread reads already, or if the connection breaks. The
+        result of the call is not returned; it is stored where the caller waits for it.
         """
         node_queue = self.node_queues.get(pending.at)
         if node_queue is not None:
             node_queue.link.drive(pending)
 
     def _on_recalled(self, node_queue: NodeQueue, said: Recalled) -> None:
-        """Queue the calls again that a node gave back without having begun them, and send them to other nodes.
+        """Queue again the calls that a node gave back without having begun them, and send them to other nodes.
 
         Ids of calls that are not under way on the node are ignored.
 
@@ -763,14 +765,14 @@ class Dispatch:
     def acknowledge(self, node: int, output: int = 0) -> None:
         """Acknowledge results and output of a node now, instead of with its next call.
 
-        Do nothing if there is nothing new to acknowledge or the node is unknown.
+        Do nothing if nothing new is to be acknowledged, or if the node is unknown.
 
         Args:
             node: the number of the node.
             output: the number of the last output frame (a message with text that calls printed) that was read.
 
         Raises:
-            ProtocolError: too many such messages wait because the node does not read them.
+            ProtocolError: too many messages wait to be sent because the node does not read them.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)

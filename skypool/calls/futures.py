@@ -1,7 +1,7 @@
 """The results of calls: `CallFuture`, `Stream` (items of a generator), and functions that wait for several calls.
 
-A call is a function with its arguments that runs on a node (rented machine). Threads of the program wait here for its
-result, which the thread that reads the node's connection stores.
+A call is a function with its arguments that runs on a node (rented machine). The thread that reads the node's
+connection stores the call's result here. Threads of the program wait here for the result.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Returned(NamedTuple):
 
     Attributes:
         buffers: the encoded value: the pickle, followed by the memory of its large arrays.
-        reader: decodes a value from a node whose results must not be unpickled, because that could run code. None if it
-            may be unpickled.
+        reader: decodes a value from a node whose results must not be unpickled, because that could run code. If None,
+            the value may be unpickled.
     """
 
     buffers: Sequence[Buffer]
@@ -47,12 +47,12 @@ def _opened(raw: Returned, name: str) -> Any:
     """Return the decoded value of a call.
 
     Args:
-        raw: the value as received. Its `reader` decodes it; without one it is unpickled.
+        raw: the value as received. Its `reader` decodes it; without a `reader`, the value is unpickled.
         name: the function's name, for messages.
 
     Raises:
         PickleError: the value cannot be unpickled here, for example because a module is missing.
-        UntrustedResult: the node is not trusted, and its value is more than plain data.
+        UntrustedResult: the node is not trusted, and the value is more than plain data.
     """
     if raw.reader is not None:
         return raw.reader.value(raw.buffers, f"the result of {name}")
@@ -68,9 +68,9 @@ def _opened(raw: Returned, name: str) -> Any:
 
 
 class ResultCell(Generic[T]):
-    """The place for the result of one call. It costs less than a future, and only one thread may wait for it.
+    """A place for the result of one call, cheaper than a future. Only one thread may wait for the result.
 
-    It has no callbacks and cannot be cancelled.
+    Unlike a future, it has no callbacks and cannot be cancelled.
     """
 
     __slots__ = ("_end", "_waiter")
@@ -120,7 +120,7 @@ class CallFuture(Future[T]):
     program can `await` the future. `running` always returns False.
 
     Args:
-        name: the name of the function, for messages. It is also an attribute.
+        name: the name of the function, for messages. The future has it as an attribute, too.
     """
 
     def __init__(self, name: str = "the call") -> None:
@@ -136,8 +136,7 @@ class CallFuture(Future[T]):
     def on_cancel(self, stop: Callable[[], None]) -> None:
         """Set the function that `cancel` calls, once, to stop the call. The pool uses this; callers do not.
 
-        A later call of `on_cancel` replaces the function. If the future is cancelled already, the function is not
-        called.
+        Calling `on_cancel` again replaces the function. If the future is cancelled already, the function is not called.
         """
         self._stop = stop
 
@@ -160,7 +159,7 @@ class CallFuture(Future[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call, and return the exception that `result` would raise, or None if it returns a value.
 
-        The value is decoded to find that out. If that fails, the PickleError or UntrustedResult is returned, not
+        The value is decoded to find that out. If decoding fails, the PickleError or UntrustedResult is returned, not
         raised.
 
         Args:
@@ -179,7 +178,7 @@ class CallFuture(Future[T]):
     def finish(self, end: BaseException | Returned) -> None:
         """Store how the call ended. The pool calls this once, also for a call that will never begin.
 
-        A future that was cancelled before stays cancelled, and `end` is dropped; then this only wakes `wait_stopped`.
+        A future that was cancelled before stays cancelled, and `end` is dropped. Only `wait_stopped` is then woken.
 
         Args:
             end: the value still encoded, or the exception that `result` is to raise.
@@ -216,11 +215,11 @@ class CallFuture(Future[T]):
     def cancel(self) -> bool:
         """Stop the call, also if it is running: its process gets SIGTERM, and SIGKILL when its `grace` is over.
 
-        `grace` is an option of the call; its default is 5 seconds. This does not wait. The future is cancelled at once,
-        while the function may still clean up on its node. `wait_stopped` waits for that.
+        `grace` is an option of the call; its default is 5 seconds. This method does not wait. The future is cancelled
+        at once, while the function may still clean up on its node. `wait_stopped` waits for the end of that.
 
         Returns:
-            True if the call is cancelled, also if it was before. False if it has ended; then nothing changes.
+            True if the call is cancelled, also if it was cancelled before. False if it has ended; then nothing changes.
         """
         if not super().cancel():
             return False
@@ -236,8 +235,8 @@ class CallFuture(Future[T]):
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Wait until the function has stopped on its node, including its `finally` and `with` blocks.
 
-        After `cancel`, this tells when the files, ports and memory of the function are free again. Without `cancel`, it
-        waits until the call ends. It never raises the exception of the call.
+        After `cancel`, the return of this method tells that the function's files, ports and memory are free again.
+        Without `cancel`, it waits until the call ends. It never raises the exception of the call.
 
         Args:
             timeout: seconds to wait; None waits without a limit. A cancelled call ends within its `grace`.
@@ -263,12 +262,12 @@ class CallFuture(Future[T]):
 class ListFuture(CallFuture[list[T]]):
     """The future of a call that was sent to several nodes. Its result is the list of values, ordered by node number.
 
-    It is done when the call has ended on every node, also if it failed on one of them early. Cancelling it stops the
-    call on all of them.
+    The future is done when the call has ended on every node, also if the call failed early on one of them. Cancelling
+    the future stops the call on all nodes.
 
     Args:
         name: the name of the function.
-        parts: the futures of the call, one for each node, in the order of the list.
+        parts: the futures of the call on each single node, in the order of the list of values.
     """
 
     def __init__(self, name: str, parts: Sequence[CallFuture[T]]) -> None:
@@ -283,8 +282,11 @@ class ListFuture(CallFuture[list[T]]):
     def _on_part_done(self, _: Future[T]) -> None:
         """Count one node's future as done. When it is the last one, finish this future.
 
-        Errors of the parts become the error of this future: the error itself if it is the only one, otherwise a group.
-        Cancelled parts are not counted as errors. The values are not decoded here.
+        The error of a node becomes the error of this future; several errors become an ExceptionGroup. Futures of nodes
+        that were cancelled do not count as errors. The values are not decoded here.
+
+        Args:
+            _: the future that is done. It is not used.
         """
         with self._counting:
             self._running -= 1
@@ -298,8 +300,8 @@ class ListFuture(CallFuture[list[T]]):
     def result(self, timeout: float | None = None) -> list[T]:
         """Wait for all nodes, and return the list of values, ordered by node number.
 
-        If the call raised on one node, that exception is raised; if on several, an ExceptionGroup of them. Neither is
-        raised before all nodes have ended.
+        If the call raised on one node, its exception is raised. If it raised on several nodes, an ExceptionGroup is
+        raised. Neither is raised before the call has ended on all nodes.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
@@ -315,7 +317,7 @@ class ListFuture(CallFuture[list[T]]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for all nodes, and return the exception that `result` would raise, or None if it returns a list.
 
-        A value that cannot be unpickled counts as well: its error is returned, not raised.
+        For a value that cannot be unpickled, the error of unpickling is returned, not raised.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
@@ -384,8 +386,8 @@ class Items(Generic[T]):
     def is_over(self) -> bool:
         """True if iterating gives no more items, because the generator's end was reached or this object was closed.
 
-        The end is a normal return or an exception. While the end has arrived but items before it were not taken, this
-        is False.
+        The end is a normal return or an exception. While items that arrived before the end are not taken, this is
+        False.
         """
         return self._over
 
@@ -408,11 +410,11 @@ class Items(Generic[T]):
             seq: the number of the last item, counted from 1.
             single: True if the buffers are one item, False if they are a list of items.
             buffers: the encoded items.
-            reader: decodes items from a node whose results must not be unpickled. None if they may be.
+            reader: decodes items from a node whose results must not be unpickled. If None, they may be unpickled.
 
         Raises:
-            ProtocolError: more than 1 GiB of items wait here to be taken, far more than an honest node sends. Items
-                that arrive while none wait are accepted in any size.
+            ProtocolError: more than 1 GiB of items wait here to be taken, far more than an honest node sends. If no
+                items wait, those that arrive may have any size.
         """
         if seq <= self.seen:
             return  # the node sent it again after a reconnection
@@ -465,7 +467,7 @@ class Items(Generic[T]):
     def _acknowledge(self) -> None:
         """Tell the node the number of the last item that was taken, so that the generator may go on.
 
-        Do nothing if the node was told already, or if `connect` was not called.
+        Do nothing if the node was told that number already, or if `connect` was not called.
         """
         if self._seq > self.taken and self._credit is not None:
             self.taken = self._seq
@@ -499,8 +501,8 @@ class Items(Generic[T]):
             what: describes the value in messages.
 
         Raises:
-            UntrustedResult: the node is not trusted, and the value is more than plain data. For a trusted node, errors
-                of unpickling are raised unchanged.
+            UntrustedResult: the node is not trusted, and the value is more than plain data.
+            Exception: the value cannot be unpickled. Errors of unpickling are raised unchanged.
         """
         return codec.loads(buffers) if self._reader is None else self._reader.value(buffers, f"{what} of {self._name}")
 
@@ -529,7 +531,8 @@ class Stream(Generic[T]):
 
     Args:
         items: the queue of items.
-        later: runs a function in another thread soon; it is used to stop the generator on garbage collection.
+        later: called with a function, which it runs in another thread soon. It is used to stop the generator on garbage
+            collection.
     """
 
     def __init__(self, items: Items[T], later: Callable[[Callable[[], None]], object]) -> None:
@@ -539,7 +542,7 @@ class Stream(Generic[T]):
 
     @property
     def value(self) -> Any:
-        """The return value of the generator once all items were taken. None before, and if it was closed or raised."""
+        """The return value of the generator once all items were taken; None before, and if it was closed or raised."""
         return self._items.value
 
     def __iter__(self) -> Iterator[T]:
@@ -581,7 +584,7 @@ class Stream(Generic[T]):
         self.close()
 
     def __del__(self) -> None:
-        """Stop the generator soon, in another thread, if it is not over. Do not wait for it."""
+        """Stop the generator soon, in another thread, if its items are not over. Do not wait until it has stopped."""
         if not self._items.is_over:
             self._later(self._items.close)  # not here: garbage collection may happen in any thread, with any lock held
 
@@ -601,8 +604,8 @@ class Stream(Generic[T]):
 def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
     """Wait for all futures, and return the list of their values, in the same order.
 
-    Raise the exception of a call that failed, or an ExceptionGroup if several failed, after all calls have ended. If
-    the wait itself is interrupted, as by Ctrl-C, all calls are cancelled. For an empty sequence, return [] at once.
+    If a call failed, raise its exception after all calls have ended; if several failed, raise an ExceptionGroup. If the
+    wait itself is interrupted, as by Ctrl-C, all calls are cancelled. For an empty sequence, return [] at once.
 
     Raises:
         CancelledError: one of the futures was cancelled.
@@ -619,7 +622,7 @@ def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
 
 
 def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
-    """Return (do not raise) the only error itself, or an exception group of several.
+    """Return (do not raise) an exception group of several errors, or the error itself if it is the only one.
 
     Args:
         errors: the errors, at least one.

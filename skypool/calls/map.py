@@ -29,8 +29,9 @@ class Map(Generic[T]):
     Args:
         dispatch: chooses a node of the pool for each call, and sends it there.
         function: the function that is called for each item.
-        chunksize: the number of calls that are sent together; None chooses it by how long calls take.
-        at_hand: True if the items need not be waited for. Several calls may then be gathered before they are sent.
+        chunksize: the number of calls that are sent together. If None, it depends on how long the calls take.
+        at_hand: True if the iterable yields its items without blocking. If False and `chunksize` is None, each call is
+            sent alone.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class Map(Generic[T]):
     def send(self, items: Iterable[tuple[object, ...]]) -> None:
         """Send a call for each item, and return when all are sent.
 
-        This does not wait for results, but blocks while the iterable of items blocks. `results` yields the results.
+        This method does not wait for results, but it blocks while the iterable of items blocks. `results` yields the
+        results.
 
         Args:
             items: the argument tuples of the calls.
@@ -65,14 +67,14 @@ class Map(Generic[T]):
             self._send(items, reads)
 
     def _send(self, items: Iterable[tuple[object, ...]], reads: Sequence[Callable[[], bool]]) -> None:
-        """Send a call for each item, in groups. After each group, call each of `reads` to take in what has arrived.
+        """Send a call for each item, in groups. After each group, call each of `reads` to handle what has arrived.
 
-        A group is sent when it has `chunksize` calls. Without a `chunksize`, it is sent when it fills a message or is 1
-        ms old.
+        A group is sent when it has `chunksize` calls. Without a `chunksize`, a group is sent when it fills a message,
+        or when it gets a call over 1 ms after the former group was sent.
 
         Args:
             items: the argument tuples of the calls.
-            reads: functions that handle what has arrived from one node, without waiting.
+            reads: functions, each of which handles the messages that have arrived from one node, without waiting.
         """
         function = self._function
         options = function.options
@@ -99,15 +101,15 @@ class Map(Generic[T]):
     def results(self, rest: Iterator[tuple[object, ...]], until: float | None) -> Iterator[T]:
         """Yield the results in order, waiting for each.
 
-        For each result that is taken, send a call for the next item of `rest`. When the iterator is closed or raises,
-        the remaining calls are stopped. A call that failed raises its exception when its turn comes.
+        For each result that is taken, send a call for the next item of `rest`. The exception of a call that failed is
+        raised when its turn comes. When the iterator is closed or raises, the remaining calls are stopped.
 
         Args:
             rest: the argument tuples of the calls that are not sent yet.
             until: the time by the monotonic clock, in seconds, until which results are waited for; None for no limit.
 
         Raises:
-            TimeoutError: a result was not there at `until`.
+            TimeoutError: a result had not arrived at `until`.
         """
         sent = self._sent
         name = self._function.name

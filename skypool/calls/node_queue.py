@@ -1,4 +1,4 @@
-"""The client's queue of one node: the calls that were sent there, its free slots, and the frames (messages) to it.
+"""The client's queue of one node: the calls that were sent to the node, its slots, and the frames (messages) to it.
 
 A node is a rented machine. Each of its slots runs one call at a time. `Lane` holds the slots of one kind, and
 `NodeQueue` holds the lanes of a node and sends its messages.
@@ -37,17 +37,19 @@ _MOST_STRAYS = 10_000
 class Lane:
     """The slots of one kind on a node, and the calls for them.
 
-    A slot runs one call at a time. A node with devices (accelerators) has two lanes: slots with devices, and CPU slots.
-    It has a single lane if it has slots of one kind only.
+    A slot is a part of a node that runs one call at a time. A node with devices (accelerators) may have two lanes:
+    slots with devices, and CPU slots. A node with slots of one kind has a single lane.
 
     Attributes:
         slots: the number of slots.
-        takes: the kinds of calls that run here, as values of `Options.on_cpu`. The only lane of a node takes both.
+        takes: the kinds of calls that run here, as values of `Options.on_cpu`. If a node has only one lane, that lane
+            takes both kinds.
         on_cpu: True for the CPU slots of a node that also has slots with devices.
         underway: the calls that were sent to the node and have not ended, by id.
         pinned: the waiting calls that must run on this node.
-        shared: queues of waiting calls that may run here or on certain other nodes. Their lanes have the same queues.
-        seconds: the recent average time of a call here, in seconds; None before the first has ended.
+        shared: queues of waiting calls that may run here or on certain other nodes. The lanes of those nodes have the
+            same queues.
+        seconds: the recent average time of a call here, in seconds; None before the first call has ended.
         paces: the recent time of a call of each function, in seconds, by the function's key.
         recalling: True while the node has not answered a request to give calls back.
     """
@@ -63,13 +65,14 @@ class Lane:
     recalling: bool = False
 
     def room(self, together: int | None = None) -> int:
-        """Return how many more calls to send to the node now. It may be negative.
+        """Return how many more calls can be sent to the node now. The number may be negative.
 
-        Each slot gets one call, or one frame (message) of calls. While calls are short, more are sent ahead: about 20
-        ms of work for each slot, and at most 1024 calls. Calls that were sent and have not ended are subtracted.
+        Each slot gets one call, or one frame (message) of calls. So that slots need not wait for short calls, more are
+        sent ahead: about 20 ms of work for each slot, and at most 1024 calls. Calls that were sent and have not ended
+        are subtracted.
 
         Args:
-            together: the number of calls in a frame, if the call sets one. None counts as 1.
+            together: the most calls that share a frame, if the call sets a limit. None counts as 1.
         """
         seconds = self.seconds
         ahead = 0 if seconds is None else min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(seconds, 1e-5)))
@@ -84,13 +87,14 @@ class Lane:
         return len(self.underway) / self.slots
 
     def learn(self, key: str, seconds: float) -> None:
-        """Update the averages with the time of a call. The function's average rises at once and falls slowly.
+        """Update the average times of the lane and of the function with the time of a call.
 
-        The average of the lane moves by a fifth of the difference either way. The first time is taken as it is.
+        The function's average rises at once to a longer time. Otherwise either average moves by a fifth of the
+        difference. The first time is taken as it is.
 
         Args:
             key: the function's key.
-            seconds: the time that the call took, in seconds; the average if several ended together.
+            seconds: the time that the call took, in seconds. If several calls ended together, their average.
         """
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
         self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
@@ -98,9 +102,9 @@ class Lane:
     def frame_full(self, pending: PendingCall) -> int:
         """Return how many calls like this one may share a frame (one message to the node); 1 if it may not share one.
 
-        With a `chunksize`, this is that number, within the limit of a frame. Without one, it is the number of calls
-        that a slot runs in about 2 ms, from 1 to 128. It is 1 until a first call of the function has ended. A call with
-        large arguments, streamed items or iterator arguments never shares a frame.
+        If `pool.map` was given a `chunksize`, return that number, within the limit of a frame. Otherwise return the
+        number of calls that a slot runs in about 2 ms, from 1 to 128. This is 1 until a first call of the function has
+        ended. A call with large arguments, streamed items or iterator arguments never shares a frame.
         """
         if not pending.is_small:
             return 1
@@ -112,12 +116,12 @@ class Lane:
     def waits(self, waiting: int, first: PendingCall) -> bool:
         """Return True if waiting calls should wait until they fill a frame (message), or until a call ends.
 
-        They only do so while the node has enough to do: at least two calls under way for each slot. Calls with a
-        `chunksize` do not wait if the node has room for all that wait.
+        They wait only while the node has enough to do: at least two calls under way (sent and not ended) for each slot.
+        Calls with a `chunksize` do not wait if the node has room for all waiting calls.
 
         Args:
             waiting: the number of calls that wait for this lane.
-            first: the call that is sent next.
+            first: the waiting call that is sent next.
         """
         if len(self.underway) < 2 * self.slots:
             return False
@@ -156,8 +160,8 @@ def lanes_of(slots: int, cpu_slots: int) -> tuple[Lane, ...]:
     A slot runs one call at a time.
 
     Args:
-        slots: the number of its slots with devices; for a node without devices, of all its slots.
-        cpu_slots: the number of CPU slots beside these; 0 for none. The result is then a single lane for all calls.
+        slots: the number of slots with devices. For a node without devices, the number of all slots.
+        cpu_slots: the number of CPU slots beside those with devices. With 0, the result is a single lane for all calls.
     """
     if not cpu_slots:
         return (Lane(slots),)
@@ -172,17 +176,18 @@ class NodeQueue:
 
     Attributes:
         node: the number of the node.
-        lanes: the slots of the node by kind: the normal ones first, then the CPU slots if there are any beside them.
+        lanes: the slots of the node by kind: the normal slots first, then the additional CPU slots, if any.
         link: the connection to the node.
         functions: the keys of the functions that the node has.
         objects: the keys of the values of `pool.put` that the node has.
         theirs: the keys of the values that a former client sent to the node.
-        to_ack: the ids of calls whose results arrived and are not acknowledged yet.
-        holds_memory: True if one of these results is large. The node keeps its memory until it is acknowledged.
-        output_seen: the number of the last output frame that was read, for the acknowledgement.
-        asked_back: the number of calls that the node may still give back because it was asked to.
+        to_ack: the ids of calls whose results have arrived, but are not acknowledged yet.
+        holds_memory: True if one of the results to acknowledge is large. The node keeps its memory until the
+            acknowledgement.
+        output_seen: the number of the last output frame (a message with text that calls printed) that was read.
+        asked_back: the number of calls that the node was asked to give back and has not given back yet.
         strays: the number of frames over this connection about calls that the node does not run.
-        resumed: False while the link is down, and until the node was told what it missed.
+        resumed: False while the connection is down, and after that until the node was sent the messages that it missed.
         leaving: True if the provider takes the machine back. The node ends its calls and gets no new ones.
         address: the node's address for the other nodes; "" if it is not known.
     """
@@ -204,10 +209,10 @@ class NodeQueue:
 
     @property
     def is_up(self) -> bool:
-        """True if calls can be sent: the node is not leaving, it is connected, and it was told what it missed.
+        """True if calls can be sent to the node: it is connected, not leaving, and has the messages that it missed.
 
-        A leaving node is one whose machine the provider takes back. What it missed are the messages that were lost
-        while its connection was down.
+        A leaving node is one whose machine the provider takes back. A node misses messages while its connection is
+        down.
         """
         return self.resumed and not self.leaving and self.link.is_up
 
@@ -262,10 +267,10 @@ class NodeQueue:
     # --- messages to the node --------------------------------------------------------------------------------
 
     def send(self, pending_calls: Sequence[PendingCall]) -> None:
-        """Send calls to the node in one write, with the functions that it lacks. All must be for the same lane.
+        """Send calls to the node in one write, with the functions that it lacks. All calls must be for the same lane.
 
-        The calls are noted as under way, and due acknowledgements of results go along. Large arguments follow in
-        pieces. Do nothing if there are no calls.
+        The calls are noted as under way (sent and not ended). Acknowledgements of results that are due are sent in the
+        same write. Large arguments follow in pieces. Do nothing if there are no calls.
         """
         if not pending_calls:
             return
@@ -285,10 +290,10 @@ class NodeQueue:
             self.link.send(out)
 
     def _send_one(self, pending: PendingCall, out: list[Buffer]) -> None:
-        """Add the frame (message) of a call to `out`.
+        """Add the frame (message) of a call to `out`, the list of what is sent next.
 
-        If its arguments are large, send `out` at once and empty it. The arguments then follow in pieces, and the call
-        after them.
+        If the call's arguments are large, send `out` at once and empty it. The arguments then follow in pieces, and
+        after them the frame of the call.
         """
         padded, total = pad(pending.payload)
         head = _members_of(f'"id":{pending.id}', [len(b) for b in pending.payload], pending)
@@ -302,7 +307,7 @@ class NodeQueue:
             self.link.send_large(pending.id, pending.payload, [large])
 
     def tell_again(self, pending: PendingCall) -> None:
-        """Send messages about a call again that the node may have missed while the connection was down.
+        """Send again the messages about a call that the node may have missed while the connection was down.
 
         These are the call's function, its cancellation, or the number of items that were taken from its generator. The
         call itself is not sent again.
@@ -320,7 +325,8 @@ class NodeQueue:
     def _give_function(self, pending: PendingCall, out: list[Buffer]) -> None:
         """Add the message with a call's function to `out`, unless the node has the function already.
 
-        The function then counts as one that the node has. A large function is sent at once in pieces; see `_give`.
+        From then on, the function counts as one that the node has. A large function is sent at once in pieces; see
+        `_give`.
         """
         if pending.code.key not in self.functions:
             self.functions.add(pending.code.key)
@@ -342,13 +348,15 @@ class NodeQueue:
             self.link.send(out)
 
     def _give(self, kind: Kind, key: str, buffers: Sequence[Buffer], out: list[Buffer], **more: Any) -> None:
-        """Add a function or a value to `out`. A large one is announced, and its pieces are queued behind small frames.
+        """Add a function or a value of `pool.put` to `out`. If it is large, send `out` at once, and then its pieces.
+
+        A large function or value is announced in `out`. Its pieces are queued behind small frames.
 
         Args:
-            kind: FUNCTION or OBJECT.
+            kind: FUNCTION or OBJECT (a value of `pool.put`).
             key: the key of the function or value.
-            buffers: its pickle and out-of-band buffers.
-            out: the frames that are sent next. They are sent at once, and the list is emptied, if this one is large.
+            buffers: the pickle of the function or value, and its out-of-band buffers.
+            out: the frames (messages) that are sent next. If the function or value is large, the list is emptied.
             more: further fields of the header.
         """
         header = {"key": key, "lens": [len(b) for b in buffers], **more}
@@ -385,9 +393,9 @@ class NodeQueue:
             self.link.send_large(key, buffers, [encode(Kind.ITEM, {**header, "blob": total, "key": key})])
 
     def cancel(self, pending: PendingCall) -> None:
-        """Tell the node to stop a call. If its large arguments are still being sent, the message goes behind them.
+        """Tell the node to stop a call. If the call has large arguments, the message follows them.
 
-        This does not wait for the call, and the call stays under way until the node says that it has ended.
+        This method does not wait. The call stays under way until the node says that it has ended.
         """
         said = frame(Kind.CANCEL, {"id": pending.id, "grace": pending.options.grace})
         if sum(map(len, pending.payload)) > INLINE:
@@ -407,11 +415,11 @@ class NodeQueue:
         self.link.send(frame(Kind.RECALL, {"n": count, "cpu": lane.on_cpu}))
 
     def gave_back(self, count: int, on_cpu: bool) -> None:
-        """Note that the node gave calls back. It may be asked again for calls of that lane from now on.
+        """Note that the node gave calls back. From now on, it may be asked again for calls of the same lane.
 
         Args:
-            count: the number of calls; 0 if it had none to give.
-            on_cpu: True if they were for CPU slots.
+            count: the number of calls; 0 if the node had none to give.
+            on_cpu: True if the calls were in the lane of the CPU slots.
 
         Raises:
             ProtocolError: the node gave back more calls than it was asked for.
@@ -428,7 +436,7 @@ class NodeQueue:
         """Count a frame (message) about a call that the node does not run. A few are normal when a call has just ended.
 
         Raises:
-            ProtocolError: there were more than 10,000 since the node last connected.
+            ProtocolError: more than 10,000 such frames have arrived since the node last connected.
         """
         self.strays += 1
         if self.strays > _MOST_STRAYS:
@@ -440,11 +448,11 @@ class NodeQueue:
     def acks(self, least: int = 32) -> list[Buffer]:
         """Return a frame (message) that acknowledges the results and output that have arrived, or [] if that can wait.
 
-        The results in the frame are then forgotten here.
+        The results in the frame then need no other acknowledgement, and their ids are forgotten here.
 
         Args:
-            least: the number of results from which the frame is made. One result is enough if any of them is large.
-                With 0, a frame is always returned.
+            least: the number of results that is enough for a frame. If any result is large, one is enough. With 0, a
+                frame is always returned.
         """
         if len(self.to_ack) < (min(least, 1) if self.holds_memory else least):
             return []
@@ -455,10 +463,10 @@ class NodeQueue:
 
 
 def _frame_of(group: Sequence[PendingCall]) -> bytes:
-    """Return one frame (message) for several small calls of the same function and options, with their arguments.
+    """Return one frame (message) that sends several small calls, with their arguments.
 
     Args:
-        group: the calls, at least one. Function and options are taken from the first; the others must have the same.
+        group: the calls, at least one. All must have the same function and the same options.
     """
     ids = [pending.id for pending in group]
     lens = [len(pending.payload[0]) for pending in group]
@@ -471,13 +479,13 @@ def _members_of(ids: str, lens: Sequence[int], pending: PendingCall) -> str:
 
     An example is `"id":7,"fn":"0c5f","lens":[210]`, followed by the options of the call. There are no braces around it.
     Only numbers and a key of hexadecimal digits are formatted here. A serializer writes the options, once for all calls
-    that have them. Serializing the whole header would cost 1.1 µs more for a call that is sent alone. `Dispatch` takes
-    11.8 µs for such a call, there and back (Python 3.11, 2026-11).
+    that have them. To serialize the whole header would take 1.1 µs more for a call that is sent alone, which takes
+    `Dispatch` 11.8 µs in all (Python 3.11, 2026-11).
 
     Args:
         ids: the JSON member that names the calls, such as '"id":7' or '"ids":[7, 8]'.
-        lens: the lengths of their buffers, in bytes.
-        pending: one of the calls.
+        lens: the lengths of the calls' buffers (pickled arguments), in bytes.
+        pending: one of the calls, for the function and the options, which are the same for all.
     """
     header = pending.header
     return f'{ids},"fn":"{pending.code.key}","lens":{lens}{"," if header else ""}{header}'

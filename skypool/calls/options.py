@@ -35,9 +35,9 @@ _OPTIONS = (
 
 
 class OptionChanges(TypedDict, total=False):
-    """The options of a call except `node`, as keywords of `with_options`. Options that are left out keep their values.
+    """The options of a call except `node`, as keywords of `with_options`.
 
-    `ComputeFunction` describes each.
+    Each key may be left out; that option then keeps its value. `ComputeFunction` describes each option.
     """
 
     timeout: Duration | None
@@ -54,7 +54,7 @@ class OptionChanges(TypedDict, total=False):
 class OneNodeChanges(OptionChanges, total=False):
     """The options of a call that runs on one node (machine), as keywords of `with_options`.
 
-    `node` is the number of that node, or None for any with room.
+    `node` is the number of that node, or None for any node with room. Each key may be left out.
     """
 
     node: int | None
@@ -63,21 +63,23 @@ class OneNodeChanges(OptionChanges, total=False):
 class NodesChanges(OptionChanges, total=False):
     """All options of a call, as keywords of `compute` and `with_options`.
 
-    `node` may also be a list of numbers of nodes (machines), or "all"; the call then runs on each of these nodes.
+    `node` may also be a list of numbers of nodes (machines), or "all"; the call then runs on each of these nodes. Each
+    key may be left out.
     """
 
     node: NodesAsked
 
 
 class Options:
-    """The options of a call: how, where and for how long it runs. Values are checked when it is made.
+    """The options of a call: how, where and for how long it runs. The constructor checks the values.
 
     The arguments, their units and their defaults are described at `ComputeFunction`. Durations such as "5m" become
     seconds. A single `retry_on` class becomes a tuple.
 
     Attributes:
-        on_cpu: True if the call needs no device (`devices=0`). A node with CPU slots runs it on one of them.
-        is_broadcast: True if `node` is "all" or a sequence, so that one call is sent to each of these nodes.
+        on_cpu: True if the call needs no device (`devices=0`). A node with CPU slots runs the call on one of these
+            slots.
+        is_broadcast: True if `node` is "all" or a sequence of numbers, so that the call is sent to each of these nodes.
         pinned: the number of the only node that may run the call; None if `node` is not a single number.
         header: the options that the node needs, as JSON members for the header of a CALL frame (message); see
             `_header`.
@@ -121,8 +123,8 @@ class Options:
     def _header(self) -> str:
         """Return the options that a node needs, as JSON members for the header of a CALL frame, without braces.
 
-        A frame is a message. The options are timeout, output, fresh and devices. One that has its default value is left
-        out, and so is the output mode "head". If none is left, return "".
+        A frame is a message. The options are timeout, output, fresh and devices. Options with their default values are
+        left out, and so is the output mode "head". If no option is left, return "".
         """
         said: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
         if self.output in ("silent", "capture"):
@@ -134,10 +136,10 @@ class Options:
         return members(said)
 
     def _check(self) -> None:
-        """Check the type and range of each option except `node`, which is checked before. Return nothing.
+        """Check the type and range of each option except `node`, which `node_asked` has checked. Return nothing.
 
         Raises:
-            UsageError: a value is not valid. The message names the first such option.
+            UsageError: a value is not valid. The message names the first option with such a value.
         """
         number("timeout", self.timeout, "seconds the call may run", optional=True, above=0)
         number("grace", self.grace, "seconds between SIGTERM and SIGKILL", least=0)
@@ -184,7 +186,7 @@ def node_asked(node: object) -> NamedNodes:
     """Check the value that a user passed as `node=`. Whether the pool has such a node is not checked.
 
     Returns:
-        the argument itself (a number, "all" or None); for a sequence, a tuple of its numbers in ascending order.
+        the argument itself if it is a number, "all" or None. For a sequence, a tuple of its numbers in ascending order.
 
     Raises:
         UsageError: the type is wrong, the sequence is empty, a number is negative, or a number occurs twice.

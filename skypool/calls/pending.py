@@ -43,19 +43,20 @@ class PendingCall:
     Attributes:
         code: the pickled function.
         payload: the pickled arguments.
-        outlet: takes the result, and the items of a generator.
+        outlet: the place where the caller gets the result or the items of a generator.
         options: how the call is to run.
-        node: the number of the node that must run it, or a tuple of nodes of which any may. None: any node may.
+        node: the number of the node that must run the call, or a tuple of the nodes that may run it. If None, any node
+            may.
         world: for one part of a call that is sent to several nodes: the position of this part, and the addresses of all
             nodes. Otherwise None.
         feeds: the iterators among the arguments. Their items are sent while the call runs.
-        chunk: the most such calls that share a frame (message); None for as many as are short enough.
+        chunk: the most such calls that share a frame (message). If None, it depends on how long the calls take.
         id: the id of the call; a new one for each run.
-        at: the number of the node that it was sent to; -1 while it waits.
+        at: the number of the node that the call was sent to; -1 while the call waits.
         attempt: which run of the call this is, from 1. Runs that ended because a machine was taken back count too.
-        retried: how many of its allowed retries are used up.
-        stopped: True once it was cancelled.
-        ended: True once its result was handed on.
+        retried: how many of the call's allowed retries are used up.
+        stopped: True once the call was cancelled.
+        ended: True once the result of the call was handed on.
     """
 
     code: Code
@@ -82,8 +83,8 @@ class PendingCall:
     def header(self) -> str:
         """The options of the call as JSON members for the header of its CALL frame (message), without braces.
 
-        The id, the function's key and the lengths of the buffers are not part of it. It is "" if all options have their
-        default values.
+        The id, the function's key and the lengths of the buffers are not among them. The window of a generator, and the
+        `world` of a call to several nodes, are among them. The text is "" if the node needs none of these.
         """
         options = self.options
         if self.world is None and not isinstance(self.outlet, Items):
@@ -99,15 +100,15 @@ class PendingCall:
 
     @property
     def together(self) -> int | None:
-        """The most such calls that share a frame (message to a node); None for as many as are short enough.
+        """The most such calls that share a frame (message to a node). If None, it depends on how long the calls take.
 
-        It is 1 for a call that runs in a new process (`fresh=True`), otherwise `chunk`.
+        The value is 1 for a call that runs in a new process (`fresh=True`), otherwise `chunk`.
         """
         return 1 if self.options.fresh else self.chunk
 
     @property
     def retries(self) -> int:
-        """The number of retries that are left: the option `retries` minus those used up."""
+        """The number of retries that are left: the option `retries` minus the retries that are used up."""
         return self.options.retries - self.retried
 
     def bound(self, nodes: Container[int], begun: bool) -> str:
@@ -117,8 +118,8 @@ class PendingCall:
 
         Args:
             nodes: the numbers of the nodes that can take calls.
-            begun: True if the call may have begun before. It then cannot run again if it has yielded items, or has an
-                iterator argument.
+            begun: True if the call may have begun before. The call then cannot run again if it has yielded items, or if
+                it has an iterator argument.
         """
         if isinstance(self.node, tuple):
             if not any(node in nodes for node in self.node):
@@ -145,8 +146,8 @@ class PendingCall:
     def is_like(self, other: PendingCall) -> bool:
         """Return True if `other` may be sent in the same frame (message) as this call.
 
-        It may if it is small, calls the same function and has the same options. The caller has checked that this call
-        is small.
+        This is so if `other` is small, calls the same function and has the same options. The caller has checked that
+        this call is small.
         """
         is_same = self.options is other.options and self.world is other.world  # as in `map`, and quicker to compare
         return self.code.key == other.code.key and other.is_small and (is_same or self.header == other.header)
@@ -155,8 +156,8 @@ class PendingCall:
     def is_small(self) -> bool:
         """True if the call may share a frame (message to a node) with others.
 
-        Its pickled arguments must be a single buffer of at most 8 KiB, with no iterator among them, and it must not be
-        a generator.
+        The call's pickled arguments must be a single buffer of at most 8 KiB. None of them may be an iterator, and the
+        function must not be a generator function.
         """
         payload = self.payload
         return len(payload) == 1 and len(payload[0]) <= SMALL and not self.feeds and not isinstance(self.outlet, Items)

@@ -30,7 +30,8 @@ class CallProgress:
     The dispatch (which chooses a node for each call) calls its methods while it holds its lock.
 
     Args:
-        on_lost: called as (pending, error) for a call that failed and may run again. If it does not, `error` ends it.
+        on_lost: called as (pending, error) for a call that failed and may run again. If the call does not run again,
+            its error is `error`.
         on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
 
     Attributes:
@@ -57,8 +58,8 @@ class CallProgress:
             buffers: the items that were yielded; empty for a request.
 
         Raises:
-            ProtocolError: the call has no such iterator argument, or is not a generator. Also if the node sent more
-                than 10,000 messages about calls that it does not run.
+            ProtocolError: the call has no such iterator argument, or is not a generator. Also raised if the node sent
+                more than 10,000 messages about calls that it does not run.
         """
         pending = node_queue.find(said.id)
         if pending is None:
@@ -83,16 +84,17 @@ class CallProgress:
         """Handle the results of calls that shared a frame (one message).
 
         Results of calls that the node does not run are acknowledged and otherwise ignored. The average of the run times
-        is recorded for the node.
+        updates the node's recorded averages.
 
         Args:
-            node_queue: the node that sent them.
+            node_queue: the node that sent the results.
             ends: for each call: (id, ok, seconds that it ran, pickled value or exception).
-            ended: a list, to which each call that has ended is added. Calls that will run again are not added.
+            ended: a list, to which (call, its value or exception) is added for each call, unless the call may run
+                again.
 
         Raises:
-            ProtocolError: the exception of a call cannot be read. Also if the node sent more than 10,000 messages about
-                calls that it does not run.
+            ProtocolError: the exception of a call cannot be read. Also raised if the node sent more than 10,000
+                messages about calls that it does not run.
         """
         count = 0
         took = 0.0
@@ -123,14 +125,14 @@ class CallProgress:
         The result of a call that the node does not run is acknowledged and otherwise ignored.
 
         Args:
-            node_queue: the node that sent it.
-            said: the message; it tells if the call raised and how long it ran.
+            node_queue: the node that sent the result.
+            said: the message; it says if the call raised and how long the call ran.
             buffers: the pickled value or exception.
-            ended: a list, to which the call is added with its value or exception, unless it will run again.
+            ended: a list, to which (call, its value or exception) is added, unless the call may run again.
 
         Raises:
-            ProtocolError: the exception of the call cannot be read. Also if the node sent more than 10,000 messages
-                about calls that it does not run.
+            ProtocolError: the exception of the call cannot be read. Also raised if the node sent more than 10,000
+                messages about calls that it does not run.
         """
         node_queue.holds_memory |= said.large
         pending = node_queue.find(said.id)
@@ -148,17 +150,18 @@ class CallProgress:
             self._on_error(node_queue, pending, error, ended)
 
     def _on_error(self, node_queue: NodeQueue, pending: PendingCall, error: BaseException, ended: Ended) -> None:
-        """Handle a call that raised or whose worker process died: add it to `ended`, unless it may run again.
+        """Handle a call that raised or whose worker died: add it to `ended`, or call `on_lost` if it may run again.
 
-        It may run again in two cases. Its process was ended by SIGTERM or SIGKILL on a node that the provider takes
-        back. Or it has a retry left, and lost its process or node or raised one of its `retry_on` exceptions. Then
-        `on_lost` is called.
+        A call may run again in two cases:
+
+        - Its process was ended by SIGTERM or SIGKILL on a node that the provider takes back.
+        - It has a retry left, and the error is the loss of its process or node, or one of its `retry_on` exceptions.
 
         Args:
             node_queue: the node that ran the call.
             pending: the call.
             error: the exception.
-            ended: gets (pending, error) if the call does not run again.
+            ended: a list, to which (pending, error) is added if the call may not run again.
         """
         id_ = pending.id  # a call that runs again gets a new id
         if node_queue.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
@@ -174,8 +177,8 @@ class CallProgress:
 def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:
     """Return (do not raise) the exception of a call that raised.
 
-    For a node that is not trusted, an exception that cannot be read is returned as an UntrustedResult. The caller does
-    this before it removes the call from the node's queue, so that an error here changes nothing.
+    For a node that is not trusted, an exception that cannot be read is returned as an UntrustedResult. This is called
+    before the call is removed from the node's queue, so that an error raised here changes nothing.
 
     Raises:
         ProtocolError: a trusted node sent something that is not a readable exception.

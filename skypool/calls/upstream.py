@@ -18,8 +18,9 @@ from skypool.wire import codec, exceptions
 class Feeder:
     """A thread that reads one iterator argument of a call and sends its items to the node (machine) that runs the call.
 
-    Each iterator has its own thread, because the user's iterator may block. The thread starts at once, as a daemon. It
-    ends with the iterator, or up to a second after the call. While the iterator blocks, the thread stays.
+    Each iterator has its own thread, because the user's iterator may block. The constructor starts the thread, as a
+    daemon. The thread ends with the iterator, or up to a second after the call. While the iterator blocks, the thread
+    stays.
 
     Args:
         dispatch: sends the items.
@@ -41,11 +42,11 @@ class Feeder:
     def want(self, n: int) -> None:
         """Have this object's thread send item number `n` (from 1) as soon as the iterator yields it. Return at once.
 
-        If the node requests the last item again over a new connection, it is sent again, because it may have been lost.
-        Other repeated requests are ignored.
+        If the node requests the last item again over a new connection, the item is sent again, because it may have been
+        lost. Other repeated requests are ignored.
 
         Raises:
-            ProtocolError: the node asks for an item before it has got the one before it.
+            ProtocolError: the node asks for an item although it has not got the item before that.
         """
         connection = self._dispatch.connection(self._pending)
         with self._more:
@@ -65,9 +66,9 @@ class Feeder:
     def _run(self) -> None:
         """Read and send items as they are asked for, until the iterator or the call ends.
 
-        The thread of this object runs this. The end of the iterator is sent like an item. An exception that the
-        iterator raises is sent too, and so is the error for an item that cannot be pickled. The function on the node
-        gets that exception, and no more items are sent.
+        The thread of this object runs this method. The end of the iterator is sent like an item. If the iterator
+        raises, or an item cannot be pickled, the exception is sent. The function on the node gets that exception, and
+        no more items are sent.
         """
         while True:
             with self._more:

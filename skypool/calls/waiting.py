@@ -17,7 +17,7 @@ class WaitingCalls:
     while it uses this object. `len()` gives the number of calls here, and iterating yields them without removing them.
 
     Args:
-        node_queues: the nodes of the pool by number. The pool changes this mapping as nodes come and go.
+        node_queues: the queues of the pool's nodes, by the node's number. This mapping changes as nodes come and go.
 
     Attributes:
         anywhere: two queues of the calls that any node may run. The second has those for CPU slots.
@@ -38,8 +38,8 @@ class WaitingCalls:
     def next_queue(self, lane: Lane) -> deque[PendingCall]:
         """Return the queue that has the next call for a lane (the slots of one kind on a node). Remove nothing.
 
-        Calls that must run on this node come first, then calls for some nodes, then calls for any node. Of the calls
-        for any node, the one that was submitted first comes first.
+        Calls that must run on the lane's node come first, then calls that only some nodes may run, then calls for any
+        node. Of the calls for any node, the one that was submitted first comes first.
 
         Returns:
             a queue whose first item is the next call. It is empty if no call waits for the lane.
@@ -65,7 +65,7 @@ class WaitingCalls:
         return waiting
 
     def shared(self, nodes: tuple[int, ...], on_cpu: bool) -> deque[PendingCall]:
-        """Return the queue of the calls that any of these nodes may run. Make an empty one if there is none.
+        """Return the queue of the calls that only these nodes may run. Make an empty queue if there is none.
 
         A new queue is also added to the lane of each of these nodes. Nodes that the pool does not have are skipped.
 
@@ -84,7 +84,7 @@ class WaitingCalls:
         return queue
 
     def _drop_empty(self) -> None:
-        """Remove the empty queues that `shared` made, here and in the lanes (groups of slots) of all nodes."""
+        """Remove the empty queues that `shared` made, also from the lanes (groups of slots) of all nodes."""
         self._shared = {key: queue for key, queue in self._shared.items() if queue}
         for node_queue in self._node_queues.values():
             for lane in node_queue.lanes:
@@ -93,7 +93,7 @@ class WaitingCalls:
     def take_orphans(self, staying: Collection[int]) -> list[PendingCall]:
         """Remove and return the calls that wait for certain nodes, none of which is in `staying`.
 
-        Calls that any node may run are never among them. The list is empty if there are no such calls.
+        Calls that any node may run are not removed. The list may be empty.
 
         Args:
             staying: the numbers of the nodes that can still take calls.
@@ -106,7 +106,7 @@ class WaitingCalls:
         return orphans
 
     def put_back(self, pending: PendingCall) -> None:
-        """Put a call at the front of the queue that it belongs to. It may be the queue of a single node.
+        """Put a call at the front of the queue that it belongs to, which may be the queue of a single node.
 
         Raises:
             KeyError: the call must run on a single node that the pool no longer has.
@@ -119,7 +119,7 @@ class WaitingCalls:
             self.anywhere[pending.options.on_cpu].appendleft(pending)
 
     def clear(self) -> None:
-        """Remove all calls from the queues of this object. The calls do not get a result by that."""
+        """Remove all calls from the queues of this object. The calls get no result here."""
         for queue in self.anywhere:
             queue.clear()
         self._shared.clear()

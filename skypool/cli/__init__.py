@@ -3,7 +3,7 @@
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `money`: `skypool ps`, `skypool cost`; `ending`: `skypool down`, `skypool gc`.
 - `shell`: `skypool shell`; `doctor`: `skypool doctor`; `new_driver`: `skypool new-driver`.
-- `output`: tables, errors and JSON that the commands print.
+- `output`: prints the tables, errors and JSON of the commands.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def _tell_version(asked: bool) -> None:
 
 
 def main() -> None:
-    """Run the program with the arguments of the process. This is the entry point of the command `skypool`.
+    """Run the program with the arguments of the process, and exit. This is the entry point of the command `skypool`.
 
-    An error of skypool becomes one line on stderr and exit status 2, without a traceback. If stdout cannot be written,
-    the exit status is 1. Other errors are raised.
+    A SkypoolError becomes one line on stderr and exit status 2, without a traceback. If stdout cannot be written, the
+    exit status is 1. Other errors are raised.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -91,8 +91,8 @@ def main() -> None:
 def _leave_unwritten(error: OSError) -> None:
     """End the program with exit status 1 because stdout cannot be written. Never returns.
 
-    The error is printed on stderr, unless it is a closed pipe (`skypool ps | head`). Stdout is replaced by the null
-    device, so that Python does not try to write its buffer again at exit.
+    The error is printed on stderr, unless the reader has closed the pipe (`skypool ps | head`). Stdout is replaced by
+    the null device, so that Python does not try to write its buffer again at exit.
 
     Args:
         error: the error of the failed write.

@@ -1,6 +1,6 @@
-"""The commands that look things up in the hardware catalogue.
+"""The commands `skypool accelerators` (with `list` and `compare`) and `skypool suggest`.
 
-These are `skypool accelerators` (with `list` and `compare`) and `skypool suggest`.
+They look things up in the hardware catalogue that is part of skypool.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def in_full(args: list[str]) -> list[str]:
-    """Return the arguments of the program with the command `list` filled in.
+    """Return the arguments of the program, with `list` inserted after `accelerators` if no command follows it.
 
-    `accelerators H100 --json` becomes `accelerators list H100 --json`. Nothing is filled in before `list`, `compare`
-    and `--help`. Arguments of other commands are returned unchanged.
+    `accelerators H100 --json` becomes `accelerators list H100 --json`. Nothing is inserted before `list`, `compare` and
+    `--help`. Arguments of other commands are returned unchanged.
     """
     if args[:1] == ["accelerators"] and (len(args) == 1 or args[1] not in ("list", "compare", "--help")):
         return ["accelerators", "list", *args[1:]]
@@ -35,7 +35,7 @@ def in_full(args: list[str]) -> list[str]:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module to the program."""
+    """Add the commands `skypool accelerators` and `skypool suggest` to the program."""
     group = typer.Typer(help="List accelerators (`list`, which may be left out), or compare them.")
     group.command("list")(list_)
     group.command("compare")(compare)
@@ -63,11 +63,11 @@ def list_(
 def _matching(query: str) -> list[Accelerator]:
     """Return the accelerators whose name contains the query; an empty query gives all.
 
-    Case, spaces, dashes, underscores and dots do not count. If no name contains the query, return only the accelerator
-    that the query is another spelling of.
+    Case, spaces, dashes, underscores and dots do not count. If no name contains the query, but the query is another
+    spelling of a name, return only the accelerator of that name.
 
     Raises:
-        UnknownAccelerator: the query is no spelling of an accelerator either.
+        UnknownAccelerator: the query is neither part of a name nor another spelling of one.
     """
     own = [made for name in registry.names() if (made := registry.look_up(name))]
     every = [*catalog(), *own]

@@ -1,4 +1,4 @@
-"""`skypool doctor`: checks this machine, and the providers that are set up on it. Rents nothing and costs nothing."""
+"""`skypool doctor`: checks this machine, and the providers that are set up on it. It rents nothing."""
 
 from __future__ import annotations
 
@@ -135,8 +135,9 @@ def _ledger() -> Finding:
 def _clock() -> Finding:
     """Check the wall clock of this machine, and return the result.
 
-    The clock is wrong if it is more than a second behind a time that was recorded before: in the ledger (the file that
-    records pools), or as the modification time of skypool's own files. A ledger that cannot be read is ignored here.
+    The clock is wrong if it is more than a second behind a time that was recorded earlier. Such times are in the ledger
+    (the file that records pools); the modification time of skypool's own code is another. A ledger that cannot be read
+    is ignored here.
     """
     now, last = time.time(), Path(__file__).stat().st_mtime
     with contextlib.suppress(LedgerError):  # _ledger() reports it

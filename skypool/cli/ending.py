@@ -36,7 +36,7 @@ def add_to(app: typer.Typer) -> None:
 def _ledger() -> Ledger | None:
     """Return this user's ledger (the file that records pools and their costs). Return None if it cannot be read.
 
-    Then an error is printed on stderr. Machines can be ended without the ledger, too.
+    In the latter case, an error is printed on stderr. Machines can be ended without the ledger, too.
     """
     ledger = Ledger.here(output.warn)
     try:
@@ -103,8 +103,11 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:
     """Return the drivers (objects that talk to one provider) with which the pools of these records were made.
 
-    A driver that several records have is returned once. If one of the drivers cannot be made again, an empty list is
-    returned and an error is printed on stderr. The list is empty for no records, too.
+    A driver that several pools used is returned once. If one of the drivers cannot be made again, an empty list is
+    returned and an error is printed on stderr.
+
+    Args:
+        records: the ledger's records of the pools. Without any, an empty list is returned.
     """
     notes = {str(note): note for record in records for note in record.notes}
     try:
@@ -115,7 +118,7 @@ def _drivers_of(records: Sequence[Record]) -> list[Driver]:
 
 
 def _of_others(found: Sequence[Found], records: Sequence[Record]) -> list[Found]:
-    """Return all of `found` if some machine in it is unknown to the ledger here, otherwise an empty list.
+    """Return all of `found` if some machine in it is unknown to the ledger on this computer, otherwise an empty list.
 
     Such a machine was rented by another client of this user. Ending it is right, because the user named its pool.
 
@@ -260,12 +263,16 @@ def _failures(seen: Survey, left_out: dict[str, Exception]) -> dict[str, str]:
 def _serious(seen: Survey, asked: Sequence[str], ledger: Ledger | None) -> bool:
     """Return True if a provider that could not be asked may have something of this user, otherwise False.
 
-    That is a provider that was named on the command line, that an open pool of the ledger uses, or that is set up.
+    This is assumed of a provider in any of these cases:
+
+    - It was named on the command line.
+    - A pool of the ledger that has not ended completely uses it.
+    - It is set up on this computer.
 
     Args:
-        seen: the answers and failures of the providers.
-        asked: the names of providers on the command line.
-        ledger: the record of this user's pools; None to do without it.
+        seen: the answers of the providers, and the errors of those that could not be asked.
+        asked: the names of the providers that were named on the command line.
+        ledger: the ledger, which records this user's pools. If None, it is not considered.
 
     Raises:
         LedgerError: the ledger cannot be read.

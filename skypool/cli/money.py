@@ -51,14 +51,14 @@ def ps(as_json: AsJson = False) -> None:
 
 
 def _is_over(record: Record, now: float) -> bool:
-    """Return True for a pool that cost nothing, was left by its client, and whose lease ended more than a minute ago.
+    """Return True for a free pool that its client has left, and whose lease ended more than a minute ago.
 
-    The lease is the time that nodes live on without their client. Nodes on this machine, which are free, have ended
-    themselves then. A pool with an order that got no answer is not over.
+    The lease is the time that nodes live on without their client. Nodes on this machine, which cost nothing, have then
+    ended themselves. A pool with an order that got no answer is not over.
 
     Args:
         record: the ledger's record of the pool.
-        now: the time in seconds since 1970.
+        now: the present time, in seconds since 1970.
     """
     is_free = not record.intents and not any(each.usd_per_hour for each in record.lines)
     return is_free and record.state(now) == "left" and now > record.lasts + GRACE
@@ -77,13 +77,14 @@ def _pool_row(record: Record, now: float) -> list[str]:
 
 
 def _explain(record: Record, now: float) -> None:
-    """Print a line on stdout for each problem of a pool; nothing if there is none.
+    """Print a line on stdout for each problem of a pool. Print nothing if the pool has no problem.
 
-    Problems are a client that is gone, an end that is not proved, an order without an answer, and an error.
+    Problems are a client that is gone, an end that the providers have not confirmed, an order without an answer, and an
+    error.
 
     Args:
         record: the ledger's record of the pool.
-        now: the time in seconds since 1970.
+        now: the present time, in seconds since 1970.
     """
     if record.state(now) == "left":
         ways = f"`skypool down {record.pool}` ends it"

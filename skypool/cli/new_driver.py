@@ -1,4 +1,4 @@
-"""`skypool new-driver`: write the first version of a driver, as a Python package whose tests pass at once.
+"""`skypool new-driver`: writes the first version of a driver, as a Python package whose tests pass at once.
 
 A driver is the class through which skypool rents machines of one cloud provider.
 """
@@ -58,10 +58,11 @@ def new_driver(
 
 
 def written(name: str) -> dict[str, str]:
-    """Return the files of a new driver as a dict from each file's path in its package to its text. Writes nothing.
+    """Return the files of a new driver, as a dict from the path of each file to its text. Nothing is written to disk.
 
     Args:
-        name: the name of the provider, such as "big-cloud". It replaces the template's name in paths and texts.
+        name: the name of the provider, such as "big-cloud". In paths and texts it replaces Acme, the provider of the
+            template.
     """
     template = resources.files("skypool") / "testing" / "template"
     return {_named(path, name): _named(text, name) for path, text in _files(template).items()}
@@ -78,10 +79,10 @@ def _files(folder: Traversable, above: str = "") -> dict[str, str]:
 
 
 def _named(text: str, name: str) -> str:
-    """Return a text or path of the template with the name of its provider, Acme, replaced by another one.
+    """Return a text or path of the template with its provider's name, Acme, replaced by `name`.
 
-    All spellings are replaced: `_acme` becomes `_big_cloud`, `ACME` `BIG_CLOUD`, `Acme` `BigCloud`, and `acme`
-    `big-cloud`. `ACME_METADATA` is kept.
+    All spellings are replaced. For the name "big-cloud", `_acme` becomes `_big_cloud`, `ACME` becomes `BIG_CLOUD`,
+    `Acme` becomes `BigCloud`, and `acme` becomes `big-cloud`. `ACME_METADATA` is kept.
     """
     module = name.replace("-", "_")
     called = "".join(part.capitalize() for part in name.split("-"))

@@ -118,9 +118,9 @@ def _node(
     Options that were not given are None.
 
     Args:
-        market: the market to use unless `spot` is True.
+        market: the market to use if --spot was not given.
         spot: True if --spot was given.
-        said: the value of --market; None if it was not given.
+        said: the value of --market, to detect that --spot contradicts it. None if it was not given.
         region, max_price, vcpus, memory, disk, arch: the values of these options.
 
     Raises:
@@ -140,12 +140,12 @@ def _node(
 
 
 def _order(order_by: str, sort: str | None) -> str:
-    """Return the name of the order in which to list the offers.
+    """Return the name of the order in which to list the offers, from --order-by or its former name --sort.
 
     Args:
         order_by: the value of --order-by.
-        sort: the value of --sort, the former name of that option; None if it was not given. If it was, it is returned,
-            and a warning is printed on stderr.
+        sort: the value of --sort, the former name of that option, or None if --sort was not given. If --sort was given,
+            its value is returned, and a warning is printed on stderr.
 
     Raises:
         UsageError: --sort and an --order-by other than "cheapest" are given.
@@ -169,11 +169,12 @@ def _nodes(text: str) -> int | tuple[int, int]:
 def _planned(
     names: list[str] | None, accelerators: list[str] | None, **terms: Any
 ) -> tuple[Plan, dict[str, Exception]]:
-    """Ask the providers for offers, and return the plan over them and the providers that could not be set up.
+    """Ask the providers for offers. Return the plan made from the offers, and the providers that could not be set up.
 
     Args:
-        names: the providers to ask; None or empty asks all installed ones that need no settings.
-        accelerators: the accelerators of a node, any of which will do; None or empty for any or none.
+        names: the providers to ask. If None or empty, all installed providers that need no settings are asked.
+        accelerators: the alternatives for the accelerators of a node. If None or empty, the offers may have any
+            accelerators, or none.
         terms: further arguments of `plan`.
 
     Returns:

@@ -29,12 +29,13 @@ def say(text: str) -> None:
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
     """Print a table on stdout. Without rows, only the headings are printed.
 
-    If stdout is a terminal, cells are folded to its width. Otherwise lines are printed whole.
+    If stdout is a terminal, text that is too long for the table's width is broken within its cell. Otherwise lines are
+    printed whole.
 
     Args:
-        headings: headings of the columns.
-        rows: cells of each row, as text.
-        numbers: headings of the columns to align to the right.
+        headings: the headings of the columns.
+        rows: the cells of each row, as text.
+        numbers: the headings of those columns that contain numbers, which are aligned to the right.
     """
     made = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:

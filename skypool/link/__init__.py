@@ -2,7 +2,7 @@
 
 The connection can break and be made again without losing calls or results.
 
-- `connection`: connects, reconnects, and gives up a node that is silent for too long.
+- `connection`: connects, reconnects, and gives up a node that has been silent for too long.
 - `handshake`: the first messages between the client (the user's process) and the agent (the process on the node that
   manages its workers).
 - `outbox`: the send queue. Small frames (messages) overtake large values.
@@ -10,7 +10,7 @@ The connection can break and be made again without losing calls or results.
 - `inbound`: parses and checks every message of an agent.
 - `chunks`: reassembles large values that arrive in pieces; `buffers`: memory for them.
 - `reports`: turns the output and the status reports of nodes into events.
-- `turns`: decides which thread reads: that of the event loop or that of a waiting caller.
+- `turns`: decides which thread reads the connection: that of the event loop or that of a waiting caller.
 """
 
 __all__ = ["buffers", "chunks", "connection", "handshake", "inbound", "inbox", "outbox", "reports", "turns"]

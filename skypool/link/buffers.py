@@ -2,8 +2,7 @@
 
 When a value is freed, its memory serves the next one of a similar size. Filling fresh memory takes several times as
 long as filling memory that was used before: the operating system must find, clear and map every page, and on a virtual
-machine the host must do so too. The operating system may take back the pages of the memory that is kept here when it
-runs short.
+machine the host must do so too. A system that runs short of memory may take back the pages of the memory kept here.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def room(size: int) -> memoryview:
 
 
 def _fresh(size: int) -> mmap.mmap:
-    """Return newly allocated, private memory of `size` bytes. From 4 MiB on, it asks Linux for huge pages.
+    """Return newly allocated, private memory of `size` bytes. For 4 MiB or more, ask Linux for huge pages.
 
     A system without huge pages is no error. Raises OSError if there is not enough memory.
     """
@@ -74,10 +73,10 @@ def _used_before(size: int) -> mmap.mmap | None:
 
 
 def _keep(memory: mmap.mmap) -> None:
-    """Keep a piece of memory for reuse, when nothing refers to it any more.
+    """Keep a piece of memory for reuse, or free it. This is called when nothing refers to the memory any more.
 
-    Before that, allow the operating system to take back its pages. If the system does not support this, the memory is
-    not kept, and so it is freed. If four pieces are kept already, the oldest one is freed.
+    The operating system is allowed to take back the pages of kept memory. If the system does not support this, the
+    memory is freed instead. If four pieces are kept already, the oldest one is freed.
     """
     if not hasattr(mmap, "MADV_FREE"):
         return

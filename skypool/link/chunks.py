@@ -18,7 +18,7 @@ class _Room:
     """Memory for one value that arrives in pieces. It is filled from its beginning.
 
     Attributes:
-        seq: 0 for the result of a call; for items that a generator yielded, the number of the last of them.
+        seq: 0 for the result of a call. For items that a generator yielded, the number of the last of these items.
         memory: the memory, as large as the whole value.
         filled: the number of bytes that have arrived so far.
     """
@@ -55,8 +55,8 @@ class Pieces:
             awaited: returns the ids of the calls that somebody waits for.
 
         Raises:
-            ProtocolError: the piece does not follow the previous one of its value; or all unfinished values together
-                would exceed the physical memory of this machine.
+            ProtocolError: the piece does not follow the previous piece of the same value. It is also raised if all
+                unfinished values together would exceed the physical memory of this machine.
         """
         if piece.at == 0:
             self.rooms.pop(piece.call, None)
@@ -96,13 +96,13 @@ class Pieces:
     def buffers(
         self, said: Outcome | Yielded, body: memoryview, awaited: Callable[[], Collection[int]]
     ) -> Sequence[Buffer]:
-        """Return the buffers of a complete value, copied out of its frame or put together from earlier pieces.
+        """Return the buffers of a complete value, copied out of one frame (message) or put together from its pieces.
 
         A value that came in pieces is forgotten here, so it can be fetched only once.
 
         Args:
-            said: the message that ends the value. It tells if the value came in pieces (`large`), and the lengths of
-                its buffers.
+            said: the header of the frame that completes the value. It tells whether the value came in pieces
+                (`large`), and the lengths of the value's buffers.
             body: the body of that frame; empty if the value came in pieces.
             awaited: returns the ids of the calls that somebody waits for.
 
@@ -110,7 +110,7 @@ class Pieces:
             The buffers. Returns () if the value came in pieces that were dropped because nobody waits for the call.
 
         Raises:
-            ProtocolError: pieces of the value are missing, or the lengths do not fit.
+            ProtocolError: pieces of the value are missing, or the lengths do not fit the value.
         """
         if not said.large:
             return [bytes(body)] if len(said.lens) == 1 else split_buffers(memoryview(bytearray(body)), said.lens)

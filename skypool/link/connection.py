@@ -43,8 +43,8 @@ class Listener(Protocol):
     def on_welcome(self, welcome: Welcome) -> None:
         """Handle the first message of a new connection, before any other message of that connection.
 
-        The link calls this for the first connection and after each reconnection. The node then sends again what the
-        client had not acknowledged.
+        The link calls this for the first connection and after each reconnection. After a reconnection, the node sends
+        again what the client has not acknowledged.
         """
 
     def on_down(self, reason: str) -> None:
@@ -73,13 +73,14 @@ class Link:
     Args:
         transport: how commands are run on the node, such as OpenSSH.
         config: the configuration of the agent, the process on the node that manages its workers; see `agent.start`.
-        listener: told of messages, breaks, reconnections and the loss of the node.
-        session: a random name of this client. An agent gives its calls and results to the same session only.
+        listener: the object that is told of messages, breaks, reconnections and the loss of the node.
+        session: a random name of this client. The agent recognises the client by it after a reconnection.
         command: the command that starts the loader on the node. The loader starts the agent, or connects to it.
         preamble: the bytes that the loader reads first. Default: none.
-        liveness: seconds without any bytes from the node after which it is given up.
+        liveness: seconds without any bytes from the node after which the node is given up.
         awaited: returns the ids of the calls that this client waits for on the node. Any thread may call it.
-        reader: decodes values and exceptions of a node whose results must not be unpickled; None if they may be.
+        reader: decodes values and exceptions of a node whose results must not be unpickled. If None, they may be
+            unpickled.
 
     Attributes:
         node: the number of the node.
@@ -137,7 +138,7 @@ class Link:
 
     @property
     def silence(self) -> float | None:
-        """Seconds since any bytes from the node came, or None before the first complete frame (message).
+        """Seconds since the node last sent any bytes; None before its first complete frame (message).
 
         Pauses of this process, such as a suspended laptop, are left out.
         """
@@ -152,10 +153,10 @@ class Link:
         retry. Call it once.
 
         Args:
-            stream: a connection at whose other end the loader already runs, the program that starts the agent. Default
-                None: a new connection is made.
+            stream: a connection at whose other end the loader (the program that starts the agent) already runs. If None
+                (the default), a new connection is made.
             start: True (the default) starts the agent (the process that manages the node's workers) if none runs. False
-                requires that it runs, and waits for a shorter time.
+                requires that an agent runs, and waits for `liveness` / 3 seconds, but at least 1 s.
 
         Returns:
             The first message of the agent: its slots (the places that run one call at a time), devices and calls.
@@ -174,11 +175,13 @@ class Link:
         return welcome
 
     async def _connect(self, start: bool, stream: CommandStream | None = None) -> Welcome:
-        """Try once to connect. See `open` for the arguments, the result and the errors.
+        """Try once to connect, and pass the node's first message to the listener's `on_welcome`.
 
-        With `start` the handshake may take `liveness` seconds, which is the silence after which a node is given up.
-        Without it, it may take a third of that or the time until the node is given up, whichever is less, but at least
-        1 s. If the attempt fails, its transport connection is closed.
+        See `open` for the arguments, the result and the errors. If the attempt fails, its transport connection is
+        closed. The time limits of the handshake are:
+
+        - With `start`: `liveness` seconds, the silence after which a node is given up.
+        - Without `start`: a third of that, or less if the node is given up sooner, but at least 1 s.
         """
         left = self._inbox.heard + self._liveness - self._clock()
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
@@ -214,9 +217,11 @@ class Link:
     async def _watch_liveness(self) -> None:
         """Ping the node regularly, replace a connection that may be dead, and give up a node that is silent.
 
-        Checks every second, or four times per `liveness` if that is more often. It replaces a connection after 15 s
-        without any bytes, or after half of `liveness` if that is less. It gives up the node after `liveness` seconds
-        without any bytes, or without a complete frame (message). It runs until the link is closed.
+        Runs until the link is closed. Checks every second, or four times per `liveness` if that is more often:
+
+        - After 15 s without any bytes (or half of `liveness` if that is less), the connection is replaced. If no
+          complete frame (message) came for `liveness` seconds either, the node is given up instead.
+        - After `liveness` seconds without any bytes, the node is given up.
         """
         pause = min(1.0, self._liveness / 4)
         while not self._closed:
@@ -237,21 +242,22 @@ class Link:
                 self.send(self._ping())
 
     async def _reconnect(self, why: str) -> None:
-        """Reconnect, with random and growing pauses, until `liveness` seconds have passed since the last bytes came.
+        """Try to reconnect, with random and growing pauses between the attempts. Give up the node if that fails.
 
-        Then it gives up the node. It does so at once after an error that a retry cannot help, such as a wrong host key
-        or an agent that has ended. Does not raise; the listener is told through `on_up` or `on_lost`.
+        Attempts begin until the node has been silent for `liveness` seconds. After an error that a retry cannot help,
+        such as a wrong host key or an agent that has ended, the node is given up at once. Does not raise; the listener
+        is told through `on_up` or `on_lost`.
 
         Args:
-            why: what broke the connection, for the message.
+            why: what broke the connection, for the error message.
         """
         from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
         def passing(error: BaseException) -> bool:
             """Return True if a new attempt may succeed after this error.
 
-            That is any ConnectionLost, except for a node whose agent (the process that manages its workers) is gone, an
-            invalid message or a wrong host key.
+            This is so for every ConnectionLost but these: the agent has ended or serves another client, a message was
+            not valid, or the host key was wrong.
             """
             return isinstance(error, ConnectionLost) and not isinstance(error, (Gone, ProtocolError, HostKeyMismatch))
 
@@ -295,10 +301,10 @@ class Link:
             self._give_up(ProtocolError(f"node {self.node}: {why}", self.node))
 
     def _break(self, why: str, stream: CommandStream | None) -> None:
-        """Drop a broken connection, tell the listener, and start to reconnect in the background.
+        """Drop a connection that broke for the reason `why`, tell the listener, and reconnect in the background.
 
         Do nothing if the link is closed or `stream` is not the current connection. If the agent on the node was told to
-        end, only drop the connection: it is over as expected.
+        end, this was expected: only drop the connection.
         """
         if self._closed or stream is None or self._stream is not stream:
             return
@@ -330,9 +336,9 @@ class Link:
     def allow(self, seconds: float) -> None:
         """Tell the node to end itself this many seconds from now. Any thread may call this. It does not block.
 
-        The node is told at once, and again with each ping. If the link is down, it is told with the first ping after
-        the reconnection. A later call replaces an earlier one, also with a longer time. The pool's `max_lifetime` is
-        not extended.
+        The node is told at once, and again with each ping. If the link is down, the node is told with the first ping
+        after the reconnection. A later call replaces an earlier one, also with a longer time. This does not extend the
+        pool's `max_lifetime`.
         """
         self._allowed = time.monotonic() + seconds
         self.send(self._ping())
@@ -340,7 +346,7 @@ class Link:
     def _ping(self) -> list[Buffer]:
         """Return the buffers of a PING frame (message), and note that the node may answer with one status report.
 
-        If `allow` was called, the frame has the seconds that the node may still run; 0.0 if they are over.
+        If `allow` was called, the frame has the seconds that the node may still run; 0.0 if that time is over.
         """
         allowed = self._allowed
         self._inbox.expect_pong()
@@ -359,8 +365,8 @@ class Link:
         """Close the link for good. The listener is not told.
 
         Args:
-            bye: True tells the agent on the node to end all work of the pool there, and waits for that at most 5 s. If
-                it takes longer, or the link is down, the link is closed anyway. False leaves the agent running.
+            bye: True first tells the agent on the node to end all work of the pool there, and waits for that at most
+                5 s. If the link is down, the agent is not told. False leaves the agent running.
         """
         if bye and self.is_up and not self._closed:
             self.bid_farewell()
@@ -372,7 +378,7 @@ class Link:
     def _on_bye(self) -> None:
         """Note that the agent on the node has announced its end, so that `close` stops waiting.
 
-        Do nothing if this client has not asked the agent to end. It is called in the thread that read the message.
+        Do nothing if this client has not asked the agent to end. This is called in the thread that read the message.
         """
         if self._closing and not self._ended.is_set():
             self._loop.call_soon_threadsafe(self._ended.set)
@@ -399,7 +405,10 @@ class Link:
         return self._outbox.is_open
 
     def _watch_writable(self) -> None:
-        """Have the event loop write more of the queue when the socket can take it. Do nothing without a connection."""
+        """Have the event loop write more of the send queue when the socket can take more.
+
+        Do nothing if there is no connection.
+        """
         if self._stream is not None:
             self._loop.add_writer(self._stream.socket, self._on_writable)
 

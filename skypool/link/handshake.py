@@ -1,7 +1,7 @@
 """Performs the handshake with a node (a rented machine): compares Python versions and sends skypool's code.
 
-It ends when the WELCOME arrives, the first message of the agent. The agent is the process on the node that manages the
-node's workers.
+The handshake ends when the first message of the agent arrives, the WELCOME. The agent is the process on the node that
+manages the node's workers.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Handshake:
         """Start the agent on the node or reach the running one, and wait for its first message, the WELCOME.
 
         The agent is the process on the node that manages its workers. The node first gets the agent's configuration,
-        and skypool's code if it lacks that. There is no time limit here; the caller sets one.
+        and skypool's code if the node lacks that code. There is no time limit here; the caller sets one.
 
         Args:
-            stream: a connection at whose other end the loader runs, the small program that starts the agent.
+            stream: a connection at whose other end the loader (the small program that starts the agent) runs.
             decoder: splits the received bytes into frames (messages). It keeps an incomplete frame for later reads.
-            start: True starts the agent if none runs. False requires that it runs.
+            start: True starts the agent if none runs. False requires that an agent runs.
 
         Returns:
             (welcome, frames): the WELCOME, and the frames that arrived together with it.
@@ -102,7 +102,7 @@ class Handshake:
         return await self._welcome(stream, decoder, rest)
 
     def _check_python(self, python: tuple[int, ...]) -> None:
-        """Raise PythonMismatch if the node's Python version differs from this one in its major or minor number.
+        """Raise PythonMismatch if the node's Python version differs from the client's in its major or minor number.
 
         Other parts of the version, such as the patch level, may differ.
         """
@@ -120,14 +120,14 @@ class Handshake:
         Args:
             stream: the connection.
             decoder: splits the received bytes into frames (messages).
-            rest: bytes that have arrived already.
+            rest: bytes of the agent that have arrived already.
 
         Returns:
             (welcome, frames): the WELCOME, and the frames that arrived together with it.
 
         Raises:
             Gone: the agent refuses this client, because it serves another one.
-            ProtocolError: the first frame is neither this refusal nor a WELCOME, or it is not valid.
+            ProtocolError: the first frame is neither this refusal nor a WELCOME, or the frame is not valid.
             EOFError: the connection ended.
         """
         loop = asyncio.get_running_loop()

@@ -1,9 +1,9 @@
 """Parses and checks all messages that the agent of a node (a rented machine) sends to its client (the user's process).
 
 The agent is the process on the node that manages its workers. A message travels as a frame: a small JSON header and a
-body of bytes. `message_of` turns a frame into one of the frozen values below, or raises ProtocolError. No other code
-looks at the header of a frame from a node. If a field is missing, has another type or is out of range, the client gives
-up that node, and no other.
+body of bytes. `message_of` turns a frame into an object of one of the classes below, or raises ProtocolError. No other
+code looks at the header of a frame from a node. If a field is missing, has another type or is out of range, the client
+gives up that node only.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Calls that the node gives back without having begun them, because the client asked for some.
+    """Calls that the node gives back without having begun them, because the client asked it to give back some.
 
     Attributes:
         calls: the ids of the calls. It may be empty.
@@ -197,10 +197,10 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """The header of a piece of output that a call on the node printed. The bytes come beside it.
+    """The header of a piece of output that a call on the node printed. The bytes are in the body of the same frame.
 
     Attributes:
-        id: the id of the call; 0 if it is not known.
+        id: the id of the call; 0 if the call is not known.
         slot: the number of the slot (the place on the node that ran the call), from 0.
         fd: 1 for stdout, 2 for stderr.
         seq: the number of this piece of the node's output, from 1.
@@ -225,14 +225,16 @@ class ModuleAsked:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """A status report of a node. The node sends it in answer to a ping, or when the provider takes the machine back.
+    """A status report of a node.
+
+    The node sends it in answer to a ping, and when the provider announces that it takes the machine back.
 
     Attributes:
         busy: the number of calls that run.
         waiting: the number of calls that wait on the node for a slot (a place that runs one call at a time).
         done: the number of calls that have ended.
         running: the names of a few functions that run.
-        interruption: when the provider takes the machine back, in seconds since 1970; None without such a notice.
+        interruption: when the provider takes the machine back, in seconds since 1970; None if not announced.
         cpu_busy: the number of running calls on CPU slots, which run calls without a device.
     """
 
@@ -307,8 +309,8 @@ def _refuse(what: str, name: str, value: object) -> NoReturn:
 def _short(value: object) -> str:
     """Return a text about an invalid value for an error message.
 
-    It names the value's type. It shows a string (its first 40 characters, without control characters), a boolean, a
-    float or None as well; not other values, which may be long.
+    The text names the value's type. It also shows a boolean, a float, None, and the first 40 characters of a string,
+    without control characters. It does not show other values, because they may be long.
     """
     kind = type(value).__name__
     if type(value) is str:
@@ -369,7 +371,9 @@ def _text(what: str, h: Mapping[str, Any], name: str, most: int = _LONGEST_NAME)
 
 
 def _numbers(what: str, h: Mapping[str, Any], name: str) -> list[int]:
-    """Return the field `name` of a message's header. It must be a list of integers from 0 to below 2^63, or empty.
+    """Return the field `name` of a message's header. It must be a list of integers from 0 to below 2^63.
+
+    The list may be empty.
 
     Raises:
         ProtocolError: the field is missing or not such a list. `what` names the message in the error.
@@ -396,7 +400,7 @@ def _texts(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
-    """Check the fields of a message that describe the value it carries.
+    """Check and return the fields of a frame (message) that describe its value.
 
     Returns:
         (lens, large): the lengths of the value's buffers in bytes, and True if the value was sent before, in pieces.
@@ -458,7 +462,8 @@ def _yielded(f: Frame) -> Yielded:
     A missing "single" field counts as False, which means that the value is a list of items.
 
     Raises:
-        ProtocolError: another field is missing or not valid, or the body does not have the length that the fields tell.
+        ProtocolError: a field other than "single" is missing or not valid, or the body does not have the length that
+            the fields tell.
     """
     h = f.header
     what = "an item of a stream"
@@ -480,11 +485,12 @@ def _wanted(f: Frame) -> ItemWanted:
 def _piece(f: Frame) -> Piece:
     """Return the `Piece` in a BLOB frame: the header of a piece of a large value.
 
-    The frame's key is the id of a call, or a text "call:number" for items of a generator.
+    The field "key" is the id of a call. For items of a generator it is a text "call:number", with the number of the
+    last item.
 
     Raises:
-        ProtocolError: a field is missing or not valid, the value has 64 KiB or less, or the body is not the full piece:
-            1 MiB, or the rest of the value if that is less.
+        ProtocolError: a field is missing or not valid, or the whole value has 64 KiB or less. It is also raised if the
+            body has neither 1 MiB nor the rest of the value.
     """
     h = f.header
     what = "a piece of a value"
@@ -509,7 +515,7 @@ def _piece(f: Frame) -> Piece:
 
 
 def _recalled(f: Frame) -> Recalled:
-    """Return the `Recalled` in a RECALLED frame: calls that the node gives back. The list may be empty.
+    """Return the `Recalled` in a RECALLED frame: calls that the node gives back. It may list no calls.
 
     Raises:
         ProtocolError: a field is missing or not valid.
@@ -523,7 +529,7 @@ def _printed(f: Frame) -> Printed:
     """Return the `Printed` in an OUTPUT frame: which call and stream the output in its body comes from.
 
     Raises:
-        ProtocolError: a field is missing or not valid. The stream must be 1 or 2.
+        ProtocolError: a field is missing or not valid. The stream must be 1 (stdout) or 2 (stderr).
     """
     h = f.header
     what = "output"
@@ -583,7 +589,7 @@ def _welcome(f: Frame) -> Welcome:
     Any "trust" other than "data" counts as "full".
 
     Raises:
-        ProtocolError: another field is missing or not valid.
+        ProtocolError: a field other than "trust" is missing or not valid.
     """
     h = header_of(f)
     what = "the WELCOME"

@@ -1,7 +1,7 @@
 """`Inbox`: receives the messages of one node (a rented machine). It is the counterpart of `outbox`.
 
-It reads in the thread of the pool's event loop, or in the thread of a caller that waits for a result. A connection may
-break and be replaced while a thread reads it.
+An `Inbox` reads in the thread of the pool's event loop, or in the thread of a caller that waits for a result. A
+connection may break and be replaced while a thread reads it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Arrival(NamedTuple):
 
     Attributes:
         said: the message.
-        buffers: the value, copied out of the receive buffer. Default (): none.
+        buffers: the value, copied out of the receive buffer; () (the default) if there is none.
     """
 
     said: Said
@@ -118,7 +118,7 @@ class Inbox:
         return None if current is None else current.stream
 
     def await_first_sign(self) -> None:
-        """Set the time of the last bytes to now, before the node has sent anything. Its silence counts from here."""
+        """Count the node's silence from now, although the node has not sent anything yet. Does not wait."""
         self.heard = self._clock()
 
     def note_sign_of_life(self) -> None:
@@ -303,7 +303,7 @@ class Inbox:
         """Handle frames (messages) that have arrived, in their order. If that raises an Exception, call `on_senseless`.
 
         Messages are handed to `on_arrivals` all together, and only if no frame is invalid. They are dropped if a newer
-        connection has taken the place of this one, because the node sends them again there.
+        connection has replaced `incoming`, because the node sends them again over the newer one.
         """
         arrivals: list[Arrival] = []
         try:

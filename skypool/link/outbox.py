@@ -108,8 +108,8 @@ class Outbox:
     def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
         """Queue a large value in pieces of 1 MiB, and then the frame that refers to it. Does not block.
 
-        Drop both silently if there is no socket. Large values are sent one after the other. Small frames may go out
-        between their pieces.
+        Drop the value and the frame silently if there is no socket. Large values are sent one after the other. Small
+        frames may go out between their pieces.
 
         Args:
             key: names the value in its pieces and in that frame: the id of a call, or a text.
@@ -151,8 +151,8 @@ class Outbox:
         """Write as much of the queue as the socket accepts now, in at most 16 writes. Does not block.
 
         Returns:
-            True if nothing is left, there is no socket, or writing failed; `broken` is then called with the reason.
-            False if the owner must call this again.
+            False if the owner must call this again. True if nothing is left, there is no socket, or writing failed. If
+            writing failed, `broken` is called with the reason.
         """
         with self._lock:
             for _ in range(_TURNS):
@@ -190,10 +190,10 @@ class Outbox:
 
 
 def _pieces(key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield a BLOB frame (message) for each piece of a large value, and then the frame that refers to the value.
+    """Yield a BLOB frame (message) for each piece of a large value, and then `then`, the frame that refers to it.
 
-    Each frame is a list of buffers. A piece has 1 MiB of the value, the last one the rest. Its header has the key, the
-    position in bytes and the size of the value. The value's buffers are padded as `frames.pad` does it.
+    Each frame is a list of buffers. A piece has 1 MiB of the value, the last one the rest. The header of a piece has
+    the key, its position in bytes and the size of the value. The value's buffers are padded as `frames.pad` does it.
     """
     size = total_length([len(b) for b in buffers])
     at = 0

@@ -19,8 +19,8 @@ _ACK = 256 << 10
 class NodeReports:
     """A converter of the output and the status reports of one pool's nodes into events.
 
-    It is called in the thread that read the message: that of the pool's event loop, or that of a caller that waits for
-    a result.
+    Its methods are called in the thread that read the message: that of the pool's event loop, or that of a caller that
+    waits for a result.
 
     Args:
         pool: the name of the pool.
@@ -50,7 +50,7 @@ class NodeReports:
         """Emit an `Output` event for a piece of output. Ignore a piece that came before.
 
         Nodes send pieces again after a reconnection. Acknowledge the output to the node when more than 256 KiB came
-        since the last acknowledgement from here. The text of the event may be empty if a character or colour sequence
+        since this method last did so. The text of the event may be empty if a character or colour sequence
         is not complete yet.
 
         Args:

@@ -27,7 +27,7 @@ class Turns(Protocol):
     """
 
     def watch(self) -> None:
-        """Have the engine's callback called from now on when there is something to read.
+        """Have the event loop call its callback from now on when there is something to read.
 
         Call this in the thread of the event loop.
         """
@@ -80,7 +80,7 @@ class Turns(Protocol):
 
 
 class EpollTurns:
-    """`Turns` for Linux: an epoll object stands between the event loop and the socket. A switch is one system call.
+    """`Turns` for Linux: an epoll object stands between event loop and socket. Changing turns is one system call.
 
     Args:
         loop: the pool's event loop.
@@ -146,7 +146,7 @@ class EpollTurns:
 class PollTurns:
     """`Turns` for any Unix. If data wakes the event loop while another thread reads, the loop ignores the socket.
 
-    It does so until `come_back`.
+    It does so until `come_back` is called.
 
     Args:
         loop: the pool's event loop.
