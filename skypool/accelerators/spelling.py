@@ -308,8 +308,7 @@ def _names() -> dict[str, tuple[str, float | None, str | None]]:
 
 @cache
 def dialects() -> tuple[str, ...]:
-    """Return all values that the argument `dialect` of `parse` accepts: sources of names, such as "aws".
-    """
+    """Return all values that the argument `dialect` of `parse` accepts: sources of names, such as "aws"."""
     return tuple(dict.fromkeys(row["source"] for row in tables.rows("aliases.csv")))
 
 
