@@ -312,7 +312,8 @@ class Slots:
     def _introduce(self, slot: Slot) -> None:
         """Set the information about this node and slot that users' functions get from `skypool.runtime`.
 
-        Called in a new worker. In this information, the CPU slots have numbers of their own, from 0.
+        Called in a new worker. Device slots are numbered from 0 in this information, and CPU slots are numbered from 0
+        again, as users see two kinds of slots. `slot.number` counts all slots of the node.
         """
         config = self._plan.config
         place = config.slice

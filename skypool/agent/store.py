@@ -216,7 +216,7 @@ class Store:
     def drop(self, key: str) -> None:
         """Forget the `pool.put()` object with this key, on the node and in all workers.
 
-        Does nothing if there is no such object. Worker processes forget the object when they next receive packets.
+        Does not raise if there is no such object. Worker processes forget the object when they next receive packets.
         """
         _, value = self.objects.pop(key, ({}, b""))
         if isinstance(value, Blob):

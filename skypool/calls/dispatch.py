@@ -605,16 +605,21 @@ class Dispatch:
                 self._fill(other)
 
     def _lost(self, pending: PendingCall, error: BaseException, begun: bool) -> None:
-        """Queue a lost call again, one that its node did not end, if it may run again. Otherwise end it with an error.
+        """Queue a call again whose node was lost before it sent a result, if the call may run again. Otherwise end it.
 
-        The call may run again if a suitable node is left and the pool has not ended. A call that may have begun must
-        also have a retry left, unless the provider took the machine back. It must not have yielded items or read from
-        an iterator argument. If it runs again, it gets a new id, and `on_retry` is called. A call that was cancelled
-        just ends.
+        The call may run again if a suitable node is left and the pool has not ended. For a call that may have begun
+        there are three more conditions:
+
+        - It has a retry left, or the provider took the machine back.
+        - It has not yielded items.
+        - It has not read from an iterator argument.
+
+        Such a call gets a new id, and `on_retry` is called. A call that may not run again ends with an error. A call
+        that was cancelled just ends.
 
         Args:
             pending: the call.
-            error: why the node did not end it.
+            error: why there is no result.
             begun: True if the call may have begun. To run again then uses up a retry, unless the provider took the
                 machine back.
         """
@@ -643,7 +648,7 @@ class Dispatch:
         self._waiting.put_back(pending)
 
     def close(self, error: BaseException) -> None:
-        """Accept no more calls, and end all calls that have not ended with `error`. Do nothing if closed before.
+        """Accept no more calls, and end all unfinished calls with `error`. Do nothing if closed before.
 
         Cancelled calls end with a SkypoolError that says that they were cancelled. All nodes are forgotten; nothing is
         sent to them.

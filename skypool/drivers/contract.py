@@ -164,9 +164,9 @@ class Driver(Protocol):
         Creating machines is idempotent by `order.token`: a repeated launch makes no further machines, even if the first
         reply was lost.
 
-        If the launch sends several create requests, call `order.asking` before each and `order.made` after it.
-        Terminate machines that the launch does not return with `undo`. Each machine is then charged from its own create
-        request, even if it is undone.
+        If the launch sends several create requests, call `order.asking` before each and `order.made` after it. Use
+        `undo` to terminate machines that this method does not return. So each machine is charged from the time of its
+        own create request, even if it is undone.
 
         If the offer is a slice (`offer.hosts` > 1), `order.nodes` lists the hosts of whole slices, one slice after the
         other. Return all hosts of a slice, in order and with the same `Instance.slice`, or none of them.

@@ -82,9 +82,9 @@ class Regional:
         each_done(self._remove, leftovers, "some leftovers of pools could not be removed")
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the expiry time `until` into the tags of all instances and leftovers of a pool.
+        """Write the expiry time `until` into the tags of a pool's instances, and of its leftovers in the same regions.
 
-        Only regions where the pool has instances are asked. Leftovers in other regions keep their time.
+        Leftovers (such as keys and security groups) in regions without instances of the pool keep their time.
 
         Raises:
             ProviderError, ErrorGroup: a region could not be asked, or its tags could not be written.

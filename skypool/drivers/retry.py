@@ -24,8 +24,8 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     """Call `do` for all items in parallel, and return the results in the order of the items.
 
     An exception of a call takes the place of its result; it is not raised. Returns when all calls have ended. At most
-    16 threads run at a time. A single item is done in the calling thread. If no thread can be started, as while the
-    interpreter exits, the calls run one after the other. No items give [].
+    16 threads run at a time. A single item is handled in the calling thread. If no thread can be started, for example
+    while the interpreter exits, the calls run one after the other. Without items, the result is [].
     """
 
     def outcome(item: T) -> V | Exception:
@@ -47,8 +47,8 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
 def in_turn(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     """Call `do` for the items one after the other until one fails, and return the results in order.
 
-    The exception of the failed call is the last element of the list; it is not raised. The items after it are not
-    tried. Use this for scarce things, so that the first items are served first.
+    The exception of the failed call is the last element of the list; it is not raised. Later items are not
+    tried. Use this for scarce resources, so that the first items are served first.
     """
     outcomes: list[V | Exception] = []
     for item in items:
@@ -64,13 +64,13 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
 
     The call is repeated after RateLimitError, after NoAnswer, and after a ProviderError with one of the given codes.
     Pauses are random and grow up to 10 s. If a RateLimitError says how long to wait, the pause has that length, but at
-    most `seconds`. A wait of 0 s counts as not said.
+    most `seconds`. A stated wait of 0 s is ignored.
 
     Args:
         do: the request.
         seconds: time limit for all attempts. After a failure beyond it, `do` is not called again. A running attempt or
             pause is not cut short.
-        codes: the provider's error codes that are worth a repetition.
+        codes: error codes of the provider after which the call is repeated, too.
 
     Raises:
         Exception: the last error when the time limit is over, or at once any other error of `do`.
@@ -93,7 +93,7 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
 def quietly(do: Callable[[], V], *codes: str) -> V | None:
     """Call `do` once and return its result, or None if it raises a ProviderError with one of the given codes.
 
-    Any other error is raised. Without codes, every error is.
+    Any other error is raised. Without codes, every error is raised.
     """
     try:
         return do()

@@ -13,7 +13,7 @@ def imported(module: str) -> ModuleType:
     """Import a module of an SDK, and return it. Only one thread imports at a time; others wait.
 
     Drivers are called in parallel, and their SDKs share packages. If two threads import `requests` and
-    `requests.exceptions` at the same time, they may wait for each other. Python then raises an error in one of them.
+    `requests.exceptions` at the same time, they may wait for each other. Python then raises an error in one thread.
 
     Args:
         module: full name of the module, such as "botocore.session".

@@ -1,8 +1,8 @@
 """Helpers for drivers: they check the user's settings, and read data tables from the driver's package.
 
-`settings_named`, `settle`, `words` and `plain` check settings, and raise UsageError for bad ones. `table` and `filled`
-read and fill in JSON. `networks` and `public_network` give the networks that may log in. `surroundings` tells when an
-SDK client must be made again.
+`settings_named`, `settle`, `words` and `plain` check settings, and raise UsageError for bad ones. `table` reads a
+JSON table, and `filled` fills in a JSON template. `networks` and `public_network` give the networks that may log in.
+`surroundings` tells when a client of a provider's SDK must be made again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ _ADDRESS = "https://checkip.amazonaws.com"
 
 
 def settings_named(kind: type[T]) -> type[T]:
-    """Make a driver's dataclass raise UsageError for settings that it does not have.
+    """Replace the `__init__` of a driver's dataclass, so that unknown settings raise UsageError.
 
-    Returns the same class, changed in place.
-
-    Use it as a decorator. It replaces the class's `__init__`. The error suggests the nearest known setting, and lists
-    all of them. Missing or repeated settings raise UsageError, too.
+    Use this function as a class decorator. It changes the class in place and returns it. The error suggests the nearest
+    known setting, and lists all known ones. Missing or repeated settings raise UsageError, too.
     """
     init: Any = kind.__init__
     signature = inspect.signature(init)
@@ -101,8 +99,9 @@ def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iter
 
     Args:
         driver: the driver, whose attributes are checked. It may be a frozen dataclass.
-        shapes: by the name of the setting: regular expression, example, and True if the setting may be a list.
-        known: by the name of the setting: known valid strings, for suggestions (see `words`).
+        shapes: the required form of each setting, by the setting's name: a regular expression, an example, and True if
+            the setting may be a list.
+        known: known valid strings of each setting, by the setting's name. Error messages suggest the nearest.
 
     Raises:
         UsageError: a setting has a wrong shape, or is a list although it may not be one.
@@ -126,14 +125,14 @@ _PLAIN: Mapping[Any, tuple[str, Any]] = {
 
 
 def plain(driver: DataclassInstance, **kinds: type) -> None:
-    """Check the types of a driver's settings, such as `strict=bool`, `bid=float` or `config=Path`. Returns nothing.
+    """Check the types of a driver's settings, and turn `Path` objects among them into strings, in place.
 
-    Paths are turned into strings in place. Otherwise nothing is changed. None is accepted if it is the default of the
-    setting. A whole number is accepted as a float; True and False are not accepted as numbers.
+    None is accepted if it is the default of the setting. A whole number is accepted as a float. True and False are not
+    accepted as numbers.
 
     Args:
         driver: the driver, whose attributes are checked. It may be a frozen dataclass.
-        kinds: by the name of the setting: bool, int, float, str or Path.
+        kinds: the required type of each setting, such as `strict=bool`. One of bool, int, float, str and Path.
 
     Raises:
         UsageError: a setting is of another type, is "", or is an infinite number or NaN. The message does not show the
@@ -157,7 +156,7 @@ def table(package: str, file: str) -> Any:
 
     Args:
         package: name of the package, such as "skypool_acme".
-        file: name of the file in it.
+        file: name of the JSON file in that package.
 
     Raises:
         FileNotFoundError: the package has no such file.
@@ -166,16 +165,15 @@ def table(package: str, file: str) -> Any:
 
 
 def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hashable:
-    """Return a hashable key of the environment variables and files that an SDK client depends on.
+    """Return a hashable value that changes when the environment variables or files of an SDK client change.
 
-    Compare keys to decide if a client can be used again: make a new client when the key has changed. The key contains
-    the variables whose names begin with `start`, and the times at which the files were modified. Files that do not
-    exist are left out.
+    Make a new client when the value has changed. It contains the environment variables whose names begin with `start`,
+    and the times at which the files were modified. Files that do not exist are left out.
 
     Args:
         start: prefix of the variables' names, or several prefixes.
-        files: usual path of each file, by the variable that can name another path. Renewed credentials are written to
-            such files.
+        files: usual path of each file that the client reads, such as a credentials file. Each key is the environment
+            variable that can name another path.
     """
     paths = [Path(os.environ.get(name) or usual).expanduser() for name, usual in files.items()]
     written = [each.stat().st_mtime_ns for each in paths if each.is_file()]
@@ -185,8 +183,8 @@ def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hash
 def filled(shape: Any, values: Mapping[str, Any]) -> Any:
     """Return a copy of a JSON template in which "$name" and "$name.part" are replaced by values.
 
-    "$name.part" reads a key or an attribute of the value. Only whole strings that begin with "$" are replaced. An entry
-    of an object whose value becomes None is left out; in a list, None stays.
+    "$name.part" reads a key or an attribute of the value. Only whole strings that begin with "$" are replaced. A dict
+    entry whose value becomes None is left out. In a list, None stays.
 
     Args:
         shape: the template: nested dicts and lists, and strings that may begin with "$". It is not changed.
@@ -216,11 +214,11 @@ def networks(given: Sequence[str] | None) -> list[str]:
     The order is kept, and the addresses are not checked.
 
     Args:
-        given: addresses or networks. None or empty stands for this machine's public address alone, which a web page is
-            asked for (see `public_network`).
+        given: addresses or networks. If None or empty, the result is this machine's public address alone, which is
+            requested from a web page (see `public_network`).
 
     Raises:
-        ProviderError: none are given, and the public address cannot be found.
+        ProviderError: `given` is None or empty, and the public address cannot be found.
     """
     return [each if "/" in each else f"{each}/32" for each in given or [public_network()]]
 
@@ -228,7 +226,7 @@ def networks(given: Sequence[str] | None) -> list[str]:
 def public_network() -> str:
     """Return this machine's public IPv4 address as a network, such as "203.0.113.7/32".
 
-    The function asks a web page for the address at each call. Each wait for the network is limited to 10 s.
+    The address is requested from a public web page at each call. Each wait for the page is limited to 10 s.
 
     Raises:
         ProviderError: the page does not answer, or does not answer with an IPv4 address.

@@ -26,21 +26,21 @@ def notice_program(
     headers: Mapping[str, str] | None = None,
     token: tuple[str, str, str, str] | None = None,
 ) -> str:
-    """Return the source of a program that asks a cloud's metadata service every 5 s if the machine is taken back.
+    """Return the source of a program that asks a cloud's metadata service every 5 s whether the machine is taken back.
 
-    A driver passes the text as `Access.watch`. The node then runs it, and it prints the announced time once. Nothing
-    runs here.
+    A driver passes the text as `Access.watch`. The rented machine then runs the program, which prints the announced
+    time once. This function runs nothing.
 
     Args:
         base: address of the metadata service.
         path: path of the notice; it is appended to `base`.
         when: Python expression that uses `said`, the text of the answer. Its value is the time at which the machine is
             taken, in seconds since 1970, or None for no notice. It may use the modules `json` and `datetime`.
-        variable: environment variable that can name another base address on the node; "" for none.
+        variable: environment variable of the rented machine that can name another base address; "" for none.
         headers: headers of the request.
-        token: None, or four strings for a service that wants a token. The first is the path from which a PUT request
-            gets the token. Then follow the name and the value of a header of that request. The last is the name of the
-            header that carries the token.
+        token: None if the service needs no access token. Otherwise four strings. The first is the path from which a
+            PUT request gets the token. Then follow the name and the value of a header of that request. The last is the
+            name of the header that carries the token when the notice is requested.
     """
     program = (files("skypool.drivers") / "notice_watch.py").read_text("utf-8")
     told = ", ".join(repr(each) for each in (base, variable, path, dict(headers or {}), token or ()))
@@ -60,11 +60,12 @@ def access(
 ) -> Access:
     """Return SSH access to a machine, with the pool's login key and the host key that the machine got at its boot.
 
-    A machine that shows another host key is refused when a connection is made. This function does not connect. It
-    creates the keys in the user's folder if they do not exist yet.
+    This function does not connect. It creates the keys in the user's folder if they do not exist yet. Later, a
+    connection fails if the machine shows another host key. The three times in seconds start at the first attempt to
+    connect.
 
     Args:
-        instance: the machine. Its token selects the host key.
+        instance: the machine. Its `token` (that of the order that rented it) selects the host key.
         address: host name or IP address of the machine.
         user: user that logs in.
         port: port of sshd.
@@ -103,16 +104,16 @@ def terminate_and_wait(
 ) -> None:
     """Terminate instances with one request each, all in parallel, and poll until all are gone.
 
-    Blocks until they are gone, or for `seconds`. Instances whose end was refused but that are not listed any more count
-    as gone. If only refused ones are left, the polling stops early. Does nothing if `instances` is empty.
+    Blocks until they are gone, or for `seconds`. An instance for which `destroy` failed counts as gone if `there` does
+    not list it. Polling stops early if `destroy` failed for all that are left. Does nothing if `instances` is empty.
 
     Args:
         instances: instances to terminate.
         destroy: requests the end of one instance, by its id. It must not raise for an instance that is gone.
         there: returns the ids of all instances that exist.
         seconds: time limit for polling.
-        young: ids of new instances that `there` may not list yet. If the end of such an instance was refused, its
-            absence from the list proves nothing.
+        young: ids of new instances that `there` may not list yet. If `destroy` failed for such an instance, it does
+            not count as gone, although `there` does not list it.
 
     Raises:
         StillRunning: names the instances that are not gone, and why. Also if `there` raised a ProviderError.

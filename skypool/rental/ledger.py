@@ -211,9 +211,9 @@ class Ledger:
     ) -> None:
         """Record that the provider carried out an order (a request for machines), and the machines that it made.
 
-        Machines that are recorded already keep their records. If a machine belongs to a slice, its price is the slice's
-        price divided by the number of the slice's machines in `instances`. Does not raise if the file cannot be
-        written.
+        Machines that are recorded already keep their records. If a machine belongs to a slice (several machines at one
+        price), its price is the slice's price divided by the number of the slice's machines in `instances`. Does not
+        raise if the ledger's file cannot be written.
 
         Args:
             session: id of the run of the pool.

@@ -48,8 +48,8 @@ def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[
     Args:
         error: the exception.
         skip: how many frames at the top of its traceback to leave out, because they are skypool's own.
-        home: True if a node sends the exception to its client. If the client accepts no pickles, `codec.result_writer`
-            then writes it. False always pickles.
+        home: True if a node sends the exception to its client. If that client accepts only plain data from this node,
+            `codec.result_writer` encodes the exception without pickle. False if the receiver accepts pickles.
     """
     tb = error.__traceback__
     for _ in range(skip):
@@ -70,15 +70,17 @@ def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[
 def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
     """Return one exception without its causes, as a tuple for the network.
 
-    The tuple is (pickle or None, name of the type, text, reason why there is no pickle, notes). An exception that
-    cannot be pickled raises nothing here: it gets no pickle, but a reason. An exception that would end a process, such
-    as SystemExit, never gets a pickle. Sometimes a pickle gives the right type with another text. It is sent only if
-    there is no better one, and a reason is given too.
+    The tuple is (pickle or None, name of the type, text, reason, notes). The reason says why there is no pickle, or
+    why it is not exact; otherwise it is "". This function does not raise if the exception cannot be pickled.
+
+    Three ways to pickle the exception are tried. The first pickle that gives back the same type with the same text is
+    taken. If there is none, it is the first one that gives back the same type. An exception that would end a process,
+    such as SystemExit, gets no pickle.
 
     Args:
         error: the exception.
-        home: True if a node sends the exception to its client. If the client accepts no pickles, `codec.result_writer`
-            then writes it. False always pickles.
+        home: True if a node sends the exception to its client. If that client accepts only plain data from this node,
+            `codec.result_writer` encodes the exception without pickle. False if the receiver accepts pickles.
     """
     kind = name_of(type(error))
     text = text_of(error)
