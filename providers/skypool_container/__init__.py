@@ -437,13 +437,13 @@ def _names(instances: Sequence[Instance]) -> str:
     return f"containers {', '.join(each.id[:12] for each in instances)}"
 
 
+_NO_DAEMON = "the daemon is not running: `sudo systemctl start docker`, or set DOCKER_HOST"
 _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
     (r"permission denied.*(socket|sock)", AccessError,
      "no permission for the daemon's socket: run `sudo usermod -aG docker $USER` and log in again, or use podman"),
-    (r"Cannot connect to the Docker daemon at unix:", UsageError,  # installed, but not set up: `gc` goes on without it
-     "the daemon is not running: `sudo systemctl start docker`, or set DOCKER_HOST"),
+    (r"Cannot connect to the Docker daemon at unix:", UsageError, _NO_DAEMON),  # not set up: `gc` goes on without it
     (r"Cannot connect to the Docker daemon|Is the docker daemon running|unable to connect to Podman", ProviderError,
-     "the daemon is not running: `sudo systemctl start docker`, or set DOCKER_HOST"),
+     _NO_DAEMON),
     (r"denied|unauthorized|authentication required|no basic auth", AccessError,
      "the image does not exist, or needs `{program} login` first"),
     (r"manifest unknown|No such image|manifest for .* not found|short-name|name unknown|invalid reference", LaunchError,

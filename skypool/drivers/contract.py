@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a provider can do. A driver declares one such object as its class attribute `abilities`.
+    """The abilities of a provider. A driver declares one such object as its class attribute `abilities`.
 
     A lease is the time for which a machine lives on without hearing from its client.
 

@@ -133,10 +133,11 @@ class Plan:
                 continue
             there = {o.accelerator.count for o in self.considered if o.accelerator and o.accelerator.could_be(wanted)}
             others = tuple(wanted.with_count(count) for count in sorted(there - {wanted.count}))
-            serving = rank_offers(self.considered, replace(self.need, accelerators=others), today=self.today).offers
-            if others and serving:
-                best = serving[0]
-                spelt = next(str(each) for each in others if best.accelerator and each.count == best.accelerator.count)
+            if not others:
+                continue  # an empty tuple would ask for any accelerator
+            best = rank_offers(self.considered, replace(self.need, accelerators=others), today=self.today).best
+            if best is not None and best.accelerator is not None:
+                spelt = str(wanted.with_count(best.accelerator.count))
                 yield f"+  with accelerator={spelt!r} {described(best)} would serve"
 
     def _heading(self) -> str:

@@ -15,7 +15,6 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -144,6 +143,8 @@ def _sources() -> list[tuple[str, bytes]]:
     Raises:
         ImportError: skypool, a driver or cloudpickle is not installed as a package.
     """
+    from importlib.metadata import distribution  # imported here because nodes do not need it
+
     found = []
     points = distribution("skypool").entry_points.select(group="skypool.providers")
     drivers = sorted({point.module.partition(".")[0] for point in points})
