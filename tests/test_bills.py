@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from skypool.model import Instance, Offer, Order
 from skypool.rental import reaper
 from skypool.rental import rental as rental_module
 from skypool.rental.ledger import Ledger
+from skypool.rental.ledger_file import LedgerFile
 from skypool.rental.rental import Rental
 from skypool.testing import FakeCloud, Stock
 from tests.bill import bill
@@ -58,6 +60,37 @@ def rent(rental: Rental, *nodes: int) -> list[Instance]:
     async def pause(seconds: float) -> None: ...
 
     return list(asyncio.run(rental.rent(nodes, None, pause)).instances)
+
+
+def test_the_ends_of_many_machines_are_as_few_writes_as_that_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write waits for the disk, some 4 ms. One for each of a thousand machines made a pool take twice as long."""
+    commits = 0
+    write = LedgerFile.write
+
+    def counted(file: LedgerFile, *args: Any, **more: Any) -> Any:
+        nonlocal commits
+        commits += 1
+        return write(file, *args, **more)
+
+    def writes(nodes: int) -> int:
+        nonlocal commits
+        folder = tmp_path / str(nodes)
+        cloud = FakeCloud(folder, [Stock(capacity=nodes)], machines=False, billing="running")
+        rental = rented(cloud, monkeypatch, nodes=nodes)
+        there = rent(rental, *range(nodes))
+        cloud.control.advance(60.0)
+        commits = 0
+        assert not rental.terminate(there, silent=dict.fromkeys(range(0, nodes, 2), 10.0))
+        done = commits
+        assert [line.ended for line in rental.receipt.lines] == [True] * nodes
+        assert all(line.billed_from is not None for line in rental.receipt.lines)
+        rental.close(None, proved=True)
+        return done
+
+    monkeypatch.setattr(LedgerFile, "write", counted)
+    assert writes(1) == writes(40)
 
 
 def test_a_machine_that_never_runs_costs_nothing_where_its_cloud_bills_from_running(

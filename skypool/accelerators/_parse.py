@@ -1,10 +1,12 @@
 """`accelerators.parse`: returns the accelerator that a text names.
 
-This module reads the output of `str(accelerator)` itself, which is quick. The module `spelling` reads all other
-spellings.
+The module `spelling` reads all spellings, and remembers them. Its import takes some 30 ms. So until it is needed, this
+module reads the output of `str(accelerator)` itself.
 """
 
 from __future__ import annotations
+
+import sys
 
 from skypool.accelerators.value import canonical
 
@@ -12,6 +14,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from skypool.accelerators.spelling import Spelling
     from skypool.accelerators.value import Accelerator
+
+_READER = "skypool.accelerators.spelling"
+"""The module that reads all spellings."""
 
 
 def parse(spelling: Spelling, *, dialect: str | None = None) -> Accelerator:
@@ -31,7 +36,7 @@ def parse(spelling: Spelling, *, dialect: str | None = None) -> Accelerator:
             error lists the nearest names.
         UsageError: there is no such dialect.
     """
-    if dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):
+    if _READER not in sys.modules and dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):
         return found
     from skypool.accelerators.spelling import read  # loads the tables of names, and `re`
 

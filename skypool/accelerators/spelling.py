@@ -19,7 +19,7 @@ from skypool.accelerators import registry, similarity, tables
 from skypool.accelerators.model import Model, SliceModel
 from skypool.accelerators.ranges import gigabytes
 from skypool.accelerators.slicing import CPU, spellings, squashed
-from skypool.accelerators.value import Accelerator, build, build_slice, canonical
+from skypool.accelerators.value import Accelerator, build, build_slice
 from skypool.errors import UnknownAccelerator, UsageError
 
 TYPE_CHECKING = False
@@ -65,8 +65,6 @@ def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
             names.
         UsageError: there is no such dialect.
     """
-    if dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):
-        return found
     if dialect is not None and dialect not in dialects():
         raise UsageError(
             f"dialect={dialect!r} is not a known way of writing accelerators; choose from {', '.join(dialects())}"

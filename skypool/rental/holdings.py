@@ -158,7 +158,7 @@ class Holdings:
         """
         for each in instances:
             self._made.get(order.token, {}).pop(_key(each), None)
-            self._write_end(each)
+        self._write_ends(instances)
 
     def rented(self, order: Order, instances: Sequence[Instance]) -> None:
         """Record that an order succeeded with these instances. Others that its launch made are recorded as ended.
@@ -172,9 +172,7 @@ class Holdings:
         if self.ledger is not None:
             self.ledger.rented(self.session, order.token, instances, asked=asked, waits=self._waits_of(instances))
         kept = {_key(each) for each in instances}
-        for key, each in made.items():
-            if key not in kept:
-                self._write_end(each)
+        self._write_ends([each for key, each in made.items() if key not in kept])
 
     def refused(self, order: Order, error: Exception) -> None:
         """Record that the provider refused an order. The text of the error is kept as the reason.
@@ -217,11 +215,14 @@ class Holdings:
 
         Only the first call for an instance has an effect, and none if its provider bills it from another time.
         """
-        key = _key(instance)
-        if key not in self._billed and self._waits_of([instance]):
-            self._billed.add(key)
-            if self.ledger is not None:
-                self.ledger.billed(self.session, [instance])
+        self._run([instance])
+
+    def _run(self, instances: Iterable[Instance]) -> None:
+        """Record that these instances run, as `runs` does for one."""
+        new = [each for each in instances if _key(each) not in self._billed and self._waits_of([each])]
+        self._billed |= {_key(each) for each in new}
+        if new and self.ledger is not None:
+            self.ledger.billed(self.session, new)
 
     def _waits_of(self, instances: Iterable[Instance]) -> bool:
         """Return True if a provider of these instances bills a machine only once it runs.
@@ -259,9 +260,7 @@ class Holdings:
             except StillRunning as e:  # it is raised at the pool's end, with the instances still running
                 left = {getattr(each, "id", "") for each in e.instances} or {each.id for each in ours}
                 errors |= {each.node: e for each in ours if each.id in left}
-            for each in ours:
-                if each.node not in errors:
-                    self.note_ended(each)
+            self._note_ended([each for each in ours if each.node not in errors])
         return errors
 
     def terminate_lost(self) -> None:
@@ -289,13 +288,27 @@ class Holdings:
 
     def note_ended(self, instance: Instance) -> None:
         """Record that an instance has ended. Call it if that is proved, or if it costs nothing and is out of reach."""
-        self._there.pop(_key(instance), None)
-        self._write_end(instance)
+        self._note_ended([instance])
 
-    def _write_end(self, instance: Instance) -> None:
-        """Record in the ledger that an instance has ended now. Do nothing without a ledger."""
-        if self.ledger is not None:
-            self.ledger.ended(self.session, instance.provider, instance.id)
+    def _note_ended(self, instances: Sequence[Instance]) -> None:
+        """Record that these instances have ended, as `note_ended` does for one."""
+        for each in instances:
+            self._there.pop(_key(each), None)
+        self._write_ends(instances)
+
+    def _write_ends(self, instances: Iterable[Instance]) -> None:
+        """Record in the ledger that these instances have ended now. Do nothing without a ledger.
+
+        There is one transaction for each provider, not one for each instance: a transaction waits for the disk, and a
+        pool may have a thousand instances.
+        """
+        if self.ledger is None:
+            return
+        ids: dict[str, list[str]] = {}
+        for each in instances:
+            ids.setdefault(each.provider, []).append(each.id)
+        for provider, some in ids.items():
+            self.ledger.ended(self.session, provider, *some)
 
     def _settle(self, driver: Driver, instances: Sequence[Instance], silent: Mapping[int, float]) -> None:
         """Record which of these instances died earlier, and which have begun to be billed, before they are terminated.
@@ -318,9 +331,6 @@ class Holdings:
         except Exception as e:  # noqa: BLE001 - they are terminated all the same, and billed until then
             self._tell(f"{driver.name} did not list its machines, so their recorded cost may be too high: {e}")
             return
-        for each in unbilled:
-            if each.id in there and there[each.id].state != "starting":
-                self.runs(there[each.id])
-        for id_, seconds in quiet.items():
-            if id_ not in there:
-                self.ledger.ended(self.session, driver.name, id_, at=now - seconds)
+        self._run(there[each.id] for each in unbilled if each.id in there and there[each.id].state != "starting")
+        gone = {id_: now - seconds for id_, seconds in quiet.items() if id_ not in there}
+        self.ledger.ended_at(self.session, driver.name, gone)

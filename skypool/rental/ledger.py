@@ -44,6 +44,9 @@ _FACTS = ("type", "region", "zone", "market", "usd_per_hour", "least_billed")
 """Columns that describe the offer of an order or of an instance; see `_facts`."""
 _OF_POOL = "session IN (SELECT session FROM pools WHERE pool = ?) AND provider = ?"
 """SQL condition for the rows of one provider in all pools of a name."""
+_KEPT = 20_000
+"""Changes that are kept in memory while the file cannot be written; older ones are dropped. A pool makes up to four for
+each machine, and one at each sign of life."""
 Statement = tuple[str, Sequence[object]]
 """An SQL statement and its parameters."""
 
@@ -359,8 +362,21 @@ class Ledger:
         """
         self._note(_answered(session, token, "refused", error))
 
-    def ended(self, session: str, provider: str, *ids: str, at: float | None = None) -> None:
-        """Record that these instances have ended. Instances that have ended already keep their time.
+    def ended(self, session: str, provider: str, *ids: str) -> None:
+        """Record that these instances have ended now. Instances that have ended already keep their time.
+
+        Does not raise if the file cannot be written.
+
+        Args:
+            session: id of the run of the pool.
+            provider: name of the driver.
+            ids: ids of the instances; without any, nothing is recorded.
+        """
+        now = clock.now()
+        self.ended_at(session, provider, dict.fromkeys(ids, now))
+
+    def ended_at(self, session: str, provider: str, times: Mapping[str, float]) -> None:
+        """Record when these instances have ended. Instances that have ended already keep their time.
 
         A time in the future counts as now. A time before billing began, or before the launch, counts as that moment.
         Does not raise if the file cannot be written.
@@ -368,14 +384,13 @@ class Ledger:
         Args:
             session: id of the run of the pool.
             provider: name of the driver.
-            ids: ids of the instances; without any, nothing is recorded.
-            at: time when they ended, in seconds since 1970; None is now.
+            times: times when the instances ended, in seconds since 1970, by id; if empty, nothing is recorded.
         """
         now = clock.now()
-        marks = ", ".join("?" * len(ids))
         sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), min(?, ?))"
-        sql += f" WHERE session = ? AND provider = ? AND ended IS NULL AND id IN ({marks})"
-        self._note((sql, (now if at is None else at, now, session, provider, *ids)))
+        sql += " WHERE session = ? AND provider = ? AND ended IS NULL AND id = ?"
+        if times:
+            self._note(*((sql, (at, now, session, provider, id_)) for id_, at in times.items()))
 
     def cleared(self, pool: str, provider: str, seen: Sequence[str] = ()) -> None:
         """Record that a provider has nothing of the pools of this name any more, whichever process ran them.
@@ -444,7 +459,7 @@ class Ledger:
     def _note(self, *todo: Statement) -> None:
         """Write these SQL statements, together with earlier ones that could not be written. Does not raise LedgerError.
 
-        If they cannot be written, they are kept in memory for the next call; the newest 1000 are. The user is told at
+        If they cannot be written, they are kept in memory for the next call; the newest 20,000 are. The user is told at
         the first failure, and again only if a write succeeded in between.
         """
         with self._lock:
@@ -459,7 +474,7 @@ class Ledger:
             except LedgerError as e:
                 if not self._owed:
                     self._tell(f"{e}. Machines are ended all the same; `skypool gc` finds them without the ledger")
-                self._owed = owed[-1000:]
+                self._owed = owed[-_KEPT:]
             else:
                 self._owed = []
 
