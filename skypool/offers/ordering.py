@@ -6,12 +6,12 @@ A spot price from a table that is too old does not count. Such an offer is ranke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from operator import attrgetter, eq
 from typing import Literal, get_args
 
-from skypool.model import Offer
+from skypool.model import Offer, PriceSource
 
 OrderBy = Literal["cheapest", "per-device", "per-tflop", "per-gb"]
 ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
@@ -20,6 +20,7 @@ SPOT_DAYS = 30
 """Days for which a spot price from a table is ranked as it stands. Google may change its spot prices every 30 days, and
 keeps them below its on-demand prices: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
 _price = attrgetter("usd_per_hour")  # quicker than a function
+_source = attrgetter("price_source")
 UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB of device memory"}
 """What each order divides the price by."""
 
@@ -35,7 +36,7 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
         order_by: "cheapest" sorts by the price of the whole offer. The others divide that price; see `divisor`.
         today: the day by which spot prices from tables count as outdated. An outdated one is replaced by `price_bound`.
     """
-    bounds = {id(offer): price_bound(offer) for offer in offers if not has_known_price(offer, today)}
+    bounds = {id(offer): price_bound(offer) for offer in outdated(offers, today)}
     price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
     if order_by == "cheapest":
         score = price
@@ -85,6 +86,18 @@ def divisor(offer: Offer, order_by: OrderBy) -> float:
         return has.total_memory_gb
     tflops = has.metadata.bf16_tflops or 0.0
     return tflops * has.count * (has.part.compute_slices / has.part.compute_slices_of if has.part else 1)
+
+
+def sources_of(offers: Iterable[Offer]) -> list[PriceSource]:
+    """Return the price sources of these offers, each object once. Thousands of offers share a few objects."""
+    return list({id(source): source for source in map(_source, offers)}.values())
+
+
+def outdated(offers: Sequence[Offer], today: date) -> list[Offer]:
+    """Return the offers with an outdated spot price, as `has_known_price` defines it; [] if there are none."""
+    if not any(source.is_outdated(today, SPOT_DAYS) for source in sources_of(offers)):
+        return []
+    return [offer for offer in offers if not has_known_price(offer, today)]
 
 
 def has_known_price(offer: Offer, today: date) -> bool:

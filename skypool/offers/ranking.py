@@ -17,7 +17,17 @@ from skypool import clock
 from skypool.checks import warn_renamed
 from skypool.model import Need, Offer, PriceSource
 from skypool.offers.filters import checks_of, rejected
-from skypool.offers.ordering import SPOT_DAYS, UNITS, OrderBy, divisor, has_known_price, price_bound, sorted_offers
+from skypool.offers.ordering import (
+    SPOT_DAYS,
+    UNITS,
+    OrderBy,
+    divisor,
+    has_known_price,
+    outdated,
+    price_bound,
+    sorted_offers,
+    sources_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +276,13 @@ def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
         offers: the offers that meet the need.
         today: the day to which the ages of prices refer.
     """
+    if not any(source.kind == "table" for source in sources_of(offers)):
+        return
     served = Counter((offer.provider, offer.price_source) for offer in offers if offer.price_source.kind == "table")
-    every = Counter(offer.provider for offer in offers) if served else Counter[str]()
+    every = Counter(offer.provider for offer in offers)
     for (provider, source), count in sorted(served.items(), key=lambda pair: -pair[1]):
         yield f"{provider}: {count:,} of {every[provider]:,} prices {_from(source)}; what is charged may differ"
-    old = Counter(offer.provider for offer in offers if not has_known_price(offer, today)) if served else Counter[str]()
+    old = Counter(offer.provider for offer in outdated(offers, today))
     for provider, count in old.items():
         yield (
             f"{provider}: {count:,} spot prices from tables are older than {SPOT_DAYS} days, or of an unknown day: "
