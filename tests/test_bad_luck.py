@@ -22,6 +22,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
+from skypool.agent import node
 from skypool.calls.dispatch import Dispatch
 from tests.conftest import children, descendants, eventually, home, nodes, processes_of
 from tests.work import add, nap
@@ -240,6 +241,27 @@ def test_a_worker_that_dies_fails_its_call_with_how_and_its_last_lines(pool: sky
         assert "one last line" in caught.value.tail
     assert "memory" in str(_died(pool, die("SIGKILL")))
     assert list(pool.map(add, range(50))) == list(range(1, 51))
+
+
+def test_all_that_a_worker_printed_before_it_died_is_shown(
+    pool: sky.ComputePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent reads so many packets of a worker at a time; here it finds three times as many, and the worker dead."""
+
+    @sky.compute
+    def talk_and_die(lines: int) -> None:
+        agent = os.getppid()
+        os.kill(agent, signal.SIGSTOP)
+        subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -CONT {agent}"])
+        for n in range(lines):
+            print(f"<{n}>", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    many = 3 * node._PACKETS_AT_ONCE
+    error = _died(pool, talk_and_die(many))
+    shown = capsys.readouterr().out
+    assert [n for n in range(many) if f"<{n}>" not in shown] == []
+    assert f"<{many - 1}>" in error.tail
 
 
 def _died(pool: sky.ComputePool, call: Any) -> sky.WorkerDied:

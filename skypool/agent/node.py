@@ -482,32 +482,41 @@ class Agent:
     def _on_packets(self, slot: Slot) -> None:
         """Handle packets that a worker process has sent, at most `_PACKETS_AT_ONCE` (64). Does not wait for more.
 
-        The loop comes back for the rest after the packets of other workers. When no packet is left, the outcomes of
-        batched calls that have arrived are sent to the client. Packets that wait to be sent to this worker are
-        sent as far as there is room.
+        The loop comes back for the rest after the packets of other workers. Raises ProtocolError as `_read_packets`.
+        """
+        if self._read_packets(slot):
+            self._batch_watch.alert = True
+
+    def _read_packets(self, slot: Slot) -> bool:
+        """Handle at most `_PACKETS_AT_ONCE` (64) packets of a worker process. Return True if there may be more.
+
+        When no packet is left, the outcomes of batched calls that have arrived are sent to the client. Packets that
+        wait to be sent to this worker are sent as far as there is room.
 
         Raises:
             ProtocolError: the worker sent a frame of a kind that workers do not send.
         """
+        more = True
         for _ in range(_PACKETS_AT_ONCE):
             received = self._slots.receive(slot)
             if received is None:
                 self._on_ends(slot)
+                more = False
                 break
             packet, fds = received
             f = parse_frame(memoryview(packet))
             if f.kind is _OUTCOME:
                 self._on_outcome(slot, f, packet)
                 if not self._calls:
-                    break  # send the outcome at once, as no other packet is expected
+                    more = False  # send the outcome at once, as no other packet is expected
+                    break
             elif f.kind is Kind.OUTCOMES:
                 slot.ended += slot.pipes.ended()
             else:
                 self._on_packet(slot, f, packet, fds)
-        else:
-            self._batch_watch.alert = True  # the rest is handled later, after the packets of other workers
         if slot.waiting:
             self._slots.retell(slot)
+        return more
 
     def _on_packet(self, slot: Slot, f: Frame, packet: bytes, fds: list[int]) -> None:
         match f.kind:
@@ -599,13 +608,13 @@ class Agent:
     def _on_death(self, slot: Slot) -> None:
         """Handle the death of a worker process, and start a new one for its slot (place for one call).
 
-        First, up to `_PACKETS_AT_ONCE` (64) packets and 64 KiB of output that the worker sent before its death are
-        handled. The call that it ran ends with an error. Calls that it had taken but not begun are queued again, before
-        all others. A call that was given to a worker, but that no worker has, is queued again later (see
-        `Stops.note_missing`).
+        First, all packets and up to 64 KiB of output that the worker sent before its death are handled. The call that
+        it ran ends with an error. Calls that it had taken but not begun are queued again, before all others. A call
+        that was given to a worker, but that no worker has, is queued again later (see `Stops.note_missing`).
         """
         slot.ended += slot.pipes.ended()
-        self._on_packets(slot)
+        while self._read_packets(slot):
+            pass  # what the worker sent last says why it died
         for fd in list(slot.outputs):
             self._call_output.read(slot, fd)
         self._on_ends(slot)

@@ -59,9 +59,9 @@ class Sender:
             TypeError: `items` is neither of these.
             Exception: the generator raised it, or an item could not be sent.
         """
+        iterator = _as_iterator(items)
         thread = threading.Thread(target=self._send_batches, name="skypool-stream", daemon=True)
         thread.start()
-        iterator = _as_iterator(items)
         try:
             while True:
                 try:

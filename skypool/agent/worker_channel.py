@@ -167,6 +167,9 @@ class WorkerChannel:
         elif packet.kind == Kind.FETCH or packet.header["id"] == self.call:
             # copied, because the next packet overwrites the buffer
             self.arrived.append((packet._replace(body=memoryview(bytearray(packet.body))), descriptors(ancillary)))
+            return
+        for fd in descriptors(ancillary):  # of a call that is over
+            os.close(fd)
 
     def fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
         """Ask the agent for something, wait for the answer, and return its packet and file descriptors.
