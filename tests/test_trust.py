@@ -393,6 +393,23 @@ def test_a_refusal_says_what_where_why_and_what_to_do() -> None:
     assert 'trust="full"' in str(e)
 
 
+@pytest.mark.parametrize(
+    ("encoded", "advice"),
+    [
+        (
+            hostile.made(b"X", "nowhere", "Lost"),
+            "define the class at the top of a module that your own program imports",
+        ),
+        (hostile.made(b"e", HERE, "Color", hostile.text("GREEN")), f"the same version of the module {HERE}"),
+        (b"\xff", "end the pool and rent another machine"),
+    ],
+)
+def test_the_advice_of_a_refusal_fits_its_reason(encoded: bytes, advice: str) -> None:
+    with pytest.raises(UntrustedResult, match=advice) as caught:
+        read(hostile.whole(encoded, zeros=2000))
+    assert 'Node 3 has trust="data"' in str(caught.value)
+
+
 def test_what_is_no_data_says_so() -> None:
     for value in (lambda: 1, print, int, type(None), re.compile("a"), sys, Point, NotImplemented, object()):
         with pytest.raises(UntrustedResult):

@@ -116,7 +116,7 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
         case ("record", int(size), bool(aligned), list(names), list(types), list(offsets)):
             if not len(names) == len(types) == len(offsets) <= _MOST_FIELDS or not 0 < size < 1 << 31:
                 raise NotData(
-                    f"it contains a structured numpy dtype with items of {size} bytes, and the limit is 2 GiB"
+                    f"it contains a structured numpy dtype with items of {size} bytes (must be 1 byte to 2 GiB)"
                     if len(names) == len(types) == len(offsets) <= _MOST_FIELDS
                     else f"it contains a structured numpy dtype with {len(names)} names, {len(types)} types and "
                     f"{len(offsets)} offsets of fields (there must be equally many, and at most {_MOST_FIELDS})",

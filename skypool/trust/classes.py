@@ -124,9 +124,10 @@ def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
 
 
 def _attribute(kind: type, name: str) -> Any:
-    """Return an attribute of a class or of the first of its bases that has one. Return `_MISSING` if none has one.
+    """Return the attribute that a class, or the first of its bases that has one, has under a name.
 
-    The entry of the class's dictionary is returned unchanged: no descriptor is called, unlike with `getattr`.
+    Returns `_MISSING` if there is no such attribute. The entry of the class's dictionary is returned unchanged: no
+    descriptor is called, unlike with `getattr`.
     """
     for each in type.__getattribute__(kind, "__mro__"):
         if name in each.__dict__:

@@ -28,7 +28,7 @@ class NotData(Exception):
         why: the reason for a message. "it" in this text means the value that is read.
         name: the name in the bytes that was refused, such as "os.system"; "" if the reason is not a name.
         allowable: True if `name` is a class that the user may allow with the pool's argument `allow_results`.
-        advice: the next step for the user, as whole sentences; "" for the advice to return plain data instead.
+        advice: the next step for the user, as whole sentences; "" for the advice to return plain values instead.
     """
 
     def __init__(self, why: str, name: str = "", allowable: bool = False, advice: str = "") -> None:

@@ -24,6 +24,7 @@ from skypool.wire.frames import Buffer
 _LONGEST_CHAIN = 50
 """The greatest number of exceptions in a chain of causes that is accepted."""
 _SETTING = 'trust="data" (set in ComputePool or the default for machines of strangers)'
+_INSTEAD = "Return plain values instead (numbers, texts, lists, arrays)"
 _PICKLED = (
     'If you started this pool with trust="full", attach to it with trust="full". Otherwise end the pool and rent '
     "another machine"
@@ -62,7 +63,7 @@ class DataReader:
             return self._read(buffers)
         except NotData as e:
             raise UntrustedResult(
-                f"{what} was rejected: {self._explained(e, 'Return plain data instead')}",
+                f"{what} was rejected: {self._explained(e, _INSTEAD)}",
                 refused=e.name,
                 what=what,
                 node=self._node,
@@ -148,7 +149,7 @@ class DataReader:
                     f"it contains an instance of {name}, and no module imported on your machine defines this class",
                     str(shape),
                     True,
-                    "Return plain data, or define the class at the top of a module that your own program imports",
+                    "Return plain values, or define the class at the top of a module that your own program imports",
                 )
             raise NotData(
                 f"it contains an instance of {name}, which cannot be rebuilt without running code", str(shape), True
@@ -177,7 +178,7 @@ class DataReader:
                 error = self._read([data], parent)
                 why = why or f"node {self._node} sent a value of another kind in place of the exception"
             except NotData as e:
-                why = self._explained(e, "Raise a built-in exception with plain arguments instead")
+                why = self._explained(e, "Raise a built-in exception with texts and numbers as arguments instead")
         if not isinstance(error, Exception):
             error = RemoteError(printable(kind), printable(text), traceback, printable(why))
         if notes and not getattr(error, "__notes__", None):
@@ -209,7 +210,7 @@ class DataReader:
         if refused.advice:
             return f"{refused.why}. {setting}, which refuses this. {refused.advice}"
         module, _, name = refused.name.rpartition(".")
-        full = f'permit all code of node {self._node} with ComputePool(trust="full")'
+        full = f'permit any code of node {self._node} with ComputePool(trust="full")'
         start = f"{refused.why}. {setting}, so it may not run code on your machine. {instead}"
         if not refused.allowable or classes.locate(module, name) is None:
             return f"{start}, or {full}"

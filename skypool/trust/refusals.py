@@ -17,7 +17,7 @@ class WriteError(Exception):
         path: the place of the refused part inside the whole value, such as "[2].model". It is "" at first. The writer
             fills it in.
         allowable: True if the user may allow the class `kind` with the pool's argument `allow_results`.
-        advice: the next step for the user, as whole sentences; "" for the advice to return plain data instead.
+        advice: the next step for the user, as whole sentences; "" for the advice to return plain values instead.
     """
 
     def __init__(self, why: str, kind: str = "", allowable: bool = False, advice: str = "") -> None:
@@ -44,7 +44,7 @@ def refusal(value: object) -> WriteError:
         return WriteError(f"it contains {of} itself: classes, functions and modules cannot be sent as data", of)
     reduce = _maker_of(value)
     if reduce:
-        how = "running code" if reduce == "." else f"calling {reduce}"
+        how = "running code" if reduce.endswith(".") else f"calling {reduce}"
         return WriteError(f"it contains an instance of {name}, which could be rebuilt only by {how}", reduce)
     if "<locals>" in kind.__qualname__:
         return WriteError(
@@ -60,10 +60,9 @@ def refusal(value: object) -> WriteError:
 def _maker_of(value: object) -> str:
     """Return the name of the function that pickle would call to rebuild a value, such as "posix.system".
 
-    Returns "." if the function has no name, and for values that pickle refers to by name only, such as NotImplemented.
-
     Runs the value's `__reduce_ex__`. Returns "" if the class does not define how its instances are pickled, if pickle
-    would call a class and no function, or if `__reduce_ex__` raises an Exception.
+    would call a class and no function, or if `__reduce_ex__` raises an Exception. The result ends with "." if the
+    function has no name, or if pickle would refer to the value itself by name, as to NotImplemented.
     """
     kind = type(value)
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:

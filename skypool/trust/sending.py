@@ -14,6 +14,7 @@ from skypool.trust.writing import write
 from skypool.wire.frames import Buffer
 
 _SETTING = 'trust="data" (set in ComputePool or the default for machines of strangers)'
+_INSTEAD = "Return plain values instead (numbers, texts, lists, arrays)"
 _LONGEST_PATH = 100
 """The number of characters of a path inside a value that messages show."""
 
@@ -44,7 +45,7 @@ class DataWriter:
             return write(value, self._allowed)
         except WriteError as e:
             raise UntrustedResult(
-                f"{what} was rejected: {self._explained(e, 'Return plain data instead')}",
+                f"{what} was rejected: {self._explained(e, _INSTEAD)}",
                 refused=e.kind,
                 what=what,
                 node=self._node,
@@ -59,7 +60,7 @@ class DataWriter:
         try:
             (data,) = write(error, self._allowed)
         except WriteError as e:
-            return None, self._explained(e, "Raise a built-in exception with plain arguments instead")
+            return None, self._explained(e, "Raise a built-in exception with texts and numbers as arguments instead")
         except ValueError:
             return None, "it contains a large array. Put only small values into exceptions"
         return bytes(data), ""
@@ -76,7 +77,7 @@ class DataWriter:
         setting = f"Node {self._node} has {_SETTING}"
         if refused.advice:
             return f"{why}. {setting}, which refuses this. {refused.advice}"
-        full = f'permit all code of node {self._node} with ComputePool(trust="full")'
+        full = f'permit any code of node {self._node} with ComputePool(trust="full")'
         start = f"{why}. {setting}, so it may not run code on your machine. {instead}"
         if not refused.allowable:
             return f"{start}, or {full}"

@@ -233,7 +233,9 @@ def _path(_: Reading, args: tuple[Any, ...]) -> pathlib.PurePath:
     _arguments(args, str, str)
     if args[0] not in _PATHS or args[1].count("/") + args[1].count("\\") > 1000:
         raise NotData(
-            f"it contains a path of the unknown kind {args[0][:40]!r}, or one with more than 1000 separators",
+            "it contains a path with more than 1000 separators"
+            if args[0] in _PATHS
+            else f"it contains a path of the unknown kind {args[0][:40]!r}",
             advice="Return this path as a string",
         )
     return _PATHS[args[0]](args[1])
@@ -243,8 +245,9 @@ def _address(_: Reading, args: tuple[Any, ...]) -> Any:
     _arguments(args, str, str)
     if args[0] not in _ADDRESSES or len(args[1]) > 200:
         raise NotData(
-            f"it contains an IP address or network of the unknown kind {args[0][:40]!r}, or one of more than 200 "
-            "characters",
+            "it contains an IP address or network of more than 200 characters"
+            if args[0] in _ADDRESSES
+            else f"it contains an IP address or network of the unknown kind {args[0][:40]!r}",
             advice=FAULTY,
         )
     return _ADDRESSES[args[0]](args[1])
