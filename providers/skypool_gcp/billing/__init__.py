@@ -80,6 +80,12 @@ _PAGE = 5000
 _SHAPES = [re.compile(each, re.IGNORECASE) for each in SKUS["sku"]]
 """Regular expressions for the descriptions of SKUs."""
 
+_NO_ADDRESS = (
+    "environment variables set other addresses for some of Google's APIs, but none for its price catalogue "
+    "(CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING)"
+)
+"""The reason why the catalogue is not read if only other APIs have addresses of their own."""
+
 _reading = threading.Lock()
 
 Place = tuple[str, Market]
@@ -143,7 +149,7 @@ class Rates:
 
         The reason, in `why`, is that the catalogue could not be read, or does not have the price.
         """
-        return replace(source, why=self.why or "Google's catalogue does not have them")
+        return replace(source, why=self.why or "Google's price catalogue does not have this price")
 
     def machine(
         self, kind: str, region: str, market: Market, vcpus: float, gib: float, cards: Sequence[tuple[str, int]] = ()
@@ -302,7 +308,7 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
     here = _api.endpoint("cloudbilling")
     elsewhere = _api.endpoint("compute") or _api.endpoint("tpu")
     if elsewhere and not here:
-        return Rates({}, why="the environment sets other addresses for Google's APIs, but none for its price catalogue")
+        return Rates({}, why=_NO_ADDRESS)
     key = f"gcp catalogue 1 {here}"
     failure = f"gcp catalogue failed {here} {settings.project}"
     with _reading:
@@ -329,10 +335,13 @@ def told(settings: _api.Settings) -> str:
     It tries to read Google's catalogue, for up to 60 s. If that fails, the sentence has the reason; nothing is raised.
     """
     found = rates(settings, insist=True)
-    first = f"Google's catalogue of {found.day}, then " if found.day else ""
+    first = f"Google's price catalogue of {found.day}, and for prices that it lacks, " if found.day else ""
     days = [price.source.as_of for places in chips().values() for price in places.values() if price.source.as_of]
-    said = f"{first}tables of {OF_TABLE.as_of}, for N1 of an unknown day, for TPUs of {max(days)} and older"
-    return f"{said}: {found.why}" if found.why else said
+    said = (
+        f"{first}skypool's tables: of {OF_TABLE.as_of} for machines, of an unknown day for N1 machines, "
+        f"and of {max(days)} or older for TPUs"
+    )
+    return f"{said}; the catalogue could not be read now: {found.why}" if found.why else said
 
 
 def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:
@@ -367,7 +376,7 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
                 known = found.setdefault(what, {})
                 known[place] = max(usd, known.get(place, 0.0))  # the highest price, so that no plan is too cheap
 
-    _api.call("its catalogue of prices", read, project=settings.billed())
+    _api.call("its price catalogue", read, project=settings.billed())
     return found
 
 

@@ -423,7 +423,9 @@ def parsed(image: str) -> ImagePath:
     """
     project, found, name = image.removeprefix("projects/").partition("/global/images/")
     if not found:
-        raise UsageError(f"{image!r} is not an image of GCP; it must be like 'projects/PROJECT/global/images/NAME'")
+        raise UsageError(
+            f"{image!r} is not the path of a Google Cloud image: write it like 'projects/PROJECT/global/images/NAME'"
+        )
     return ImagePath(project, name.removeprefix("family/"), is_family=name.startswith("family/"))
 
 

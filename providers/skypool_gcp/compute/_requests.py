@@ -224,8 +224,8 @@ def check_processor(image: compute_v1.Image, offer: Offer) -> None:
     arch = (image.architecture or "X86_64").lower()
     if arch != offer.arch:
         raise UsageError(
-            f"the image {image.name} is for {arch}, but {offer.instance_type} is {offer.arch}: use "
-            f"arch={arch!r} or another image"
+            f"the image {image.name} is for {arch}, but {offer.instance_type} is {offer.arch}: rent with "
+            f"arch={arch!r}, or choose another image"
         )
 
 

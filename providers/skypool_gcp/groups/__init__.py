@@ -77,10 +77,11 @@ class Groups(Tpu):
         rates = billing.rates(self.settings)
         sold = Answers(_catalog.offers(records, zones, need, base, rates), records.lacks)
         if records and not sold:
+            why = f"could not be read ({rates.why})" if rates.why else "has none there"
             raise UsageError(
-                f"no price of {', '.join(kinds)} is known, so it is not rented; let skypool read Google's "
-                "price catalogue: `gcloud services enable "
-                f"cloudbilling.googleapis.com`{f' ({rates.why})' if rates.why else ''}"
+                f"{', '.join(kinds)} cannot be offered: either the chosen zones do not have this TPU, or no price is "
+                f"known because Google's price catalogue {why}; choose other zones, or enable the catalogue: "
+                "`gcloud services enable cloudbilling.googleapis.com`"
             )
         return sold
 
@@ -195,16 +196,16 @@ class Groups(Tpu):
             ProviderError: A host has stopped, the group no longer exists, or Google refused to create it. CapacityError
                 if Google has no room for longer than the setting `queue`.
         """
-        what = f"to make {slice} in {zone}"
+        what = f"to make the TPU slice {slice} in {zone}"
         over = _asked.done(self._machines, operation, what, 0.0)
         group, machines = self._seen(zone, slice)
         if group is None and not over:
             return "CREATING"
         for each in machines:
             if each.status not in catalog.STATES:
-                raise google.REFUSALS.error(what, "STOPPED", f"a host of the slice is {each.status}")
+                raise google.REFUSALS.error(what, "STOPPED", f"the status of its host {each.name} is {each.status}")
         if group is None:
-            raise google.REFUSALS.error(what, "STOPPED", "the slice is gone")
+            raise google.REFUSALS.error(what, "STOPPED", "its instance group no longer exists")
         if len(machines) >= group.target_size:
             return "ACTIVE"
         for refusal in group.status.bulk_instance_operation.last_progress_check.error.errors:
@@ -284,7 +285,7 @@ class Groups(Tpu):
         """
         group, machines = self._seen(zone, slice)
         if group is not None:
-            self._machines.delete_group(zone, slice, f"to end {slice}")
+            self._machines.delete_group(zone, slice, f"to end the TPU slice {slice}")
             return True
         for each in machines:
             self._machines.delete_instance(zone, each.name, f"to end {each.name}")

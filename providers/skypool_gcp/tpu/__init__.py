@@ -47,17 +47,20 @@ _MARGIN = 240.0
 """Smallest number of seconds by which the time in a slice's tags exceeds the longest wait for its chips."""
 
 _DISABLED = (
-    "the API of Cloud TPU is not enabled; only slices of v2 to v6e need it: `gcloud services enable tpu.googleapis.com`"
+    "not enabled: the API of Cloud TPU, which only TPU slices of v2 to v6e need. Enable it with "
+    "`gcloud services enable tpu.googleapis.com`"
 )
 """The text of a check for a project without the API."""
 
 _BILLED = (
-    "a slice cannot end its own cost without a service_account= that may delete it; "
-    "if its client is killed, run `skypool gc --yes`"
+    "without GCP(service_account=…), a TPU slice is billed until the client ends it; "
+    "if the client is killed, run `skypool gc --yes`"
 )
 """The text of a check for slices without a service account."""
 
-_ENDS = "a slice deletes itself when its lease is over, if its service account may do so, as with roles/tpu.admin"
+_ENDS = (
+    "a TPU slice deletes itself when its lease is over, if its account may delete TPU slices (as with roles/tpu.admin)"
+)
 """The text of a check for slices with a service account."""
 
 
@@ -150,7 +153,7 @@ class Tpu(Regional):
             return [host for of_slice in hosts[:good] for host in of_slice]
         if refused:
             raise refused[min(refused)]
-        text = f"Google Cloud made no {offer.instance_type} in {offer.zone}; try again"
+        text = f"Google Cloud made no TPU slice {offer.instance_type} in {offer.zone}, for no known reason; try again"
         raise error or NoAnswer(text, provider=self.name)
 
     def access(self, instance: Instance) -> Access:
@@ -262,7 +265,10 @@ class Tpu(Regional):
         try:
             Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=among)))
         except AccessError as e:
-            text = f"logins to TPU hosts are left to the rules of network {self.settings.network}: {e}"
+            text = (
+                "no firewall rules were created for TPU hosts, so the existing rules of the network "
+                f"{self.settings.network} decide who can reach the hosts: {e}"
+            )
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Any:
@@ -349,7 +355,7 @@ class Tpu(Regional):
             ProviderError: Google refused the slice, took it back, or found no chips in the time of the setting `queue`.
                 Or the slice no longer exists, or its state could not be read.
         """
-        what = f"to make {slice} in {zone}"
+        what = f"to make the TPU slice {slice} in {zone}"
         over = operation is None or is_over(operation, what)
         queued = self._calls.queued_resource(zone, slice, what)
         if queued is None:
@@ -363,7 +369,7 @@ class Tpu(Regional):
             raise google.REFUSALS.error(what, state, f"its state is {state}")
         late: Any = queued.queueing_policy.valid_until_time  # a datetime: the SDK turns a Timestamp into one
         if state == "WAITING_FOR_RESOURCES" and late and datetime.now(UTC) > late - timedelta(seconds=_ORDERED):
-            raise google.REFUSALS.error(what, state, f"Google had no chips for it within {self.settings.queue:g} s")
+            raise google.REFUSALS.error(what, state, f"Google had no free chips within {self.settings.queue:g} s")
         return state
 
     def _ready(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
@@ -398,7 +404,7 @@ class Tpu(Regional):
         Raises:
             ProviderError: Google refused the request, or did not answer.
         """
-        node = self._calls.node(zone, slice, f"to tell of {slice}")
+        node = self._calls.node(zone, slice, f"to describe the TPU slice {slice}")
         if node is None:
             return "", []
         if node.state.name != "READY":
@@ -496,7 +502,7 @@ class Tpu(Regional):
 
         It does not wait until the slice has ended. Raises ProviderError if Google refuses or does not answer.
         """
-        what = f"to end {slice}"
+        what = f"to end the TPU slice {slice}"
         queued = self._calls.queued_resource(zone, slice, what)
         node = self._calls.node(zone, slice, what)
         if queued is not None and queued.state.state.name != "DELETING":
@@ -512,7 +518,7 @@ class Tpu(Regional):
         changed.
         """
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
-        self._calls.set_labels(instance.region, instance.slice, labels, "to renew it")
+        self._calls.set_labels(instance.region, instance.slice, labels, f"to label the TPU slice {instance.slice}")
 
 
 def _labels(queued: tpu_v2.QueuedResource | None, node: tpu_v2.Node | None) -> dict[str, str]:
