@@ -387,7 +387,7 @@ def _joined(labels: Mapping[str, str], key: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """Return the escape for a matched character that labels do not allow: "_" and two hex digits for each UTF-8 byte."""
+    """Return the escape for a matched character that labels do not allow: "_" and two hex digits for each byte."""
     return "".join(f"_{byte:02x}" for byte in found[0].encode())
 
 
@@ -400,7 +400,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 def description(said: Mapping[str, str]) -> str:
-    """Return the tags as JSON with sorted keys, for the description text of a resource. `tags_in` reads such a text."""
+    """Return the tags as JSON with sorted keys, for the description text of a resource. `tags_in` reads it."""
     return json.dumps(said, sort_keys=True)
 
 

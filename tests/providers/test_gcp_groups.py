@@ -317,7 +317,7 @@ def test_a_host_that_is_lost_is_the_end_of_all(gce_api: World) -> None:
     gce_api.wait(lambda: {each.state for each in driver.instances()} == {"running"})
     gce_api.off(gce_api.rentals[gce_api.groups.machine(made[1].id)])
     assert [(each.node, each.state) for each in driver.instances()] == [(0, "ending"), (1, "ending")]
-    with pytest.raises(CapacityError, match="the status of its host .* is TERMINATED"):
+    with pytest.raises(CapacityError, match=r"the status of its host .* is TERMINATED"):
         driver.access(made[0])
     driver.terminate(made[:1])
     assert gce_api.count()["instances"] == 0
