@@ -163,6 +163,9 @@ class GCP:
         The wait is up to 120 s for a machine of Compute Engine. For a host of a TPU slice, it is up to half an hour
         plus the seconds of the setting `queue`.
 
+        Args:
+            instance: The machine, as `launch` or `instances` returned it.
+
         Raises:
             ProviderError: The machine has ended, or Google refused to create it, or it got no address in time.
         """
@@ -171,7 +174,10 @@ class GCP:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End these machines of Compute Engine and Cloud TPU in parallel, and return when all have ended.
 
-        All hosts of a slice end, even if only one is given. Does not raise for machines that no longer exist.
+        All hosts of a TPU slice end, even if only one host is given. Does not raise for machines that no longer exist.
+
+        Args:
+            instances: The machines, as `launch` or `instances` returned them.
 
         Raises:
             StillRunning: Some machines may still run and cost money. The error's `instances` are these machines, and
@@ -191,7 +197,7 @@ class GCP:
                 left.extend(getattr(outcome, "instances", theirs))
         if not failed:
             return
-        why = together("Google Cloud: not all instances could be ended", failed)
+        why = together("Google Cloud: some machines could not be ended", failed)
         if isinstance(why, StillRunning):
             raise why
         raise StillRunning(str(why), left) from why
@@ -238,6 +244,9 @@ class GCP:
 
         Does not raise for a resource that no longer exists.
 
+        Args:
+            leftovers: The resources, as the method `leftovers` returned them.
+
         Raises:
             ProviderError: A resource could not be removed.
             ErrorGroup: Several resources could not be removed, for different reasons.
@@ -245,7 +254,7 @@ class GCP:
         each_done(
             lambda api: api.tidy([each for each in leftovers if each.detail["api"] == api.api]),
             self._apis,
-            "Google Cloud: not all leftovers could be removed",
+            "Google Cloud: some leftover resources could not be removed",
         )
 
     def policy(self) -> str:

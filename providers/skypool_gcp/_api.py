@@ -274,10 +274,10 @@ def unless_disabled(do: Callable[[], object], note: str) -> object:
 def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
     """Return the code and the text of an error with which an API of Google answered a request.
 
-    There are three kinds of codes, in this order: the reasons that Compute Engine gives, the reason in Google's newer
-    error format, and the names of the exception's class and base classes. The first code that the table errors.csv
-    contains is returned. If it contains none, the first code is returned. The method and the address of the request are
-    removed from the text.
+    An error may have several codes. First come the reasons that Compute Engine gives, then the reason in Google's newer
+    error format, then the names of the exception's class and base classes. The first code that the table errors.csv
+    contains is returned. If the table contains none of them, the first code of all is returned. The method and the
+    address of the request are removed from the text.
     """
     codes = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
     codes.append(getattr(error, "reason", None) or "")
@@ -310,7 +310,7 @@ def name(*words: str) -> str:
 
 
 def tag(order: Order) -> str:
-    """Return the network tag of the machines of one run of a pool. Firewall rules apply to machines with this tag.
+    """Return the network tag of the machines of one run of a pool. The pool's firewall rules apply to this tag.
 
     All orders of the run give the same tag.
     """

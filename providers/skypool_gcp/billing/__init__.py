@@ -13,10 +13,10 @@ The tables, with their sources and the days on which the sources stated the pric
   and names no day.
 - chips.csv has prices of one TPU chip. The source is src/gpuhunt/resources/tpu_pricing.json of
   github.com/dstackai/gpuhunt. That file was made by hand from Google's price pages and last changed on 2024-12-23.
-  Before that day, the file called its spot prices of v6e prices of a one-year commitment. For v3 pods in us-east1, the
-  source is sky/catalog/data_fetchers/fetch_gcp.py of github.com/skypilot-org/skypilot. That code assumes that they are
-  equal to the prices in us-central1, and names no day. A spot price above the on-demand price must be wrong. Such
-  prices are not in the table, so spot slices are not offered there.
+  Before that day, the file named its spot prices of v6e "one-year commitment". For v3 pods in us-east1, the source is
+  sky/catalog/data_fetchers/fetch_gcp.py of github.com/skypilot-org/skypilot. That code assumes that the prices are
+  equal to those in us-central1, and names no day. A spot price above the on-demand price must be wrong. The table
+  leaves such prices out, and no spot slice is offered there.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ Place = tuple[str, Market]
 
 
 def _names() -> dict[str, str]:
-    """Return skypool's name for each thing that Google's price list charges for, such as a vCPU of a machine family.
+    """Return skypool's names for the units that Google charges for, such as a vCPU of a family of machine types.
 
-    The keys are Google's names in lower case, such as "a2 instance core". The values are names such as "a2 core".
+    The keys are Google's names in lower case, such as "a2 instance core". The values are skypool's, such as "a2 core".
     """
     names = {theirs.casefold(): ours for theirs, ours in SKUS["names"].items()}
     for family, theirs in SKUS["families"].items():
@@ -247,7 +247,7 @@ def _read_table(file: str) -> dict[str, dict[Place, Price]]:
 
 
 def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]) -> dict[str, float]:
-    """Return what a machine is charged for: the number of units by their names, such as vCPUs ("n2 core") and GPUs.
+    """Return the numbers of units that a machine is charged for, by names such as "n2 core" (a vCPU) or "nvidia-l4".
 
     Returns {} if the rules in skus.json do not say what this machine type is charged for.
 
@@ -300,8 +300,8 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
     """Return Google's prices. The price catalogue is read over the network at most once a day, and cached on disk.
 
     All processes of this user share the cache. If the catalogue cannot be read, nothing is raised: the result has older
-    prices from the cache, or none of the catalogue, and `Rates.why` gives the reason. The catalogue is tried again
-    after ten minutes. One thread reads at a time; the others wait.
+    prices of the catalogue from the cache, or no prices of the catalogue, and `Rates.why` gives the reason. The
+    catalogue is tried again after ten minutes. One thread reads at a time; the others wait.
 
     If environment variables set other addresses for Google's APIs, but none for the catalogue, the catalogue is not
     read.
@@ -336,7 +336,7 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
 
 
 def told(settings: _api.Settings) -> str:
-    """Return a sentence for `skypool doctor` that says where prices come from, and on which days they were stated.
+    """Return a text for `skypool doctor` that says where prices come from, and on which days they were stated.
 
     The function tries to read Google's catalogue, for up to 60 s. If that fails, the sentence gives the reason, and
     nothing is raised.

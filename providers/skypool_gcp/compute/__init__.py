@@ -191,7 +191,7 @@ class Compute:
 
         def destroy(id: str) -> None:
             asked[id] = time.monotonic()
-            delete = partial(self._calls.delete_instance, zones[id], id, what=f"to end {id}")
+            delete = partial(self._calls.delete_instance, zones[id], id, what=f"to end the machine {id}")
             retry.patiently(delete, _REQUESTED, "resourceNotReady")
 
         def there() -> list[str]:
@@ -227,15 +227,14 @@ class Compute:
             ProviderError: A resource could not be removed, for example because a machine still uses the resource.
             ErrorGroup: Several resources could not be removed, for different reasons.
         """
-        each_done(self._remove, leftovers, "Compute Engine: not all leftovers could be removed")
+        each_done(self._remove, leftovers, "Compute Engine: some leftover resources could not be removed")
 
     def check(self) -> Iterable[Finding]:
         """Yield one finding (a passed or failed check, with text) for each condition for renting machines.
 
         The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, the network,
         zones, listing machines, prices, images and quotas. The checks run in parallel when the first finding is taken.
-        They send only requests that read, so they do not show if the account may create or delete machines. A failed
-        check does not raise.
+        They only read, so they do not show if the account may create or delete machines. A failed check does not raise.
         """
         network = self.settings.network
         questions = preflight.basics(
@@ -303,7 +302,7 @@ class Compute:
         return _api.call("to tell the time", lambda: requests.head(base, timeout=10).headers["Date"])
 
     def _quota(self, metric: str) -> str:
-        """Return the limit and the current use of a project-wide quota as text, such as "limit 8, in use 2".
+        """Return the limit and the current use of a project-wide quota, as text such as "limit 8, in use 2".
 
         Returns "Google does not report this quota" if the project has no such quota.
 
@@ -539,9 +538,9 @@ class Compute:
         """
 
         def change() -> None:
-            record = look(self._calls.instance, zone, id, what=f"to label {id}")
+            record = look(self._calls.instance, zone, id, what=f"to label the machine {id}")
             labels = {**record.labels, **_api.labels(said)}
-            self._calls.set_labels(zone, id, labels, record.label_fingerprint, what=f"to label {id}")
+            self._calls.set_labels(zone, id, labels, record.label_fingerprint, what=f"to label the machine {id}")
 
         # "conditionNotMet" means that the labels were changed after they were read.
         retry.quietly(partial(retry.patiently, change, _REQUESTED, "conditionNotMet"), "notFound")
@@ -594,7 +593,7 @@ class Compute:
         """
         calls = self._calls
         name = leftover.id
-        what = f"to remove {name}"
+        what = f"to remove the {leftover.kind} {name}"
         remove: Callable[[], compute_v1.Operation | None]
         match leftover.kind:
             case "disk":

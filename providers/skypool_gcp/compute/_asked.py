@@ -152,6 +152,9 @@ class ComputeApi:
         A type has one record for each of its zones. If a zone does not answer, its types are left out, a RuntimeWarning
         is issued, and `lacks` of the result is not empty. The result is empty if nothing matches.
 
+        Args:
+            filter: A filter expression of the API, such as 'name eq "n2-.*"'.
+
         Raises:
             ProviderError: The API refused the whole request, or did not answer within 60 s.
         """
@@ -165,6 +168,9 @@ class ComputeApi:
 
         A type has one record for each of its zones. If a zone does not answer, its types are left out, a RuntimeWarning
         is issued, and `lacks` of the result is not empty.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "n2-.*"'.
 
         Raises:
             ProviderError: The API refused the whole request, or did not answer within 60 s.
@@ -209,6 +215,9 @@ class ComputeApi:
 
         A reservation is capacity that somebody reserved before. The list is empty if none matches.
 
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
+
         Raises:
             NoAnswer: The API or one of the zones did not answer.
             ProviderError: The API refused the request.
@@ -222,6 +231,9 @@ class ComputeApi:
         """Return the machines of the project, in all zones, that match a filter of the API.
 
         Machines in any state are returned, also stopped ones. The list is empty if no machine matches.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
 
         Raises:
             NoAnswer: The API or one of the zones did not answer, so machines could be missing.
@@ -252,6 +264,9 @@ class ComputeApi:
 
         The list is empty if none matches.
 
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
+
         Raises:
             NoAnswer: The API or one of the zones or regions did not answer.
             ProviderError: The API refused the request.
@@ -264,6 +279,9 @@ class ComputeApi:
     def firewalls(self, filter: str) -> list[compute_v1.Firewall]:
         """Return the project's firewall rules that match a filter of the API. The list is empty if none matches.
 
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
+
         Raises:
             ProviderError: The API refused the request, or did not answer within 60 s.
         """
@@ -275,6 +293,9 @@ class ComputeApi:
 
         Resource policies tell Google where to place machines, or how to connect their TPU chips. The list is empty if
         none matches.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
 
         Raises:
             NoAnswer: The API or one of the regions did not answer.
@@ -291,6 +312,9 @@ class ComputeApi:
         An instance template is the description from which the machines of a managed instance group are created. The
         list is empty if no template matches.
 
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
+
         Raises:
             ProviderError: The API refused the request, or did not answer within 60 s.
         """
@@ -301,6 +325,9 @@ class ComputeApi:
         """Return the project's managed instance groups, in all zones, that match a filter of the API.
 
         Google creates and deletes the machines of such a group together. The list is empty if none matches.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
 
         Raises:
             NoAnswer: The API or one of the zones did not answer.

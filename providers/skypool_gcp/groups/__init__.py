@@ -104,7 +104,7 @@ class Groups(Tpu):
         each_done(
             lambda each: Compute(self.settings).label(each.name, _zone(each), {tags.UNTIL: tags.stamp(until)}),
             [each for each, _ in _asked.labelled(self._machines.instances, pool)],
-            "Compute Engine: not all labels could be renewed",
+            "Compute Engine: the labels of some machines could not be changed",
         )
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
@@ -297,7 +297,7 @@ class Groups(Tpu):
             self._machines.delete_group(zone, slice, f"to end the TPU slice {slice}")
             return True
         for each in machines:
-            self._machines.delete_instance(zone, each.name, f"to end {each.name}")
+            self._machines.delete_instance(zone, each.name, f"to end the machine {each.name}")
         return bool(machines)
 
 

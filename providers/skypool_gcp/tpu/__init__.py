@@ -197,7 +197,11 @@ class Tpu(Regional):
             ErrorGroup: The labels of several slices could not be written, for different reasons.
         """
         slices = {each.slice: each for each in self.instances(pool=pool) if each.detail["node"] == "READY"}
-        each_done(partial(self._relabel, until), slices.values(), "Cloud TPU: not all labels could be renewed")
+        each_done(
+            partial(self._relabel, until),
+            slices.values(),
+            "Cloud TPU: the labels of some TPU slices could not be changed",
+        )
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return []: TPU slices leave no other resources in Cloud TPU.

@@ -106,6 +106,9 @@ class TpuApi:
     def accelerator_types(self, zone: str) -> list[tpu_v2.AcceleratorType]:
         """Return Google's records of the types of TPU slices that a zone has, such as v5p-8, also those out of stock.
 
+        Args:
+            zone: The name of the zone.
+
         Raises:
             ProviderError: The API refused the request, or did not answer.
         """
@@ -145,6 +148,11 @@ class TpuApi:
     def queued_resource(self, zone: str, slice: str, what: str) -> tpu_v2.QueuedResource | None:
         """Return the queued resource of a TPU slice (the request for the slice), or None if it does not exist.
 
+        Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            what: The request in words, for error messages.
+
         Raises:
             ProviderError: The API refused the request for another reason, or did not answer.
         """
@@ -157,6 +165,11 @@ class TpuApi:
 
     def node(self, zone: str, slice: str, what: str) -> tpu_v2.Node | None:
         """Return the node of a TPU slice (the running slice), or None if it does not exist.
+
+        Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            what: The request in words, for error messages.
 
         Raises:
             ProviderError: The API refused the request for another reason, or did not answer.
@@ -204,7 +217,14 @@ class TpuApi:
         """Start to delete a queued resource (the request for a TPU slice) together with its node (the running slice).
 
         The method does not wait until the deletion is complete. Does nothing if the queued resource does not exist.
-        Raises ProviderError if the API refuses or does not answer.
+
+        Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer.
         """
         request = tpu_v2.DeleteQueuedResourceRequest(name=self.queued_path(zone, slice), force=True)
         _unless(
@@ -216,7 +236,15 @@ class TpuApi:
     def delete_node(self, zone: str, slice: str, what: str) -> None:
         """Start to delete a node (a running TPU slice), without waiting until the deletion is complete.
 
-        Does nothing if the node does not exist. Raises ProviderError if the API refuses or does not answer.
+        Does nothing if the node does not exist.
+
+        Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer.
         """
         request = tpu_v2.DeleteNodeRequest(name=self.node_path(zone, slice))
         _unless(
@@ -228,8 +256,16 @@ class TpuApi:
     def set_labels(self, zone: str, slice: str, labels: Mapping[str, str], what: str) -> None:
         """Start to replace all labels of a node (a running TPU slice), without waiting until the change is complete.
 
-        Does nothing if the node does not exist, or is in a state in which the API does not change labels. Raises
-        ProviderError if the API refuses for another reason or does not answer.
+        Does nothing if the node does not exist, or is in a state in which the API does not change labels.
+
+        Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            labels: The new labels. Labels of the node that are not among them are removed.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request for another reason, or did not answer.
         """
         request = tpu_v2.UpdateNodeRequest(
             node=tpu_v2.Node(name=self.node_path(zone, slice), labels=labels),
