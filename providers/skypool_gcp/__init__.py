@@ -87,7 +87,7 @@ class GCP:
         private_network=True,
         spot=True,
         trust="full",
-        billed_from="running",  # a TPU from READY: cloud.google.com/tpu/pricing; neither while it waits (2026-11-22)
+        billed_from="running",  # a TPU slice from its state READY: cloud.google.com/tpu/pricing (2026-11-22)
     )
     offers_keep: ClassVar[float] = 86400.0
 

@@ -299,9 +299,9 @@ def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]],
 def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
     """Return Google's prices. The price catalogue is read over the network at most once a day, and cached on disk.
 
-    All processes of this user share the cache. If the catalogue cannot be read, nothing is raised: the result has older
-    prices of the catalogue from the cache, or no prices of the catalogue, and `Rates.why` gives the reason. The
-    catalogue is tried again after ten minutes. One thread reads at a time; the others wait.
+    All processes of this user share the cache. If the catalogue cannot be read, nothing is raised, and `Rates.why` gives
+    the reason. The result then has the older prices in the cache, or none of the catalogue. The catalogue is tried
+    again after ten minutes. One thread reads at a time; the others wait.
 
     If environment variables set other addresses for Google's APIs, but none for the catalogue, the catalogue is not
     read.

@@ -419,7 +419,7 @@ class Compute:
 
         for outcome in at_once(make, _requests.firewall_rules(self.settings, order, allowed)):
             if isinstance(outcome, Exception):
-                raise outcome  # the first error only: failover does not know groups of errors
+                raise outcome  # the first error only: the pool does not handle groups of errors here
 
     def _place_together(self, offer: Offer, order: Order) -> list[str]:
         """Create the placement policy that puts the machines of a private network close together.

@@ -397,7 +397,7 @@ def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffi
     )
 
 
-# --- resources that the machines of a session share ----------------------------------------------------------
+# --- resources that the machines of one run of a pool share --------------------------------------------------
 
 
 def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str]) -> list[compute_v1.Firewall]:

@@ -99,7 +99,7 @@ def regions(need: Need, rates: Rates) -> set[str]:
     does not have, such as TPU7x, are left out.
     """
     kinds = [tables.slices()[type] for type in wanted(need)]
-    names = {_priced(each) for each in kinds if each.runtime_version}  # others are not in this API
+    names = {_priced(each) for each in kinds if each.runtime_version}  # Cloud TPU's API does not have the others
     return {*chosen((region for name in names for region, _ in rates.chips(name)), (), need.regions)}
 
 
