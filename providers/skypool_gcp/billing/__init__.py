@@ -299,7 +299,7 @@ def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]],
 def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
     """Return Google's prices. The price catalogue is read over the network at most once a day, and cached on disk.
 
-    All processes of this user share the cache. If the catalogue cannot be read, nothing is raised, and `Rates.why` gives
+    All processes of this user share the cache. If the catalogue cannot be read, nothing is raised, and `Rates.why` is
     the reason. The result then has the older prices in the cache, or none of the catalogue. The catalogue is tried
     again after ten minutes. One thread reads at a time; the others wait.
 

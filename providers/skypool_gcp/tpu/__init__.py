@@ -279,7 +279,7 @@ class Tpu(Regional):
             Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=among)))
         except AccessError as e:
             text = (
-                "no firewall rules were created for TPU hosts, so the existing rules of the network "
+                "not all firewall rules for TPU hosts could be created, so the existing rules of the network "
                 f"{self.settings.network} decide who can reach the hosts: {e}"
             )
             warnings.warn(text, RuntimeWarning, stacklevel=2)
