@@ -79,11 +79,13 @@ class Groups(Tpu):
         rates = billing.rates(self.settings)
         sold = Answers(_catalog.offers(records, zones, need, base, rates), records.lacks)
         if records and not sold:
-            why = f"could not be read ({rates.why})" if rates.why else "has none there"
+            why, advice = "has none there", "choose other zones, another market or another TPU"
+            if rates.why:
+                why = f"could not be read ({rates.why})"
+                advice = "choose other zones, or enable its API: `gcloud services enable cloudbilling.googleapis.com`"
             raise UsageError(
                 f"{', '.join(kinds)} cannot be offered: either the chosen zones do not have this TPU, or no price is "
-                f"known because Google's price catalogue {why}; choose other zones, or enable the catalogue: "
-                "`gcloud services enable cloudbilling.googleapis.com`"
+                f"known because Google's price catalogue {why}; {advice}"
             )
         return sold
 

@@ -176,8 +176,8 @@ def numbered(machines: Sequence[compute_v1.Instance]) -> bool:
 def _number(machine: compute_v1.Instance) -> int:
     """Return the number of a host in its TPU slice, from 0. Returns -1 if the host's metadata does not have a number.
 
-    The value in the metadata is the number alone, or a text with a line such as `TPU_WORKER_ID: '1'` or `WORKER_ID:
-    '1'`.
+    The value in the metadata is either the number alone, or a text with a line such as `TPU_WORKER_ID: '1'` or
+    `WORKER_ID: '1'`.
     """
     values = {each.key: each.value for each in machine.metadata.items}
     for key in _NUMBERS:
