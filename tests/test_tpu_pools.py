@@ -112,7 +112,7 @@ def test_a_slice_that_does_not_come_is_had_in_another_zone(tpu: TPU, waits: bool
 def test_where_no_zone_has_chips_it_says_what_each_said_and_nothing_is_left(tpu_api: TPU) -> None:
     tpu_api.capacity(0)
     tpu_api.delays.accepted = 0.01
-    with pytest.raises(LaunchError, match=r"(?s)v5litepod-8 in .*us-west4-a.*no more capacity.*another zone, type"):
+    with pytest.raises(LaunchError, match=r"(?s)v5litepod-8 in .*us-west4-a.*no more capacity.*another zone, TPU type"):
         sky.ComputePool(gcp(), console="off", **ONE).start()
     assert tpu_api.left() == {}
 

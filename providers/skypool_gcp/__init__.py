@@ -3,13 +3,13 @@
 API: https://cloud.google.com/compute/docs/reference/rest/v1 and https://cloud.google.com/tpu/docs/reference/rest (read
 2026-11-22). Credentials: Application Default Credentials, as `gcloud auth application-default login` makes them.
 
-`GCP` is the driver. It passes each request to one of its three parts. A slice is a group of TPU hosts that are rented
-together.
+`GCP` is the driver. It passes each request to the modules `compute`, `tpu` and `groups`, which are called the parts of
+the driver. A slice is a group of TPU hosts that are rented together.
 
-- `compute`: machines of Compute Engine. `tpu`: slices of Cloud TPU. `groups`: slices of several machines of Compute
-  Engine.
+- `compute`: rents machines of Compute Engine. `tpu`: rents slices of Cloud TPU. `groups`: rents slices that consist of
+  several machines of Compute Engine.
 - `catalog`: the machine types of Compute Engine. `billing`: Google's prices.
-- `_api`: settings, credentials, errors, names and labels for all of them.
+- `_api`: settings, credentials, errors, names and labels for all parts.
 """
 
 from __future__ import annotations
@@ -44,22 +44,27 @@ _LONGEST_QUEUE = 7 * 86400.0
 class GCP:
     """A driver for one Google Cloud project: rents machines of Compute Engine, with or without GPUs, and TPU slices.
 
-    A slice is a group of TPU hosts that are rented together. Creating the object sends nothing. Its methods block.
+    A slice is a group of TPU hosts that are rented together. Creating a `GCP` object sends no request. All methods
+    block.
 
     Args:
         project: The id of the project that pays. None means $GOOGLE_CLOUD_PROJECT, else $CLOUDSDK_CORE_PROJECT, else
             the project of the credentials.
-        zones: One zone such as "us-central1-a", or several. None means every zone that the project may use.
-        network: The network of the project in which machines are placed. skypool makes firewall rules for them there.
-        subnetwork: The name of a subnetwork, the same in each region. It is needed if the network has no automatic
-            subnetworks.
+        zones: The name of a zone such as "us-central1-a", or a list of names. None means every zone that the project
+            may use.
+        network: The name of the project's network in which machines are placed. skypool creates the machines' firewall
+            rules in this network.
+        subnetwork: The name of a subnetwork, the same in each region. None lets Google choose, which works only if the
+            network has automatic subnetworks.
         image: The image of machines of Compute Engine, which must have cloud-init: "ubuntu-22.04", or the path of an
-            image or a family. None means Google's own image for the accelerator. The `base=` of an Image overrides it.
-        reservation: The name of an existing reservation to run in. skypool never reserves or buys anything.
-        service_account: The account whose rights the machines have. Without it, machines of Compute Engine have no
-            rights. Hosts of Cloud TPU may then read storage and write logs as the project's own account. If the account
-            may delete machines, they delete themselves when their lease (the time that skypool granted) is over.
-            Otherwise a machine of Compute Engine stops, and its disk is billed until the pool's end or `skypool gc`.
+            image or of an image family. None means Google's own image for the accelerator. The `base=` of an Image
+            overrides this setting.
+        reservation: The name of an existing reservation (capacity reserved before) to run in. None means to run outside
+            reservations. skypool never reserves or buys anything.
+        service_account: The email address of the Google service account whose rights the machines have. If the account
+            may delete machines, the machines delete themselves when their lease is over. Otherwise a machine of Compute
+            Engine stops then, and its disk is billed until the pool's end or `skypool gc`. None: machines of Compute
+            Engine have no rights, and hosts of Cloud TPU may read storage and write logs as the project's own account.
         ssh_from: The addresses or networks that may reach port 22. None means this computer's public address only.
         queue: Seconds for which a TPU slice may wait for its chips before another offer is tried; 0 to 604800 (a week).
 
@@ -82,7 +87,7 @@ class GCP:
         private_network=True,
         spot=True,
         trust="full",
-        billed_from="running",  # a TPU from READY: cloud.google.com/tpu/pricing; neither while it waits (2026-11-22)
+        billed_from="running",  # a TPU slice from its state READY: cloud.google.com/tpu/pricing (2026-11-22)
     )
     offers_keep: ClassVar[float] = 86400.0
 
@@ -93,18 +98,18 @@ class GCP:
             raise UsageError(f"queue must be a number of seconds from 0 to 604800 (a week), not {self.queue!r}")
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return all offers of Compute Engine and Cloud TPU that could meet the need. All parts are asked in parallel.
+        """Return all offers of Compute Engine and Cloud TPU that could meet the need.
 
-        If one part fails and another has offers, the failure is only a RuntimeWarning, and `lacks` of the result is not
-        empty. A part that the account may not use, or whose settings are wrong, is then left out silently. The result
-        is empty if nothing fits.
+        All parts of the driver are asked in parallel. If one part fails and another has offers, the failure is only a
+        RuntimeWarning, and `lacks` of the result is not empty. But no warning is issued for a part that the account may
+        not use, or whose settings are wrong. The result is empty if no offer meets the need.
 
         Args:
             need: The requirements that each machine must meet.
 
         Raises:
-            UsageError: No part has offers, and at least one says that a setting is wrong.
-            ProviderError: No part has offers, and at least one failed.
+            UsageError: No part has offers, and at least one part says that a setting is wrong.
+            ProviderError: No part has offers, and at least one part failed.
         """
         outcomes = at_once(lambda api: api.offers(need), self._apis)
         failed = [each for each in outcomes if isinstance(each, Exception)]
@@ -119,10 +124,11 @@ class GCP:
         return Answers(found, lacking)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Rent the machines of an order, and return them. The part of the driver that made the offer does it.
+        """Rent the machines of an order, and return the machines, which may still be starting.
 
-        The machines may still be starting. Fewer than ordered may be returned if Google refuses some, unless the need
-        has `private_network`. The same order again makes no further machines, and returns the same ones.
+        The part of the driver that made the offer sends the requests. Fewer machines than ordered are returned if
+        Google refuses some of them, unless the need has `private_network`. Calling again with the same order rents no
+        further machines, and returns the same ones.
 
         Args:
             offer: The machine type or slice, with zone and market, as `offers` returned it.
@@ -130,16 +136,16 @@ class GCP:
 
         Raises:
             ProviderError: Nothing was rented. Only after NoAnswer and RateLimitError may machines exist: call again
-                with the same order, which finds them.
-            StillRunning: Machines that had to be ended again may still run.
+                with the same order, which finds those machines.
+            StillRunning: Some machines of the failed order could not be ended, and may still run.
         """
         return self._of(offer.detail["api"]).launch(offer, order)
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Return the machines of this user's pools on Compute Engine and Cloud TPU, found by their labels.
 
-        Machines that are starting or ending are among them. An API that is not enabled for the project counts as empty,
-        unless none is enabled. The list is empty if there are none.
+        Machines that are starting or ending are included. An API that is not enabled for the project counts as empty,
+        but if neither API is enabled, the error is raised. The list is empty if there are no machines.
 
         Args:
             pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
@@ -147,28 +153,35 @@ class GCP:
 
         Raises:
             ProviderError: An API failed, so machines could be missing.
-            ErrorGroup: Several failed, for different reasons.
+            ErrorGroup: Both APIs failed, for different reasons.
         """
         return self._of_both(lambda api: api.instances(pool=pool))
 
     def access(self, instance: Instance) -> Access:
         """Return how to reach a machine by ssh. Waits until the machine has an address.
 
-        That takes up to 120 s for a machine. For a TPU slice it takes up to half an hour, plus the setting `queue`.
+        The wait is up to 120 s for a machine of Compute Engine. For a host of a TPU slice, it is up to half an hour
+        plus the seconds of the setting `queue`.
+
+        Args:
+            instance: The machine, as `launch` or `instances` returned it.
 
         Raises:
-            ProviderError: The machine has ended or will not be made, or has no address in time.
+            ProviderError: The machine has ended, or Google refused to create it, or it got no address in time.
         """
         return self._of(instance.detail["api"]).access(instance)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End these machines of Compute Engine and Cloud TPU in parallel, and return when all have ended.
 
-        All hosts of a slice end, even if only one is given. Does not raise for machines that no longer exist.
+        All hosts of a TPU slice end, even if only one host is given. Does not raise for machines that no longer exist.
+
+        Args:
+            instances: The machines, as `launch` or `instances` returned them.
 
         Raises:
-            StillRunning: Some machines may still run and cost money. `instances` of the error has them, and its message
-                the reasons.
+            StillRunning: Some machines may still run and cost money. The error's `instances` are these machines, and
+                its message gives the reasons.
         """
         asked: list[tuple[Compute | Tpu, list[Instance]]] = []
         for api in self._apis:
@@ -184,7 +197,7 @@ class GCP:
                 left.extend(getattr(outcome, "instances", theirs))
         if not failed:
             return
-        why = together("Google Cloud: not all instances could be ended", failed)
+        why = together("Google Cloud: some machines could not be ended", failed)
         if isinstance(why, StillRunning):
             raise why
         raise StillRunning(str(why), left) from why
@@ -200,23 +213,23 @@ class GCP:
 
         Raises:
             ProviderError: The labels of a machine could not be written.
-            ErrorGroup: Several could not, for different reasons.
+            ErrorGroup: The labels of several machines could not be written, for different reasons.
         """
         self._of_both(lambda api: api.renew(pool, until))
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return resources that pools of this user left behind, such as disks and firewall rules.
 
-        Machines are not among them. Each resource counts as needed until its own time, or until that of a machine of
-        its pool if that is later. One reason is that firewall rules belong to Compute Engine, but also serve the hosts
-        of Cloud TPU.
+        Machines are not included. The `until` of a resource is its own time or that of a machine of its pool, whichever
+        is later. For example, a firewall rule of Compute Engine may still serve hosts of Cloud TPU. The list is empty
+        if there are no such resources.
 
         Args:
             pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
                 means all pools of this user.
 
         Raises:
-            ProviderError, ErrorGroup: A list could not be read.
+            ProviderError, ErrorGroup: A list of resources or machines could not be read.
         """
         left = self._of_both(lambda api: api.leftovers(pool=pool))
         if not left:
@@ -231,14 +244,17 @@ class GCP:
 
         Does not raise for a resource that no longer exists.
 
+        Args:
+            leftovers: The resources, as the method `leftovers` returned them.
+
         Raises:
-            ProviderError: One could not be removed.
-            ErrorGroup: Several could not be removed, for different reasons.
+            ProviderError: A resource could not be removed.
+            ErrorGroup: Several resources could not be removed, for different reasons.
         """
         each_done(
             lambda api: api.tidy([each for each in leftovers if each.detail["api"] == api.api]),
             self._apis,
-            "Google Cloud: not all leftovers could be removed",
+            "Google Cloud: some leftover resources could not be removed",
         )
 
     def policy(self) -> str:
@@ -251,8 +267,8 @@ class GCP:
     def check(self) -> Iterable[Finding]:
         """Check if the project can rent from Compute Engine and Cloud TPU, and return one finding for each check.
 
-        A finding says if the check passed, and what was found. The checks of a part of the driver run when its first
-        finding is taken. A failed check does not raise.
+        A finding says if the check passed, and what was found. The checks run only when the result is iterated: those
+        of `compute` at its first finding, those of `tpu` later. A failed check does not raise.
         """
         return chain.from_iterable(api.check() for api in self._apis)
 
@@ -263,7 +279,7 @@ class GCP:
         empty, and so does a result of None. If neither API is enabled, the error is raised.
 
         Args:
-            do: The function. It gets a part, and returns its results or None.
+            do: The function. Its argument is a part of the driver. It returns an iterable of results, or None.
 
         Raises:
             ProviderError, ErrorGroup: The function failed for another reason.

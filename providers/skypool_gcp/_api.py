@@ -47,7 +47,7 @@ USER = "ubuntu"
 """The name with which skypool logs in to machines."""
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-"""The OAuth scope of all Google Cloud APIs. The account's roles decide what it may do there."""
+"""The OAuth scope that covers all Google Cloud APIs. The roles of an account decide what the account may do."""
 
 WATCH = ssh_machine.notice_program(
     base="http://metadata.google.internal",
@@ -55,19 +55,22 @@ WATCH = ssh_machine.notice_program(
     headers={"Metadata-Flavor": "Google"},
     when="time.time() + 30 if said.strip() == 'TRUE' else None",
 )
-"""Python source that runs on a machine and waits for the notice that Google takes the machine back, 30 s before."""
+"""The source of a Python program that runs on a machine and waits for the notice that Google takes the machine back.
+
+Google gives the notice 30 s before.
+"""
 
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 """Environment variables that may hold the project's id, in order of precedence."""
 
 
 class Shape(NamedTuple):
-    """The required form of a setting that is one word or several words.
+    """The required form of a setting that is a string or a list of strings.
 
     Attributes:
-        pattern: A regular expression that must match the whole word.
-        like: An example, for error messages.
-        several: True if the setting may be a list of words.
+        pattern: A regular expression that must match the whole string.
+        like: An example in quotes, with an explanation if it needs one, for error messages.
+        several: True if the setting may be a list of strings.
     """
 
     pattern: str
@@ -80,11 +83,11 @@ _RESOURCE_NAME = "[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 SHAPES: dict[str, Shape] = {
     "project": Shape(
         "[a-z][a-z0-9-]{4,28}[a-z0-9]|[a-z0-9.-]+:[a-z][a-z0-9-]{4,28}[a-z0-9]",
-        "'my-project-123', the id and not the number of a project",
+        "'my-project-123' (the id and not the number of the project)",
     ),
     "zones": Shape(r"[a-z]+-[a-z]+\d+-(ai\d+)?[a-z]", "'us-central1-a'", several=True),
-    "network": Shape(_RESOURCE_NAME, "'default', a network of the project"),
-    "subnetwork": Shape(_RESOURCE_NAME, "'my-subnet', which has this name in every region"),
+    "network": Shape(_RESOURCE_NAME, "'default' (the name of a network of the project)"),
+    "subnetwork": Shape(_RESOURCE_NAME, "'my-subnet' (the name of a subnetwork, the same in every region)"),
     "image": Shape(
         r"(projects/)?[a-z0-9.:-]+/global/images/(family/)?[a-z0-9-]+|ubuntu-2[24]\.04",
         "'projects/my-project/global/images/family/my-family' or 'ubuntu-24.04'",
@@ -100,7 +103,7 @@ SHAPES: dict[str, Shape] = {
         several=True,
     ),
 }
-"""The form of each setting of `GCP`, by its name."""
+"""The required form of each setting of `GCP` that is a string or a list of strings, by the name of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ class Settings:
         the credentials.
 
         Raises:
-            CredentialsError: None of these names a project, or they do not and there are no credentials.
+            CredentialsError: None of these names a project, or there are no credentials that could name one.
         """
         if self.project:
             return self.project
@@ -136,14 +139,16 @@ class Settings:
                 return project
         _, of_credentials = _default(_environment())
         if not of_credentials:
-            raise REFUSALS.error("a login", "NoProject", "neither the settings nor the credentials name a project")
+            raise REFUSALS.error(
+                "to log in", "NoProject", "neither the settings, the environment nor the credentials name a project"
+            )
         return of_credentials
 
     def path(self) -> str:
         """Return the path of the network in which machines are placed, such as "projects/P/global/networks/default".
 
         Raises:
-            CredentialsError: No project is known.
+            CredentialsError: The project that pays is not known.
         """
         return f"projects/{self.billed()}/global/networks/{self.network}"
 
@@ -152,29 +157,30 @@ class Settings:
 
 
 def endpoint(api: str) -> str | None:
-    """Return the address of one of Google's APIs, without the API's version. Returns None for Google's own address.
+    """Return the address that the user set for one of Google's APIs. Returns None if Google's own address is used.
 
-    It is read from the environment variables of the Google Cloud CLI, CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE for
-    example.
+    The address is read from an environment variable of the Google Cloud CLI, such as
+    CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE. A "/" at the end and the version of Compute Engine's API are removed.
 
     Args:
-        api: "compute", "tpu" or "cloudbilling".
+        api: The name of the API: "compute", "tpu" or "cloudbilling".
     """
     address = os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}", "").rstrip("/")
     return address.removesuffix("/compute/v1") or None
 
 
 def credentials(api: str) -> Credentials:
-    """Return Application Default Credentials (those that Google's tools find in the environment). They are cached.
+    """Return the credentials for one of Google's APIs. They are cached.
 
-    If the address of the API is without TLS ("http://" or "grpc://"), they are anonymous, because real ones must not be
-    sent there.
+    They are the Application Default Credentials, which Google's tools find in the environment. If the user set an
+    address without TLS for the API ("http://" or "grpc://"), they are anonymous, because real credentials must not be
+    sent unencrypted.
 
     Args:
-        api: "compute", "tpu" or "cloudbilling".
+        api: The name of the API: "compute", "tpu" or "cloudbilling".
 
     Raises:
-        CredentialsError: There are none, or they cannot be read.
+        CredentialsError: There are no credentials, or they cannot be read.
     """
     if (endpoint(api) or "").startswith(("http://", "grpc://")):
         return _anonymous()
@@ -184,14 +190,14 @@ def credentials(api: str) -> Credentials:
 
 @lru_cache(maxsize=1)
 def _anonymous() -> Credentials:
-    """Return credentials without an account. It is always the same object."""
+    """Return credentials that carry no account. All calls return the same object."""
     return auth_credentials.AnonymousCredentials()  # type: ignore[no-untyped-call,unused-ignore]  # Google's, untyped
 
 
 def _environment() -> Hashable:
     """Return the key under which credentials are cached.
 
-    It changes if Google's environment variables change, or if the file with the credentials is written again.
+    The key changes if one of Google's environment variables changes, or if the file with the credentials is rewritten.
     """
     folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
     usual = f"{folder}/application_default_credentials.json"
@@ -205,12 +211,12 @@ def _default(environment: Hashable) -> tuple[Credentials, str | None]:
     Finding them takes seconds, so the last 16 results are cached.
 
     Args:
-        environment: The value of `_environment`. It is used only as the key of the cache.
+        environment: The value that `_environment` returned. It is used only as the key of the cache.
 
     Raises:
-        CredentialsError: There are none, or they cannot be read.
+        CredentialsError: There are no credentials, or they cannot be read.
     """
-    found: tuple[Credentials, str | None] = call("a login", lambda: auth.default(scopes=[SCOPE]))
+    found: tuple[Credentials, str | None] = call("to log in", lambda: auth.default(scopes=[SCOPE]))
     return found
 
 
@@ -223,8 +229,9 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
         names: Values for the placeholders in the advice of an error, such as `project`.
 
     Raises:
-        ProviderError: The SDK raised an error. The class depends on the error's code (see errors.csv). The SDK's error
-            is its cause. Exceptions that are not of the SDK pass unchanged.
+        ProviderError: The SDK raised an error. The subclass depends on the error's code (see errors.csv). The SDK's
+            error is the cause of the ProviderError.
+        Exception: Any other exception of the function, unchanged.
     """
     try:
         return do()
@@ -235,8 +242,8 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
 def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
     """Return, without raising it, skypool's error for an error of Google's SDK.
 
-    Its class comes from the table errors.csv, by the code and the text of the error. It is a ProviderError if no row of
-    the table fits.
+    The table errors.csv gives the class of the returned error, by the code and the text of the SDK's error. The class
+    is ProviderError if no row of the table fits.
 
     Args:
         error: The error of the SDK.
@@ -251,20 +258,26 @@ def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
 
 
 def unless_disabled(do: Callable[[], object], note: str) -> object:
-    """Call `do` and return its result. Returns `note` if the API that it uses is not enabled for the project.
+    """Call a function and return its result. If an API is not enabled for the project, return a note instead.
 
-    `note` is also returned if the result is None. Other errors are raised.
+    Args:
+        do: The function, which sends a request to one of Google's APIs.
+        note: The text to return if the API is not enabled, or if the function returns None.
+
+    Raises:
+        ProviderError: The request failed for another reason.
     """
     answer = quietly(do, *DISABLED)
     return note if answer is None else answer
 
 
 def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
-    """Return the code and the text of an error that the API answered.
+    """Return the code and the text of an error with which an API of Google answered a request.
 
-    The code is the reason that Compute Engine gives, or the reason in the newer error format, or the name of the
-    exception's class. The first of them that the table errors.csv contains is taken, or else the first of all. The text
-    is without the method and address of the request.
+    An error may have several codes. First come the reasons that Compute Engine gives, then the reason in Google's newer
+    error format, then the names of the exception's class and base classes. The first code that the table errors.csv
+    contains is returned. If the table contains none of them, the first code of all is returned. The method and the
+    address of the request are removed from the text.
     """
     codes = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
     codes.append(getattr(error, "reason", None) or "")
@@ -282,10 +295,11 @@ def _class_names(error: BaseException) -> list[str]:
 
 
 def name(*words: str) -> str:
-    """Return a resource name that consists of "skypool" and the words, joined by "-", as Google requires it (RFC 1035).
+    """Return a resource name that consists of "skypool" and the words, joined by "-". Google accepts it (RFC 1035).
 
-    A name of more than 63 characters, or with characters other than [a-z0-9-], is changed: other characters become "-",
-    it is cut, and a hash of the whole is appended. The same words always give the same name.
+    A name of more than 63 characters, or with characters other than [a-z0-9-], is changed. Upper case becomes lower
+    case, other characters become "-", and the name is cut. A hash of the unchanged name is appended. The same words
+    always give the same name.
     """
     whole = "-".join(("skypool", *words))
     if len(whole) <= LONGEST and re.fullmatch("[a-z0-9-]*[a-z0-9]", whole):
@@ -296,7 +310,7 @@ def name(*words: str) -> str:
 
 
 def tag(order: Order) -> str:
-    """Return the network tag of the machines of one run of a pool. Firewall rules apply to machines with this tag.
+    """Return the network tag of the machines of one run of a pool. The pool's firewall rules apply to this tag.
 
     All orders of the run give the same tag.
     """
@@ -304,7 +318,7 @@ def tag(order: Order) -> str:
 
 
 def last_part(path: str) -> str:
-    """Return what follows the last "/" of a resource's path or URL: "us-central1-a" for ".../zones/us-central1-a".
+    """Return the text after the last "/" of a resource's path or URL: "us-central1-a" for ".../zones/us-central1-a".
 
     A text without "/" is returned unchanged.
     """
@@ -317,23 +331,26 @@ def region_of(zone: str) -> str:
 
 
 def deletes(url: str) -> str:
-    """Return shell code with which a machine deletes a resource, with the rights of the machine's own service account.
+    """Return shell code with which a machine deletes a resource, usually itself.
 
-    If the deletion fails, the code switches the machine off.
+    The code uses the rights of the machine's service account. If the deletion fails, it switches the machine off.
 
     Args:
-        url: The resource's address in its API.
+        url: The address of the resource in its API.
     """
     script = (files("skypool_gcp") / "end.sh").read_text("utf-8")
     return f"url={shlex.quote(url)}\n{script}"
 
 
 def labels(said: Mapping[str, str]) -> dict[str, str]:
-    """Encode skypool's tags as labels of a resource, and return the labels. The function `said` decodes them.
+    """Encode skypool's tags as labels of a resource, and return the labels. The function `said` decodes labels.
 
-    Labels allow only the characters [a-z0-9_-]. Any other character, and "_" itself, becomes "_" and two hex digits for
-    each of its bytes. A value of more than 63 characters continues in the labels "KEY_1", "KEY_2" and so on. Google
-    allows 64 labels for a resource; this is not checked.
+    The value of a label may contain only the characters [a-z0-9_-]. Any other character, and "_" itself, becomes "_"
+    and two hex digits for each of its bytes. An encoded value of more than 63 characters continues in the labels
+    "KEY_1", "KEY_2" and so on. Google allows 64 labels for a resource; this is not checked.
+
+    Args:
+        said: The tags, from name to value.
     """
     made: dict[str, str] = {}
     for key, text in said.items():
@@ -345,9 +362,9 @@ def labels(said: Mapping[str, str]) -> dict[str, str]:
 
 
 def said(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return skypool's tags, decoded from the labels of a resource. It is the inverse of the function `labels`.
+    """Return skypool's tags, decoded from the labels of a resource. This is the inverse of the function `labels`.
 
-    Labels that do not begin with "skypool-" are left out. Returns {} if there are none.
+    Only labels with names such as "skypool-pool" are read. Returns {} if there are none.
     """
     ours = [key for key in labels if re.fullmatch("skypool-[a-z]+", key)]
     return {key: re.sub("(_[0-9a-f]{2})+", _unescaped, _joined(labels, key)) for key in ours}
@@ -356,8 +373,12 @@ def said(labels: Mapping[str, str]) -> dict[str, str]:
 def _joined(labels: Mapping[str, str], key: str) -> str:
     """Return the whole value of a label that was split into the labels "KEY", "KEY_1", "KEY_2" and so on.
 
+    Args:
+        labels: The labels of the resource.
+        key: The name of the first of the labels.
+
     Raises:
-        KeyError: There is no label with this key.
+        KeyError: There is no label with this name.
     """
     parts = [labels[key]]
     while (more := labels.get(f"{key}_{len(parts)}")) is not None:
@@ -366,7 +387,7 @@ def _joined(labels: Mapping[str, str], key: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """Return the escape for the matched character, which labels do not allow: "_" and two hex digits for each byte."""
+    """Return the escape for a matched character that labels do not allow: "_" and two hex digits for each byte."""
     return "".join(f"_{byte:02x}" for byte in found[0].encode())
 
 
@@ -379,7 +400,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 def description(said: Mapping[str, str]) -> str:
-    """Return a description text for a resource that holds these tags, as JSON with sorted keys. `tags_in` reads it."""
+    """Return the tags as JSON with sorted keys, for the description text of a resource. `tags_in` reads it."""
     return json.dumps(said, sort_keys=True)
 
 

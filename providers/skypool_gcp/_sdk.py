@@ -1,8 +1,8 @@
 """Imports Google's client libraries when they are first used.
 
-Importing them takes a second, and they are only installed by `pip install 'skypool[gcp]'`. At run time, each name here
-is a stand-in for a module, which imports it when one of its attributes is first read. Type checkers see the real
-modules.
+Importing the libraries takes a second, and only `pip install 'skypool[gcp]'` installs them. At run time, each name in
+this module is a stand-in object. It imports the library's module when one of its attributes is first read. Type
+checkers see the real modules.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ else:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            """Import the module if that has not happened yet, and return one of its attributes.
+            """Return an attribute of the module. The module is imported if that has not happened yet.
+
+            Args:
+                attribute: The name of the attribute, such as "default".
 
             Raises:
                 UsageError: The module is not installed. The message says how to install it.
@@ -63,7 +66,10 @@ else:
             try:
                 module = imported(self._name)
             except ImportError as e:
-                raise UsageError(f"GCP needs its SDK, which is not installed ({e}): pip install 'skypool[gcp]'") from e
+                raise UsageError(
+                    f"GCP needs Google's client libraries, which are not installed ({e}): "
+                    "run `pip install 'skypool[gcp]'`"
+                ) from e
             return getattr(module, attribute)
 
     auth = _Module("google.auth")

@@ -1,5 +1,6 @@
-# Deletes the machine on which it runs, and so ends all its cost, with the rights of its own service account; where that
-# has not the right to, the machine is switched off. $url is the machine's, for the API.
+# Deletes the machine on which this script runs, which ends all its cost, with the rights of the machine's own service
+# account. If the deletion fails, the script switches the machine off. $url is the address of the machine, or of its TPU
+# slice, in Google's API.
 # shellcheck shell=sh disable=SC2154
 here=http://metadata.google.internal/computeMetadata/v1/instance
 told=$(curl -fsS -m 10 -H "Metadata-Flavor: Google" "$here/service-accounts/default/token")

@@ -1,14 +1,16 @@
 """Reads results safely from machines that belong to strangers.
 
 A result is normally a pickle, and reading a pickle can run code. Pickles are read only from nodes (rented machines)
-that are trusted in full, such as the user's own machines and those of a cloud. A machine from a marketplace belongs to
-a stranger. It sends results in skypool's data format, and reading that format cannot run code that the stranger chose.
+with the setting `trust="full"`, which is the default for the user's own machines and those of a cloud. A machine from a
+marketplace belongs to a stranger. Such a machine has `trust="data"` by default. It sends results in skypool's data
+format, and reading this format cannot run code that the stranger chose.
 
-- `format`: the tags of the data format, and the prices that limit how much memory a value may take.
-- `reader`: reads results and exceptions; `reading`: decodes one value; `cursor`: the position in its bytes, and the
-  budget, which is the memory that the value may still take.
-- `sending`: what a worker process on the node calls; `writing`: the encoder; `tables`: lists of similar values.
-- `refusals`: errors for values that cannot be written as data.
+- `format`: defines the tags (the first bytes of encoded values), and the prices that limit the memory of a value.
+- `reader`: reads results and exceptions. `reading` decodes one value. `cursor` holds the position in the bytes of a
+  value, and the budget, which is the memory that the rest of the value may take.
+- `sending`: writes results in a worker process on the node. `writing` encodes one value. `tables` converts lists of
+  similar values to columns.
+- `refusals`: makes the errors for values that cannot be written as data.
 - `values` (standard library), `arrays` (numpy, torch), `classes` (the user's own): the types that may be sent.
 - `text`: removes terminal control sequences from texts that nodes send.
 """
@@ -47,6 +49,6 @@ class Reader(Protocol):
 
         Args:
             buffers: the buffers as the node sent them.
-            call: the call's name in error messages.
+            call: the name of the call's function, for error messages.
         """
         ...

@@ -1,8 +1,9 @@
 """Writes and reads numpy arrays and torch tensors in skypool's data format, and checks their sizes and types.
 
-The format carries results of machines that may not run code on the client. numpy's own functions for unpickling do not
-check what they get: a type may contain pointers over bytes that the sender chose, or a state may not fit. So none of
-them is called here. A type is built from its name, and an array from its memory by `frombuffer`, which checks the size.
+The data format carries results of machines that may not run code on the client. numpy's own functions for unpickling do
+not check their arguments: they accept bytes of the sender as pointers to objects, or an array whose size and memory do
+not match. This module does not call these functions. It builds a type from its name, and an array by `frombuffer`,
+which checks the size of the memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from skypool.trust.cursor import NotData
+from skypool.trust.cursor import FAULTY, NotData
 from skypool.trust.reading import Maker, Reading
 from skypool.trust.values import KEYS, check_chain
 
@@ -26,13 +27,13 @@ _DEEPEST = 8
 _MOST_FIELDS = 1000
 """The greatest number of fields of one numpy type."""
 _FIELD_PRICE = 1000
-"""The price in bytes of one field of a record. numpy makes a dictionary entry and a text of it."""
+"""The price in bytes of one field of a numpy type. numpy makes a dictionary entry and a text for each field."""
 _LAST_LETTER = 0x10FFFF
 """The last code point of Unicode."""
 _ALIGNED = 0x80
 """numpy's flag for a type with aligned fields."""
 _AT_ONCE = 1 << 20
-"""The number of bytes of an array that are checked together."""
+"""The number of bytes of an array whose values are checked in one step."""
 _TENSORS = [
     "float64",
     "float32",
@@ -61,37 +62,39 @@ def _library(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as e:
         raise NotData(
-            f"the node sent a value that needs {name}, which is not installed here; run: pip install {name}", name
+            f"it contains a value of {name}, which is not installed on your machine",
+            name,
+            advice=f"Run on your machine: pip install {name}",
         ) from e
 
 
 class NoData(Exception):
-    """An error for a numpy or torch value with a part that cannot be sent as data. Its message is the reason."""
+    """An error for a numpy value with a type that cannot be sent as data. The message is the reason."""
 
 
 # --- types ---------------------------------------------------------------------------------------------------
 #
-# A numpy type is sent as a text such as "<f8", as ("sub", type, shape), or as ("record", size, aligned, names, types,
-# offsets). It is a tree without references to parts of itself.
+# A numpy type without fields and shape is sent as a text such as "<f8". A type with a shape is sent as ("sub", type of
+# an item, shape), and a type with fields as ("record", bytes of an item, aligned, names, types, offsets).
 
 
 @functools.lru_cache(256)
 def _simple(np: Any, said: str) -> Any:
-    """Return the numpy type without fields that has this name, such as "<f8".
+    """Return the numpy type with a name such as "<f8". Types with fields have no such name.
 
     Args:
         np: the numpy module.
-        said: the name, of at most 39 characters.
+        said: the name.
 
     Raises:
-        NotData: it is not the name of a type that is allowed.
+        NotData: the name has more than 39 characters, or is not the name of a type that is allowed.
     """
     found = _TYPE.fullmatch(said) if len(said) < 40 else None
     if found is None or (found[2] is not None and not _UNIT.fullmatch(found[2])):
         raise NotData(
-            f"the node sent a numpy dtype of the unknown type {said[:40]!r}; a correct node never sends this, "
-            "so stop using that machine",
+            f"it contains the unknown numpy dtype {said[:40]!r}",
             "numpy.dtype",
+            advice=FAULTY,
         )
     return np.dtype(said)
 
@@ -101,8 +104,9 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
     r.charge(_FIELD_PRICE if depth else 0)
     if depth > _DEEPEST:
         raise NotData(
-            f"the node sent a numpy dtype that is nested more than {_DEEPEST} levels deep; return a flatter one",
+            f"it contains a numpy dtype whose nesting is more than {_DEEPEST} levels deep",
             "numpy.dtype",
+            advice="Return an array whose dtype has less nesting",
         )
     match said:
         case str():
@@ -112,50 +116,53 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
         case ("record", int(size), bool(aligned), list(names), list(types), list(offsets)):
             if not len(names) == len(types) == len(offsets) <= _MOST_FIELDS or not 0 < size < 1 << 31:
                 raise NotData(
-                    f"the node sent a structured numpy dtype with {len(names)} names, {len(types)} types and "
-                    f"{len(offsets)} offsets (limit {_MOST_FIELDS} each, and all equal), or an invalid item "
-                    "size; return fewer fields",
+                    f"it contains a structured numpy dtype with items of {size} bytes (must be 1 byte to 2 GiB)"
+                    if len(names) == len(types) == len(offsets) <= _MOST_FIELDS
+                    else f"it contains a structured numpy dtype with {len(names)} names, {len(types)} types and "
+                    f"{len(offsets)} offsets of fields (there must be equally many, and at most {_MOST_FIELDS})",
                     "numpy.dtype",
+                    advice="Return arrays with fewer or smaller fields",
                 )
             if not all(type(n) is str for n in names) or not all(type(n) is int and n >= 0 for n in offsets):
                 raise NotData(
-                    "the node sent a structured numpy dtype with an invalid field name or offset; a correct "
-                    "node never sends this, so stop using that machine",
+                    "it contains a structured numpy dtype with an invalid name or offset of a field",
                     "numpy.dtype",
+                    advice=FAULTY,
                 )
             formats = [_type_of(r, each, depth + 1) for each in types]
             of = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
             made = np.dtype(of, align=aligned)
         case _:
             raise NotData(
-                f"the node described a numpy dtype with a {type(said).__name__}, which has no such meaning; a "
-                "correct node never sends this, so stop using that machine",
+                f"it contains a {type(said).__name__} in place of the name or parts of a numpy dtype",
                 "numpy.dtype",
+                advice=FAULTY,
             )
     if made.hasobject and (depth or type(said) is not str):
         raise NotData(
-            "the node sent a structured numpy dtype that contains Python objects; a correct node never sends "
-            "this, so stop using that machine",
+            "it contains a structured numpy dtype with Python objects in it",
             "numpy.dtype",
+            advice=FAULTY,
         )
     if made.itemsize <= 0:
         raise NotData(
-            f"the node sent a numpy dtype with items of {made.itemsize} bytes; a correct node never sends "
-            "this, so stop using that machine",
+            f"it contains a numpy dtype with items of {made.itemsize} bytes",
             "numpy.dtype",
+            advice=FAULTY,
         )
     return made
 
 
 def price_of(name: str, args: tuple[Any, ...]) -> int:
-    """Return the price in bytes of making an array's type and checking its contents.
+    """Return the price in bytes of making an array's type and checking the array's contents.
 
     A reader subtracts prices from a memory budget. The price is 0 for values other than numpy arrays, scalars or types.
-    Array memory that is sent beside the value is not included.
+    It does not include array memory that is sent beside the encoded value.
 
     Args:
-        name: the value's name in skypool's data format, such as "ndarray".
-        args: the arguments that the value is built from: first its type, last its memory.
+        name: the name of the value's type in skypool's data format, such as "ndarray".
+        args: the arguments that the value is built from. The first is the type as `_said_of` returns it. For an array
+            or scalar the last is the memory as bytes, or None if the memory is sent beside the encoded value.
     """
     if name not in ("ndarray", "scalar", "dtype"):
         return 0
@@ -175,10 +182,11 @@ def _types_in(said: Any) -> int:
 def _said_of(made: Any) -> Any:
     """Return the text or tuple that stands for a numpy type in skypool's data format, such as "<f8".
 
-    A type with a shape becomes ("sub", ...), and one with fields becomes ("record", ...).
+    A type with a shape becomes a tuple ("sub", ...), and a type with fields becomes a tuple ("record", ...).
 
     Raises:
-        NoData: the type cannot be sent as data: it has no bytes, contains objects in fields, or is of an unknown kind.
+        NoData: the type cannot be sent as data, because its items have 0 bytes or its fields contain Python objects.
+            Also if its items are not numbers, booleans, texts, bytes, times or objects.
     """
     said: Any
     if made.subdtype is not None:
@@ -195,19 +203,16 @@ def _said_of(made: Any) -> Any:
         or (made.hasobject and made.names is not None)
         or (made.names is None and not _TYPE.fullmatch(said))
     ):
-        raise NoData(
-            f"numpy arrays of dtype {made} cannot be sent as data; convert them to plain numbers or text "
-            "before you return them"
-        )
+        raise NoData(f"it contains a numpy value of the dtype {made!s:.100}, which cannot be sent as data")
     return said
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
     if type(shape) is not tuple or len(shape) > 64 or not all(type(n) is int and 0 <= n < 2**62 for n in shape):
         raise NotData(
-            "the node sent an array whose shape is not a tuple of at most 64 sizes; a correct node never sends "
-            "this, so stop using that machine",
+            "it contains an array whose shape is not a tuple of at most 64 sizes",
             "numpy.ndarray",
+            advice=FAULTY,
         )
     return shape
 
@@ -216,34 +221,37 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
-    """Return a flat array of exactly this memory, after checking it. The array is empty if the memory is.
+    """Return an array of one dimension that has exactly this memory, after checking the memory.
 
     Args:
-        r: the decoder. Its memory budget is reduced by an eighth of the size, and for booleans and texts by more.
-        data: the memory as bytes, which is copied. None takes the next buffer beside the value, which the array uses
-            without a copy.
-        dtype: the type of its items.
-        shape: the shape that the array shall get later. The memory must fit it; the result has one dimension all the
-            same.
+        r: the decoder. Its memory budget is reduced by an eighth of the memory's size, and for booleans and texts by
+            more.
+        data: the memory as bytes, which are copied. None takes the next buffer that was sent beside the encoded value,
+            and the array uses this buffer without a copy.
+        dtype: the type of the array's items.
+        shape: the shape that the caller gives the array later. The size of the memory must match this shape.
 
     Raises:
-        NotData: the memory does not fit the shape and type, contains values that are not valid, or exceeds the budget;
-            or the type contains objects.
+        NotData: the size of the memory does not match the shape and type, or the memory contains values that are not
+            valid. Also if the type contains objects, `data` is neither bytes nor None, or the memory budget is used up.
     """
     np = _library("numpy")
     if dtype.hasobject or type(data) not in (bytes, type(None)):
         raise NotData(
-            "the node sent a numpy array whose memory is not bytes, or whose dtype contains objects; a correct "
-            "node never sends this, so stop using that machine",
+            "it contains a numpy array of Python objects that was sent as memory"
+            if dtype.hasobject
+            else f"it contains a numpy array whose memory is a {type(data).__name__} instead of bytes",
             "numpy.ndarray",
+            advice=FAULTY,
         )
     buffer: Any = r.next_buffer() if data is None else bytearray(data)
     size = buffer.nbytes if data is None else len(buffer)
     if size != math.prod(_shape(shape)) * dtype.itemsize:
         raise NotData(
-            f"the node sent a numpy array of {size} bytes that do not match its shape {shape} with items of "
-            f"{dtype.itemsize} bytes; a correct node never sends this, so stop using that machine",
+            f"it contains a numpy array of {size} bytes, which do not match the shape {shape} and items of "
+            f"{dtype.itemsize} bytes",
             "numpy.ndarray",
+            advice=FAULTY,
         )
     r.charge(size // 8)
     if size == 0:
@@ -255,13 +263,18 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
 
 
 def _check_items(r: Reading, np: Any, made: Any) -> None:
-    """Check that booleans are 0 or 1, and that texts have valid characters only. Arrays of other types pass unchecked.
+    """Check that booleans are 0 or 1, and that texts have valid characters only. Arrays of other types are not checked.
 
-    Fields of structured types are checked one by one. numpy counts booleans by adding them up. Another value would make
-    it write outside of its memory.
+    Fields of structured types are checked one by one. numpy counts booleans by adding their bytes. A byte above 1 would
+    make numpy write outside the memory of an array.
+
+    Args:
+        r: the decoder, whose memory budget is reduced.
+        np: the numpy module.
+        made: the array.
 
     Raises:
-        NotData: a value is not valid, or the checks exceed the memory budget of `r`, the decoder.
+        NotData: a boolean or text is not valid, or the memory budget is used up.
     """
     if made.dtype.names:
         for name in made.dtype.names:
@@ -270,22 +283,22 @@ def _check_items(r: Reading, np: Any, made: Any) -> None:
     if made.dtype.kind not in "bU":
         return
     flat = made.reshape(-1)
-    r.charge(flat.size * made.dtype.itemsize // 4)  # paid for each field, because fields may overlap
+    r.charge(flat.size * made.dtype.itemsize // 4)  # subtracted for each field, because fields may overlap
     for at in range(0, flat.size, step := max(1, _AT_ONCE // made.dtype.itemsize)):
         part = np.ascontiguousarray(flat[at : at + step])
         if made.dtype.kind == "b" and bool((part.view(np.uint8) > 1).any()):
             raise NotData(
-                "the node sent a boolean numpy array with a byte that is neither 0 nor 1; make it with "
-                "`array.view('uint8') != 0`",
+                "it contains a boolean numpy array with a byte that is neither 0 nor 1",
                 "numpy.ndarray",
+                advice="Make this array on the node with `array.view('uint8') != 0`",
             )
         if made.dtype.kind == "U":
             letters = part.view(made.dtype.byteorder.replace("|", "=") + "u4")
             if bool((letters > _LAST_LETTER).any()):
                 raise NotData(
-                    "the node sent a numpy array of text with a character above U+10FFFF, the last of Unicode; "
-                    "a correct node never sends this, so stop using that machine",
+                    "it contains a numpy array of text with a character above U+10FFFF, the last of Unicode",
                     "numpy.ndarray",
+                    advice=FAULTY,
                 )
 
 
@@ -293,9 +306,9 @@ def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
     said, shape, order, data = args
     if order not in ("C", "F"):
         raise NotData(
-            "the node sent a numpy array whose memory order is neither 'C' nor 'F'; a correct node never sends "
-            "this, so stop using that machine",
+            "it contains a numpy array whose memory order is neither 'C' nor 'F'",
             "numpy.ndarray",
+            advice=FAULTY,
         )
     return _view(r, data, _type_of(r, said), shape).reshape(shape, order=order)
 
@@ -304,15 +317,16 @@ def _objects(r: Reading, args: tuple[Any, ...]) -> Any:
     """Return an array of Python objects, built from a shape, a memory order ("C" or "F") and a list of items.
 
     Raises:
-        NotData: shape and items do not fit, the order is another one, or an item is a container whose deallocation is
-            recursive (see `check_chain`).
+        NotData: the number of items does not match the shape, the order is neither "C" nor "F", or an item is a
+            container that CPython frees recursively (see `check_chain`).
     """
     shape, order, items = args
     if type(items) is not list or len(items) != math.prod(_shape(shape)) or order not in ("C", "F"):
         raise NotData(
-            "the node sent a numpy array of objects with a wrong number of items or memory order; a correct "
-            "node never sends this, so stop using that machine",
+            "it contains a numpy array of objects with a wrong number of items or a memory order that is neither 'C' "
+            "nor 'F'",
             "numpy.ndarray",
+            advice=FAULTY,
         )
     check_chain(items)
     made = _library("numpy").empty(len(items), object)
@@ -326,9 +340,9 @@ def _scalar(r: Reading, args: tuple[Any, ...]) -> Any:
     dtype = _type_of(r, said)
     if type(data) is not bytes:
         raise NotData(
-            f"the node sent a numpy scalar as {type(data).__name__} instead of bytes; a correct node never "
-            "sends this, so stop using that machine",
+            f"it contains a numpy scalar made of a {type(data).__name__} instead of bytes",
             "numpy.dtype",
+            advice=FAULTY,
         )
     return _view(r, data, dtype, (1,)).copy()[0]
 
@@ -342,7 +356,7 @@ def _dtype(r: Reading, args: tuple[Any, ...]) -> Any:
 def keys() -> frozenset[type]:
     """Return the types whose instances may be dictionary keys: those of `values.KEYS`, and numpy's scalar types.
 
-    numpy's types for objects and raw bytes (`object_`, `void`) are not among them. The result is computed once.
+    numpy's types for objects and raw bytes (`object_`, `void`) are left out. The result is computed once.
 
     Raises:
         NotData: numpy is not installed.
@@ -352,13 +366,14 @@ def keys() -> frozenset[type]:
 
 
 def parts_of(value: Any, buffer: Callable[[Any], bytes | None]) -> tuple[str, tuple[Any, ...]] | None:
-    """Return a numpy or torch value's name in skypool's data format, and the arguments to build it from.
+    """Return the name of a numpy or torch value's type in skypool's data format, and the arguments to build the value.
 
-    Returns None if a value of this type cannot be sent as data.
+    Returns None if a value of this class cannot be sent as data.
 
     Args:
-        value: a value whose class is from numpy or torch, which must be loaded.
-        buffer: takes memory, and returns its bytes, or None if it is sent beside the value.
+        value: a value whose class is from numpy or torch. That library must be imported.
+        buffer: takes a piece of memory. Returns the memory as bytes, or None if the memory is sent beside the encoded
+            value.
 
     Raises:
         NoData: the value has a numpy type that cannot be sent as data, for the reason in its message.
@@ -387,7 +402,7 @@ def parts_of(value: Any, buffer: Callable[[Any], bytes | None]) -> tuple[str, tu
 
 
 def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_grad: bool) -> Any:
-    """Return a torch tensor on the CPU that uses this memory, or a copy of the memory if it is read-only.
+    """Return a torch tensor on the CPU that uses this memory, or a copy of the memory if the memory is read-only.
 
     Args:
         buffer: the memory: bytes, a bytearray or a memoryview.
@@ -397,37 +412,39 @@ def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_gra
         wants_grad: the tensor's `requires_grad`.
 
     Raises:
-        NotData: an argument is not valid, the memory does not fit the shape and type, a boolean is neither 0 nor 1, or
-            torch is not installed.
+        NotData: an argument is not valid, the size of the memory does not match the shape and type, a boolean is
+            neither 0 nor 1, or torch is not installed.
     """
     torch = _library("torch")
     if type(dtype) is not str or dtype not in _TENSORS or kind not in ("tensor", "parameter"):
         raise NotData(
-            "the node sent a torch tensor of an unknown dtype or kind; a correct node never sends this, so "
-            "stop using that machine",
+            "it contains a torch tensor of an unknown dtype, or one that is neither a tensor nor a parameter",
             "torch.Tensor",
+            advice=FAULTY,
         )
     if type(buffer) not in (bytes, bytearray, memoryview) or type(wants_grad) is not bool:
         raise NotData(
-            "the node sent a torch tensor whose memory is not bytes, or whose requires_grad is not a boolean; "
-            "a correct node never sends this, so stop using that machine",
+            f"it contains a torch tensor with a {type(buffer).__name__} as memory (must be bytes) and a "
+            f"{type(wants_grad).__name__} as requires_grad (must be a bool)",
             "torch.Tensor",
+            advice=FAULTY,
         )
     of = getattr(torch, dtype)
     memory = memoryview(buffer)
     if memory.nbytes != math.prod(_shape(shape)) * torch.empty(0, dtype=of).element_size():
         raise NotData(
-            f"the node sent a torch tensor of {memory.nbytes} bytes that do not match its shape {shape} and "
-            f"dtype {dtype}; a correct node never sends this, so stop using that machine",
+            f"it contains a torch tensor of {memory.nbytes} bytes, which do not match the shape {shape} and the dtype "
+            f"{dtype}",
             "torch.Tensor",
+            advice=FAULTY,
         )
     own = bytearray(memory) if memory.readonly else buffer
     flat = torch.frombuffer(own, dtype=torch.uint8) if memory.nbytes else torch.empty(0, dtype=torch.uint8)
     if dtype == "bool" and bool((flat > 1).any()):
         raise NotData(
-            "the node sent a boolean torch tensor with a byte that is neither 0 nor 1; make it with "
-            "`tensor.view(torch.uint8) != 0`",
+            "it contains a boolean torch tensor with a byte that is neither 0 nor 1",
             "torch.Tensor",
+            advice="Make this tensor on the node with `tensor.view(torch.uint8) != 0`",
         )
     made = (flat.view(of) if memory.nbytes else torch.empty(0, dtype=of)).reshape(shape)
     if kind == "parameter":
@@ -467,4 +484,7 @@ MAKERS: dict[str, Maker] = {
     "tensor": _tensor,
     "size": _size,
 }
-"""The function that builds a value, by the value's name in the data format. It takes the reading and the arguments."""
+"""The functions that build values, by the name of the value's type in the data format.
+
+Each takes the decoder and a tuple of arguments, and raises NotData if an argument is not allowed.
+"""

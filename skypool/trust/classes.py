@@ -1,9 +1,11 @@
 """Builds instances of the client's own classes from data, without running code of these classes.
 
 The classes are data classes, named tuples, enumerations and exceptions. They are looked up by name in the modules that
-are loaded here. No `__init__`, `__new__`, `__post_init__`, `__setstate__` or property of them runs. So checks that a
-class makes at construction are skipped, and fields have any plain values that the node (the rented machine that sent
-them) chose. A class that the user allows is an exception: it is built as pickle does it.
+are imported in this process. No `__init__`, `__new__`, `__post_init__`, `__setstate__` or property of these classes
+runs. So checks that a class makes at construction are skipped, and fields may have any value that the node (the rented
+machine that sent the data) chose. Built-in exceptions and some exceptions of skypool are made by calling their class,
+after a check of the arguments. Classes that the user allows with `allow_results` are built as pickle builds them, which
+runs their code.
 """
 
 from __future__ import annotations
@@ -19,23 +21,27 @@ from typing import Any
 
 from skypool.errors import WorkerDied, died
 from skypool.shipping import user_modules
-from skypool.trust.cursor import NotData
+from skypool.trust.cursor import FAULTY, NotData
 from skypool.trust.format import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED
 from skypool.trust.reading import ClassShape, Reading
+from skypool.trust.refusals import short_form
 from skypool.trust.text import printable
 from skypool.wire import exceptions
 from skypool.wire.pickling import SCRIPT
 
 _MISSING = object()
 _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
+_SAME_VERSION = "Use the same version of the module {} on your machine and on the node"
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The names of classes whose instances the user allows results to contain (`allow_results`).
+    """The names of classes whose instances results may contain, from the pool's argument `allow_results`.
 
-    A name is such as "mypkg.Point", or "mypkg.*" for everything in a package and its subpackages. `name in allowed`
-    tests for one.
+    `name in allowed` is True if a class with this name is allowed.
+
+    Attributes:
+        names: names such as "mypkg.Point", or "mypkg.*" for all classes in a package and its subpackages.
     """
 
     names: frozenset[str] = frozenset()
@@ -46,13 +52,13 @@ class Allowed:
 
 
 def locate(module: str, name: str) -> type | None:
-    """Return the class that a loaded module defines under a name. Return None if there is none.
+    """Return the class that a loaded module defines under a name. Return None if the module defines no such class.
 
-    Also returns None for a name that the module only imported from elsewhere. Only dictionaries are read, no
-    attributes, so that no code of the module runs.
+    Also returns None for a class that the module only imported from another module. No code of the module runs, because
+    only dictionaries are read and no attributes.
 
     Args:
-        module: the module's name. If it is not loaded, it is not imported, and the result is None.
+        module: the module's name. If the module is not loaded, the result is None. This function imports nothing.
         name: the qualified name of the class, such as "Outer.Inner".
     """
     found = sys.modules.get(module)
@@ -70,10 +76,13 @@ def locate(module: str, name: str) -> type | None:
 
 
 def is_own(module: str) -> bool:
-    """Return True if a module is the user's own (its script included), or skypool's. Return False for a library.
+    """Return True if a module belongs to the user (as the script does) or to skypool. Return False for a library.
+
+    Args:
+        module: the module's name.
 
     Raises:
-        KeyError: the module is not loaded. The script and skypool's modules need not be.
+        KeyError: the module is not loaded, and is neither the script nor a module of skypool.
     """
     if module in SCRIPT or module.partition(".")[0] == "skypool":
         return True
@@ -83,17 +92,17 @@ def is_own(module: str) -> bool:
 
 
 def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
-    """Find a class that a node (the sender of a value) named, and set `kind` and `make` of its shape.
+    """Find a class that a node (the sender of a value) named, and set `kind` and `make` of the `ClassShape`.
 
-    Return True if instances of the class may be made here, otherwise False. The shape then has `make` None.
+    Return True if instances of the class may be made on the client. Otherwise return False, and leave `make` None.
 
     Args:
         tag: the tag of the value that the class is for, such as MEMBER (enumerations) or INSTANCE (data classes).
-        shape: the class as the node named it. It is changed.
-        allowed: additional classes that the user allows.
+        shape: the class as the node named it. This object is changed.
+        allowed: further classes that the user allows.
 
     Raises:
-        NotData: a field that the node named is not a field of the data class, or is named twice.
+        NotData: a name that the node sent is not the name of a field of the data class, or is sent twice.
     """
     kind = locate(shape.module, shape.name)
     if kind is None:
@@ -115,9 +124,10 @@ def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
 
 
 def _attribute(kind: type, name: str) -> Any:
-    """Return what a class or the first of its bases has under a name. Return `_MISSING` if none has it.
+    """Return the attribute that a class, or the first of its bases that has one, has under a name.
 
-    The entry of the class's dictionary is returned as it is: no descriptor is called, unlike with `getattr`.
+    Returns `_MISSING` if there is no such attribute. The entry of the class's dictionary is returned unchanged: no
+    descriptor is called, unlike with `getattr`.
     """
     for each in type.__getattribute__(kind, "__mro__"):
         if name in each.__dict__:
@@ -137,9 +147,15 @@ def _home(kind: type, name: str) -> str:
 
 
 def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.Enum:
-    """Return the member of an enumeration by its name, the only item of `values`. Aliases count as names.
+    """Return the member of an enumeration that has a name. An alias counts as a name.
 
-    It is looked up in a dictionary, because calling the class would run its `_missing_` or make a new enumeration.
+    The member is looked up in a dictionary, because calling the class would run its `_missing_` or make a new
+    enumeration.
+
+    Args:
+        kind: the enumeration.
+        _: not used.
+        values: the name alone.
 
     Raises:
         NotData: there is no such member, or the name is not a string.
@@ -148,9 +164,10 @@ def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.
     found = kind.__dict__["_member_map_"].get(name) if type(name) is str else None
     if found is None:
         raise NotData(
-            f"the node sent the member {name!r:.40}, which the enumeration {kind.__qualname__} does not have "
-            "here; use the same version of its module on both sides",
+            f"it contains the member {short_form(name)} of the enumeration {kind.__qualname__}, which has no such "
+            "member on your machine",
             kind.__qualname__,
+            advice=_SAME_VERSION.format(kind.__module__),
         )
     return found  # type: ignore[no-any-return]  # the map has members only
 
@@ -160,9 +177,10 @@ def _flags(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.E
     if _is_plain_flag(kind) and type(value) is int and value >= 0 and not value & ~_mask(kind):
         return kind(value)
     raise NotData(
-        f"the node sent {value!r:.40}, which the enumeration {kind.__qualname__} does not have here; use the "
-        "same version of its module on both sides",
+        f"it contains the value {short_form(value)} of the enumeration {kind.__qualname__}, which has no such value on "
+        "your machine",
         kind.__qualname__,
+        advice=_SAME_VERSION.format(kind.__module__),
     )
 
 
@@ -173,8 +191,8 @@ def _mask(kind: type[enum.Enum]) -> int:
 def _is_plain_flag(kind: type[enum.Enum]) -> bool:
     """Return True if a class is an `enum.Flag` whose members are made by the standard library's code only.
 
-    False means that the class defines its own `_missing_`, or its members have another `__new__` than those of object
-    or int.
+    Return False if the class is no `enum.Flag`, defines its own `_missing_`, or makes members with another `__new__`
+    than that of object or int.
     """
     made = _attribute(kind, "_new_member_")
     return (
@@ -187,9 +205,10 @@ def _is_plain_flag(kind: type[enum.Enum]) -> bool:
 def _named_tuple(size: int, kind: type[Any], _: Reading, values: tuple[Any, ...]) -> Any:
     if len(values) != size:
         raise NotData(
-            f"the node sent {len(values)} values for the named tuple {kind.__qualname__}, which has {size} "
-            "fields here; use the same version of its module on both sides",
+            f"it contains a named tuple {kind.__qualname__} whose number of values is {len(values)}, and on your "
+            f"machine the class has {size} fields",
             kind.__qualname__,
+            advice=_SAME_VERSION.format(kind.__module__),
         )
     return tuple.__new__(kind, values)
 
@@ -198,33 +217,33 @@ def _named_tuple(size: int, kind: type[Any], _: Reading, values: tuple[Any, ...]
 
 
 def is_data(kind: type) -> bool:
-    """Return True if a class or one of its bases is a data class (has `__dataclass_fields__`)."""
+    """Return True if a class or one of its bases is a data class, which has the attribute `__dataclass_fields__`."""
     return _attribute(kind, "__dataclass_fields__") is not _MISSING
 
 
 def _makes_itself_plainly(kind: type) -> bool:
-    """Return True if no code of a class runs when `object.__new__` makes an instance, nor when it is deleted.
+    """Return True if no code of a class runs when `object.__new__` makes an instance, nor when the instance is deleted.
 
-    False means that the class or a base defines `__new__`, `__del__` or `__setstate__`. The `__setstate__` that
-    `@dataclass` writes for frozen classes with slots does not count.
+    Return False if the class or a base defines `__new__`, `__del__` or `__setstate__`. The `__setstate__` that
+    `@dataclass` adds to frozen classes with slots does not count.
     """
     own = ("__new__", "__del__", "__setstate__")
     return all(_home(kind, each) in ("", "builtins") or _is_generated(kind, each) for each in own)
 
 
 def _is_generated(kind: type, name: str) -> bool:
-    """Return True if `name` is `__setstate__` and `@dataclass` wrote it, as it does for frozen classes with slots.
+    """Return True if `name` is "__setstate__" and this method was added by `@dataclass`. Otherwise return False.
 
-    Returns False for any other name.
+    `@dataclass` adds `__setstate__` to frozen classes with slots.
     """
     return name == "__setstate__" and _attribute(kind, name) is getattr(dataclasses, "_dataclass_setstate", None)
 
 
 def state_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of an instance of a data class as name -> value, and other attributes that are set on it.
+    """Return a dictionary of the fields and all other attributes of an instance of a data class, by name.
 
-    Returns None if the class itself defines how it is pickled, or `__getstate__` returns anything but dictionaries.
-    Runs `__getstate__` of the class.
+    Runs `__getstate__` of the class. Returns None if the class defines `__reduce__` or `__reduce_ex__`, or if
+    `__getstate__` returns anything but a list, a dictionary, or a tuple of dictionaries and None.
     """
     kind = type(value)
     if _home(kind, "__reduce_ex__") != "builtins" or _home(kind, "__reduce__") != "builtins":
@@ -239,15 +258,15 @@ def state_of(value: Any) -> dict[str, Any] | None:
 
 
 class Filler:
-    """A maker of instances of one data class. It runs none of the class's code.
+    """Makes instances of one data class without running code of the class.
 
     Args:
         kind: the data class.
-        fields: the names of the fields that a node (the sender) gives for each instance. They may be fewer than the
-            class has.
+        fields: the names of the fields for which a node (the sender) gives values. They may be fewer than the fields of
+            the class.
 
     Raises:
-        NotData: a name is there twice, or is not a field.
+        NotData: a name occurs twice, or is not the name of a field.
     """
 
     __slots__ = ("_in_slots", "_kind", "_names")
@@ -258,22 +277,20 @@ class Filler:
         places = [_place(kind, name) for name in fields]
         if len(set(fields)) != len(fields):
             raise NotData(
-                f"the node sent two values for one field of {kind.__qualname__}; a correct node never sends "
-                "this, so stop using that machine",
-                kind.__qualname__,
+                f"it contains two values for one field of {kind.__qualname__}", kind.__qualname__, advice=FAULTY
             )
         self._in_slots = places if any(places) else None
 
     def blank(self) -> Any:
-        """Return a new instance that has no fields yet. `__new__` and `__init__` of the class do not run."""
+        """Return a new instance in which no field is set. `__new__` and `__init__` of the class do not run."""
         return object.__new__(self._kind)
 
     def fill(self, made: Any, values: Sequence[Any]) -> None:
-        """Set the fields of a new instance, in place, without `__setattr__` of the class.
+        """Set the fields of a new instance, in place, without calling `__setattr__` of the class.
 
         Args:
             made: an instance that `blank` returned.
-            values: the values of the fields, in the order of the names given to the constructor.
+            values: the values of the fields, in the order of the argument `fields` of the class `Filler`.
 
         Raises:
             ValueError: there are more or fewer values than names.
@@ -288,9 +305,11 @@ class Filler:
                 place.__set__(made, value)
 
     def rows(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return new instances from columns, one column for each field. Each column has one value for each instance.
+        """Return new instances whose fields have the values of these columns.
 
-        The columns are in the order of the names given to the constructor.
+        Args:
+            columns: one column for each field, in the order of the argument `fields` of the class `Filler`. Each column
+                has one value for each instance.
 
         Raises:
             ValueError: the columns have different lengths.
@@ -313,10 +332,14 @@ class Filler:
 
 
 def _place(kind: type, name: Any) -> Any:
-    """Return the slot descriptor with which a field is set. Return None if the field is in the instance's dictionary.
+    """Return the slot descriptor that sets a field of a class. Return None if the field is in an instance's dictionary.
+
+    Args:
+        kind: the class.
+        name: the name of the field, of any type.
 
     Raises:
-        NotData: the class has a method, property or other descriptor of that name. Also for a name that is not a valid
+        NotData: the class has a method, property or other descriptor of this name. Also for a name that is not a valid
             identifier, or that begins and ends with two underscores.
     """
     if type(name) is str and name.isidentifier() and not (name.startswith("__") and name.endswith("__")):
@@ -327,9 +350,9 @@ def _place(kind: type, name: Any) -> Any:
         if there is _MISSING or isinstance(there, functools.cached_property) or not is_code:
             return None
     raise NotData(
-        f"the node sent a value for {name!r:.40}, which is not a field of {kind.__qualname__} here; use the "
-        "same version of its module on both sides",
+        f"it contains a value for {short_form(name)}, which is not a field of {kind.__qualname__} on your machine",
         kind.__qualname__,
+        advice=_SAME_VERSION.format(kind.__module__),
     )
 
 
@@ -344,8 +367,8 @@ def _is_plain_error(shape: ClassShape, kind: type[BaseException]) -> bool:
 def parts_of_error(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments and the attributes from which `_error` builds an exception again on the client.
 
-    The members of an exception group are encoded one by one. For skypool's own exceptions that define `__reduce__`, the
-    attributes are its notes only. The exception is not changed.
+    The exception is not changed. For an exception group, the arguments are the message and a list of the members, each
+    encoded on its own. For an exception of skypool whose class defines `__reduce__`, the attributes are its notes only.
     """
     args = error.args
     state = dict(vars(error))
@@ -365,9 +388,9 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
     args, state = values
     if type(args) is not tuple or type(state) is not dict:
         raise NotData(
-            f"the node sent the exception {kind.__qualname__} without a tuple of arguments and a dictionary of "
-            "attributes; a correct node never sends this, so stop using that machine",
+            f"it contains an exception {kind.__qualname__} without a tuple of arguments and a dictionary of attributes",
             kind.__qualname__,
+            advice=FAULTY,
         )
     if issubclass(kind, BaseExceptionGroup):
         args = (*args[:1], [r.makers["one"](r, link) for link in args[1]])
@@ -391,17 +414,12 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
         texts = (args[0], args[3], args[5])
         numbers = (args[1], args[2], args[4])
         if not all(type(t) is str for t in texts) or not all(n is None or type(n) is int for n in numbers):
-            raise NotData(
-                "the node sent a WorkerDied error with an argument of the wrong type; a correct node never "
-                "sends this, so stop using that machine"
-            )
+            raise NotData("it contains a WorkerDied error with an argument of the wrong type", advice=FAULTY)
         return died(*args)
     if kind.__module__ == "skypool.errors" and "__reduce__" in kind.__dict__:
         if not all(type(each) in (str, int, float, type(None), tuple, list) for each in args):
             raise NotData(
-                f"the node sent the error {kind.__name__} with an argument of the wrong type; a correct node "
-                "never sends this, so stop using that machine",
-                kind.__name__,
+                f"it contains a {kind.__name__} error with an argument of the wrong type", kind.__name__, advice=FAULTY
             )
         return kind(*args)
     if kind.__module__ == "builtins":
@@ -412,29 +430,30 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
 
 
 def _shown(part: Any) -> Any:
-    """Return a text without terminal control sequences, so that a traceback may print it.
+    """Return a text without terminal control sequences, so that a traceback may print the text.
 
-    Return a value of another type, also of a subclass of str, as it is.
+    Return a value of any other type, even of a subclass of str, unchanged.
     """
     return printable(part) if type(part) is str else part
 
 
-# --- what the user allows ------------------------------------------------------------------------------------
+# --- classes that the user allows ----------------------------------------------------------------------------
 
 
 def _allowed(kind: type, _: Reading, values: tuple[Any, ...]) -> Any:
-    """Return an instance of a class that the user allows.
+    """Return an instance of a class that the user allows, built as pickle builds it.
 
-    It is built as pickle does it, which runs code of the class: `__new__` or the class itself, and `__setstate__` if
-    there is one and a state was sent. Otherwise the state's items become attributes.
+    This runs code of the class: `__new__` or the class itself. If the class has `__setstate__` and a state was sent,
+    `__setstate__` runs, too. Otherwise the items of the state become attributes.
 
     Args:
         kind: the class.
         _: not used.
-        values: True to call `__new__` or False to call the class; the arguments; the state.
+        values: three items: True to call `__new__` or False to call the class, the arguments, and the state.
 
     Raises:
         NotData: an item of the state has the name of a method, a property or anything else that is not a field.
+        Exception: any error that the class raises.
     """
     new, args, state = values
     made = kind.__new__(kind, *args) if new else kind(*args)

@@ -1,12 +1,12 @@
 """Defines the tags of skypool's data format, and the price in bytes of each value.
 
 The format carries results of nodes (rented machines) that may not run code on the client. A value is written as a tag
-and the contents that belong to this tag. Values follow each other without separators. No tag calls a function that the
-sender names, or imports a module.
+(one byte that says what kind of value follows) and contents that depend on the tag. Values follow each other without
+separators. No tag makes the client import a module or call a function that the sender names.
 
-Making a value costs a price in bytes. The price is at least the memory that the value takes, and covers the time for
-making it. The sum of all prices must not exceed `GROWS` times the number of bytes sent, plus `SPARE`. An honest writer
-counts the same prices, and adds zeros if its data is too short for them.
+Each value has a price in bytes. The price is at least the memory that the value takes on the client. It is higher for
+values that take long to make. The sum of all prices must not exceed `GROWS` times the number of bytes sent, plus
+`SPARE`. The writer counts the same prices, and adds zeros at the end if it sends too few bytes for them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from collections.abc import Iterable
 from typing import Any
 
 GROWS = 3
-"""Bytes of objects that each byte sent pays for. Together with the sent byte itself, memory grows at most fourfold."""
+"""The sum of prices in bytes that each byte sent permits. With the sent byte itself, memory grows at most fourfold."""
 SPARE = 16 << 10
-"""Bytes of objects that are free, so that small values need no added zeros."""
+"""The sum of prices in bytes that any value may have, however short, so that small values need no added zeros."""
 DEEPEST = 150
-"""The greatest depth of nested values. Reading one level takes two levels of Python's own stack."""
+"""The greatest depth of nested values. Reading one level takes two frames of Python's call stack."""
 
 MAGIC = b"\x93sky1"
 """The first bytes of a value. A pickle never begins with them."""
-# The first byte of a value is its tag. These are the tags of single values,
+# Tags of single values. REF is a reference to a value that was read before. MARKED comes before a text or bytes object
+# to which later references point.
 NONE = ord("N")
 TRUE = ord("T")
 FALSE = ord("F")
@@ -34,14 +35,14 @@ STR = ord("s")
 BYTES = ord("b")
 REF = ord("r")
 MARKED = ord("m")
-# of collections,
+# Tags of collections. WIDE is a dictionary with many keys.
 LIST = ord("l")
 TUPLE = ord("t")
 DICT = ord("d")
 WIDE = ord("w")
 SET = ord("S")
 FROZENSET = ord("Z")
-# of columns with many values of one type,
+# Tags of lists whose items have one type. TUPLES, DICTS and INSTANCES are tables, written column by column.
 INTS = ord("q")
 FLOATS = ord("g")
 BOOLS = ord("o")
@@ -49,7 +50,7 @@ STRS = ord("u")
 TUPLES = ord("R")
 DICTS = ord("D")
 INSTANCES = ord("C")
-# and of instances of classes.
+# Tags of instances of classes. OTHER is for types that have a name in the data format, such as "date".
 MEMBER = ord("e")
 FLAGS = ord("E")
 NAMED = ord("n")
@@ -58,7 +59,8 @@ ERROR = ord("X")
 ALLOWED = ord("A")
 OTHER = ord("x")
 
-# Prices in bytes, slightly above what CPython 3.11 allocates. A price named ITEM, ROW or FIELD is for each one.
+# Prices in bytes, slightly above the memory that CPython 3.11 allocates. Prices named ITEM, ROW or FIELD are for one
+# item, row or field.
 SLOT = 32
 """The price of a value without a price of its own, and of each place in a container."""
 LIST_PRICE = 120
@@ -78,20 +80,20 @@ OTHERS = {
     **dict.fromkeys(("path", "address", "scalar", "ndarray"), 900),
     **dict.fromkeys(("zone", "dtype", "tensor"), 3000),
 }
-"""The prices of values that have a name in the data format."""
+"""The prices in bytes of values with the tag `OTHER`, by the name of their type in the data format."""
 OTHER_PRICE = 1200
-"""The price of such a value whose name is not in `OTHERS`."""
+"""The price in bytes of a value with the tag `OTHER` whose name is not in `OTHERS`."""
 
 
 def text_price(size: int, is_ascii: bool) -> int:
-    """Return the price in bytes of reading a text. A reader subtracts prices from its memory budget.
+    """Return the price in bytes of reading a text, which a reader subtracts from its memory budget.
 
-    It is 72 plus the size for ASCII, and 72 plus six times the size otherwise. A character takes up to four bytes, and
-    more while it is decoded.
+    The price is 72 plus `size` for ASCII, and 72 plus six times `size` otherwise. Each character of a text that is not
+    ASCII takes up to four bytes, and more while the text is decoded.
 
     Args:
         size: the text's length in bytes of UTF-8.
-        is_ascii: True if it has ASCII characters only.
+        is_ascii: True if the text has ASCII characters only.
     """
     return STR_PRICE + (size if is_ascii else 6 * size)
 
@@ -99,16 +101,16 @@ def text_price(size: int, is_ascii: bool) -> int:
 def long_price(size: int) -> int:
     """Return the price in bytes of reading an integer that is `size` bytes long.
 
-    It is 48 plus 1.25 times the size. A reader subtracts prices from its memory budget.
+    The price is 48 plus 1.25 times `size`, rounded down. A reader subtracts it from its memory budget.
     """
     return 48 + size + size // 4
 
 
 def extra_price(args: Iterable[Any]) -> int:
-    """Return the price in bytes of building a value from these arguments, in addition to the price of its type.
+    """Return the price in bytes of building a value from these arguments, in addition to the price of the value's type.
 
-    It covers copies of the arguments, and slow arithmetic with long integers. Arguments of other types, integers up to
-    64 bits and an empty `args` cost 0. A reader subtracts prices from its memory budget.
+    A reader subtracts the price from its memory budget. The price covers copies of texts, bytes and containers, and
+    slow arithmetic with integers of more than 64 bits. All other arguments, and an empty `args`, cost 0.
     """
     price = 0
     for each in args:

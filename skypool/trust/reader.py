@@ -13,7 +13,7 @@ from typing import Any
 from skypool.errors import RemoteError, UntrustedResult
 from skypool.trust import arrays, classes, values
 from skypool.trust.classes import Allowed
-from skypool.trust.cursor import NotData
+from skypool.trust.cursor import FAULTY, NotData
 from skypool.trust.format import ALLOWED
 from skypool.trust.reading import ClassShape, Maker, Reading
 from skypool.trust.text import printable
@@ -23,9 +23,15 @@ from skypool.wire.frames import Buffer
 
 _LONGEST_CHAIN = 50
 """The greatest number of exceptions in a chain of causes that is accepted."""
-_PICKLED = "the value is a pickle: its node was started by a pool that trusts it in full, or the node is hostile"
+_SETTING = 'trust="data" (set in ComputePool or the default for machines of strangers)'
+_INSTEAD = "Return plain values instead (numbers, texts, lists, arrays)"
+_PICKLED = (
+    'If you started this pool with trust="full", attach to it with trust="full". Otherwise end the pool and rent '
+    "another machine"
+)
+"""The advice for a value that is a pickle."""
 _MOST_JSON = len(JSON) + MOST_JSON
-"""The greatest length in bytes of a value that is written as JSON, with its prefix."""
+"""The greatest length in bytes of a value that is written as JSON, including the prefix `writing.JSON`."""
 _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a decoder, as json.decoder does
 
 
@@ -36,7 +42,7 @@ class DataReader:
 
     Args:
         node: the node's number, for messages.
-        allowed: names of additional classes of which instances may be made. Default: none.
+        allowed: names of further classes of which instances may be made; see `classes.Allowed`. Default: none.
     """
 
     def __init__(self, node: int, allowed: frozenset[str] = frozenset()) -> None:
@@ -57,7 +63,7 @@ class DataReader:
             return self._read(buffers)
         except NotData as e:
             raise UntrustedResult(
-                f"{what} was rejected: {e.why}. Node {self._node} is trusted with data only; {self._advice(e)}",
+                f"{what} was rejected: {self._explained(e, _INSTEAD)}",
                 refused=e.name,
                 what=what,
                 node=self._node,
@@ -66,20 +72,20 @@ class DataReader:
     def error(self, buffers: Sequence[Buffer], call: str) -> BaseException:
         """Return the exception that a call raised on the node, without raising it.
 
-        The last cause in the exception's chain is a RemoteTraceback. An exception whose class must not be built here is
-        returned as a RemoteError with its name and text. If the buffers cannot be read, or are not an exception, an
-        UntrustedResult is returned.
+        The last cause in the exception's chain is a RemoteTraceback, which has the traceback on the node as text. An
+        exception whose class must not be built on the client is returned as a RemoteError with the class's name and the
+        exception's text. If the buffers cannot be read, or do not contain an exception, an UntrustedResult is returned.
 
         Args:
             buffers: the buffers as the node sent them.
-            call: the call's name in error messages.
+            call: the name of the call's function, for error messages.
         """
         try:
             got = self.value(buffers, f"the exception of {call}")
             if not _is_chain(got):
                 raise UntrustedResult(
-                    f"node {self._node} sent something that is not an exception as the exception of {call}; a "
-                    "correct node never sends this, so stop using that machine",
+                    f"the exception of {call} was rejected: node {self._node} sent a value in its place that is not an "
+                    f"exception. {FAULTY}",
                     node=self._node,
                 )
         except UntrustedResult as e:
@@ -96,12 +102,12 @@ class DataReader:
 
         Args:
             buffers: the buffers as the node sent them.
-            parent: the decoder of the enclosing value, if this value is a part of one. Both share one memory budget.
-                Default None.
+            parent: the decoder of the enclosing value, if this value is a part of another value. Both decoders share
+                one memory budget. Default None: the value is not a part of another.
 
         Raises:
-            NotData: the buffers are not a value in the data format, such as a pickle, or name what is not allowed. Any
-                other Exception while reading becomes a NotData, too.
+            NotData: the buffers are not a value in the data format (for example, a pickle), or name a class that is not
+                allowed. Any other Exception while reading becomes a NotData, too.
         """
         try:
             data = buffers[0]
@@ -110,65 +116,69 @@ class DataReader:
                 value, used = _scan(text, 0)
                 if used == len(text) and len(buffers) == 1:
                     return value
-                raise NotData(
-                    "the node sent extra bytes or buffers after the end of a value; a correct node never sends "
-                    "this, so stop using that machine"
-                )
+                raise NotData("there are extra bytes or buffers after its end", advice=FAULTY)
             if data[:1] == b"\x80":
-                raise NotData(_PICKLED)
+                raise NotData('it is a pickle, which may be read only with trust="full"', advice=_PICKLED)
             keys = arrays.keys() if sys.modules.get("numpy") else values.KEYS
             return Reading(buffers, self._resolve, self._makers, keys, parent).read()
         except NotData:
             raise
         except Exception as e:  # noqa: BLE001 - a stranger's bytes may cause any error
             raise NotData(
-                f"the node sent a value that cannot be read here ({type(e).__name__}: "
-                f"{printable(str(e))[:200]}); use the same package versions on both sides"
+                f"reading it on your machine failed ({type(e).__name__}: {printable(str(e))[:200]})",
+                advice="Use the same package versions on your machine and on the node, or return simpler data",
             ) from None
 
     def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
-        """Find the class that a node named, and set how its instances are made, in `shape`.
+        """Find the class that a node named, and set in `shape` the class and the function that makes its instances.
 
-        Enumerations and classes that the user allows may then be dictionary keys in the value that `r` reads.
+        If the class is an enumeration, or allowed by the user, `r` then accepts its instances as dictionary keys.
 
         Args:
             r: the decoder of the value.
-            tag: the kind of value that the class is for.
-            shape: the class as the node named it. It is changed.
+            tag: the byte that says which kind of value the class is for, such as `format.ERROR`.
+            shape: the class as the node named it. This object is changed.
 
         Raises:
-            NotData: there is no such class here, or it must not be made from data.
+            NotData: no imported module defines this class, or its instances must not be made from data.
         """
         if not classes.resolve(tag, shape, self._allowed):
+            name = printable(str(shape))[:200]
+            if classes.locate(shape.module, shape.name) is None:
+                raise NotData(
+                    f"it contains an instance of {name}, and no module imported on your machine defines this class",
+                    str(shape),
+                    True,
+                    "Return plain values, or define the class at the top of a module that your own program imports",
+                )
             raise NotData(
-                f"the value refers to {printable(str(shape))[:200]}, which cannot be rebuilt without running code",
-                str(shape),
-                True,
+                f"it contains an instance of {name}, which cannot be rebuilt without running code", str(shape), True
             )
         kind = shape.kind
         if kind is not None and (tag == ALLOWED or issubclass(kind, enum.Enum)):
             r.keys = r.keys | {kind}
 
     def _one(self, link: Any, traceback: str = "", parent: Reading | None = None) -> BaseException:
-        """Return one exception of a chain or group. It is not raised.
+        """Return one exception of a chain or group, without raising it.
 
-        If its class must not be built here, return a RemoteError with its name and text instead, which tells why. Its
-        notes are kept.
+        If its class must not be built on the client, return a RemoteError instead. The RemoteError has the exception's
+        class name, text and notes, and the reason.
 
         Args:
             link: the exception as `exceptions.ErrorLink`: its data or None, the name of its type, its text, the reason
-                why there are no data, and its notes.
+                why there are no data ("" if there are), and its notes.
             traceback: the text of the traceback, for a RemoteError. Default "".
-            parent: the decoder of the enclosing exception group; None for no group. Both share one memory budget.
+            parent: the decoder of the enclosing exception group, with which the memory budget is shared. Default None:
+                the exception is not in a group.
         """
         data, kind, text, why, notes = link
         error: object = None
         if data is not None:
             try:
                 error = self._read([data], parent)
-                why = why or "its data does not contain an exception of this kind"
+                why = why or f"node {self._node} sent a value of another kind in place of the exception"
             except NotData as e:
-                why = f"{e.why}; {self._advice(e)}"
+                why = self._explained(e, "Raise a built-in exception with texts and numbers as arguments instead")
         if not isinstance(error, Exception):
             error = RemoteError(printable(kind), printable(text), traceback, printable(why))
         if notes and not getattr(error, "__notes__", None):
@@ -176,30 +186,37 @@ class DataReader:
         return error
 
     def _member(self, r: Reading, link: Any) -> BaseException:
-        """Return one exception of an exception group. It is a RemoteError if its class must not be built here.
+        """Return one exception of an exception group, or a RemoteError if its class must not be built on the client.
 
         Args:
             r: the decoder of the group.
-            link: the exception as the node sent it.
+            link: the exception as the node sent it; see `_one`.
 
         Raises:
-            NotData: `link` is not an exception as nodes send them.
+            NotData: `link` does not have the form of an `exceptions.ErrorLink`.
         """
         if not _is_link(link):
-            raise NotData(
-                "the node sent an exception group with a member that is not an exception; a correct node never "
-                "sends this, so stop using that machine"
-            )
+            raise NotData("it contains an exception group with a member that is not an exception", advice=FAULTY)
         return self._one(link, parent=r)
 
-    def _advice(self, refused: NotData) -> str:
-        full = 'trust="full" would let the node run code here'
+    def _explained(self, refused: NotData, instead: str) -> str:
+        """Return the reason of a refusal, the setting that caused it, and the next step for the user.
+
+        Args:
+            refused: the error.
+            instead: what the user can do in place of sending the value, as the start of a sentence.
+        """
+        setting = f"Node {self._node} has {_SETTING}"
+        if refused.advice:
+            return f"{refused.why}. {setting}, which refuses this. {refused.advice}"
         module, _, name = refused.name.rpartition(".")
+        full = f'permit any code of node {self._node} with ComputePool(trust="full")'
+        start = f"{refused.why}. {setting}, so it may not run code on your machine. {instead}"
         if not refused.allowable or classes.locate(module, name) is None:
-            return f"return plain data instead; {full}"
+            return f"{start}, or {full}"
         return (
-            f"return plain data, or, if instances of this class may safely be built from any data: "
-            f"ComputePool(allow_results=[{refused.name!r}]); {full}"
+            f"{start}. If this class is safe to build from any data, use "
+            f"ComputePool(allow_results=[{refused.name!r}]). Or {full}"
         )
 
 

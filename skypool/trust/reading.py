@@ -1,7 +1,7 @@
 """Decodes values in skypool's data format: results of nodes (rented machines) that may not run code in this process.
 
-`writing` has the encoder, `format` the tags and prices. The tables in this module and in `values`, `arrays` and
-`classes` define which values are possible.
+`writing` has the encoder. `format` has the tags (the first byte of each value) and the prices. The dictionaries in this
+module and in `values` and `arrays`, and the function `classes.resolve`, define which values are possible.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from skypool.trust.cursor import Cursor, NotData
+from skypool.trust.cursor import FAULTY, Cursor, NotData
 from skypool.trust.format import (
     ALLOWED,
     BOOLS,
@@ -65,10 +65,18 @@ from skypool.wire.frames import Buffer
 
 
 class ClassShape:
-    """A class as the sender of a value named it, with the names of the fields that it sends for each instance.
+    """A class as the sender of a value named it, with the names of the fields that are sent for each instance.
 
-    `kind` is the class found here, and `make` the function that makes its instances. Both are None until `resolve` sets
-    them.
+    Args:
+        module: the name of the class's module.
+        name: the qualified name of the class, such as "Outer.Inner".
+        fields: the names of the fields, in the order in which their values are sent. Empty if the values are not those
+            of a data class.
+
+    Attributes:
+        kind: the class on the client; None until the decoder has found the class.
+        make: the object that makes instances of the class: a `classes.Filler` for a data class, otherwise a function.
+            None until the decoder has found the class.
     """
 
     __slots__ = ("fields", "kind", "make", "module", "name")
@@ -88,17 +96,17 @@ Maker = Callable[["Reading", tuple[Any, ...]], Any]
 _UNHASHED = frozenset({str, bytes})
 _ATOMS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 _FEW_KEYS = 64
-"""The number of keys up to which comparing them cannot take long, whatever their values are."""
+"""The number of keys up to which adding keys to a dictionary is fast even if all their hashes are equal."""
 _LARGEST_KEY = 1000
-"""The greatest number of parts of one key, counting the contents of all tuples and frozensets in it."""
+"""The greatest number of parts of one dictionary key, counting the contents of all tuples and frozensets in the key."""
 _DEEPEST_KEY = 50
-"""The greatest depth of nested tuples in a key. Hashing takes as many levels of the C stack."""
+"""The greatest depth of nested tuples and frozensets in a key. Hashing a key takes as many levels of the C stack."""
 _KEYS_AT_ONCE = 512
-"""The number of plain keys that are added before the time is measured."""
+"""The number of keys of the types in `_ATOMS` that are added before the time is measured."""
 _SLOW = 0.001
-"""Seconds that adding `_KEYS_AT_ONCE` keys may take. It is twenty times the usual time."""
+"""The time in seconds that adding `_KEYS_AT_ONCE` keys may take: twenty times the usual time."""
 _SLOW_IN_ALL = 0.05
-"""Seconds beyond `_SLOW`, summed up for a value, after which its keys count as made to collide."""
+"""The time in seconds, beyond `_SLOW` for each portion of keys, after which a value with slow keys is refused."""
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 
@@ -108,13 +116,17 @@ class Reading(Cursor):
 
     Args:
         buffers: the encoded value, followed by the buffers of its large arrays.
-        resolve: finds the class for a tag and a `ClassShape`, and sets the shape's `kind` and `make`. Raises NotData if
-            the class is not allowed.
-        makers: the functions that build values of other types, by the type's name in the format.
-        keys: types beyond the plain ones whose instances may be dictionary keys. Their hash is fast and runs no user
-            code.
-        parent: the decoder of the enclosing value, if this value is a part of one. Both then share one memory budget.
-            Default None.
+        resolve: called with this decoder, a tag and a `ClassShape`. It finds the class, and sets `kind` and `make` of
+            the `ClassShape`. It raises NotData if the class is not allowed.
+        makers: the functions that build values with the tag `format.OTHER`, by the type's name in the data format.
+        keys: types whose instances may be dictionary keys, in addition to numbers, texts, bytes, None, and tuples and
+            frozensets of these. Hashing instances of such a type must be fast and run no code of the user.
+        parent: the decoder of the enclosing value, if this value is a part of another value. Both decoders then share
+            one memory budget. Default None: the value is not a part of another.
+
+    Attributes:
+        memo: the values that later references may name by their index.
+        shapes: the classes that occurred, which later values may name by their index.
     """
 
     def __init__(
@@ -132,16 +144,16 @@ class Reading(Cursor):
         self.makers = makers
         self.keys = keys
         self.alone = 0
-        """The number of enclosing exceptions. Inside one, references to values outside it are not allowed."""
+        """The number of exceptions that enclose the next value. References are not allowed inside an exception."""
         self._slow = 0.0
 
     def read(self) -> Any:
         """Read and return the whole value. Call this once.
 
         Raises:
-            NotData: the value is not allowed or too large, does not begin with the format's magic bytes, or does not
+            NotData: the value is not allowed or too large, does not begin with the bytes `format.MAGIC`, or does not
                 use all buffers.
-            Exception: any other error means that the bytes are not in this format.
+            Exception: any other error means that the bytes are not in skypool's data format.
         """
         self.check_begin()
         value = self.value()
@@ -152,8 +164,8 @@ class Reading(Cursor):
         """Read and return the next value, with all values inside it.
 
         Raises:
-            NotData: the value is not allowed or too large, or its tag is unknown.
-            Exception: any other error means that the bytes are not in this format.
+            NotData: the value is not allowed or too large, or its first byte is not a tag of the data format.
+            Exception: any other error means that the bytes are not in skypool's data format.
         """
         act = _ACTS[self.data[self.at]]
         self.at += 1
@@ -162,14 +174,14 @@ class Reading(Cursor):
     # --- keys ------------------------------------------------------------------------------------------------
 
     def check_key(self, key: Any) -> int:
-        """Check that a value may be hashed, subtract the price of that from the memory budget, and return the price.
+        """Check that a value may be a dictionary key or set member, and return the price in bytes of hashing this key.
 
-        The price is in bytes. Tuples and frozensets are checked with their contents. A part that occurs several times
-        is counted each time, because comparing two keys takes that long.
+        The price is subtracted from the memory budget. Tuples and frozensets are checked with their contents. If a part
+        occurs several times in the key, each occurrence counts, because comparing two keys compares each of them.
 
         Raises:
-            NotData: hashing the key would run code of its class, or the budget does not suffice. Also for a key of more
-                than 1000 parts or more than 50 levels.
+            NotData: hashing the key would run code of its class, or the price is more than what is left of the budget.
+                Also for a key of more than 1000 parts or more than 50 levels of nesting.
         """
         todo = [(key, 0)]
         seen = 0
@@ -185,8 +197,9 @@ class Reading(Cursor):
             elif kind is frozenset or (isinstance(each, tuple) and not (kind is not tuple and _hashes_itself(kind))):
                 if seen + len(todo) + len(each) > _LARGEST_KEY or depth > _DEEPEST_KEY:
                     raise NotData(
-                        f"the node sent a dictionary key or set member of more than {_LARGEST_KEY} parts or "
-                        f"more than {_DEEPEST_KEY} levels; return it in a list instead"
+                        f"it contains a dictionary key or set member with more than {_LARGEST_KEY} parts or more than "
+                        f"{_DEEPEST_KEY} levels of nesting",
+                        advice="Return the large keys in a list instead",
                     )
                 todo.extend((part, depth + 1) for part in each)
             elif kind in self.keys:
@@ -194,8 +207,7 @@ class Reading(Cursor):
             elif kind not in _ATOMS:
                 name = f"{kind.__module__}.{kind.__qualname__}"
                 raise NotData(
-                    f"the node sent a dictionary key or set member of the type {name}, and hashing it would "
-                    "run code of that class; use text or numbers instead",
+                    f"it contains a dictionary key or set member of the type {name}, whose __hash__ would run code",
                     name,
                     True,
                 )
@@ -206,10 +218,11 @@ class Reading(Cursor):
     def mapping(self, keys: list[Any], values: Iterable[Any]) -> dict[Any, Any]:
         """Return a dictionary of these keys and values, in this order. If two keys are equal, the later value is kept.
 
-        The time for adding keys is limited, because a sender may choose keys with equal hashes to block this process.
+        The time for adding keys is limited, because a sender may choose keys with equal hashes to keep this process
+        busy.
 
         Raises:
-            NotData: a key may not be hashed, or adding the keys takes far too long.
+            NotData: a key is not allowed (see `check_key`), or adding the keys takes far too long.
         """
         made: dict[Any, Any] = {}
         following = iter(values)
@@ -219,26 +232,29 @@ class Reading(Cursor):
     def members(self, items: list[Any]) -> set[Any]:
         """Return a set of these items.
 
-        The time for adding them is limited, because a sender may choose items with equal hashes to block this process.
+        The time for adding items is limited, because a sender may choose items with equal hashes to keep this process
+        busy.
 
         Raises:
-            NotData: an item may not be hashed, or adding the items takes far too long.
+            NotData: an item is not allowed (see `check_key`), or adding the items takes far too long.
         """
         made: set[Any] = set()
         self._add(items, made.update)
         return made
 
     def _add(self, keys: list[Any], add: Callable[[list[Any]], object]) -> None:
-        """Add keys to a container in portions, and measure the time that this takes.
+        """Add keys to a container in portions, and measure the processor time that each portion takes.
 
-        Texts and bytes are added at once and are not measured, as are up to 64 other plain keys.
+        Keys that are all texts or bytes are added in one portion without measuring. So are up to 64 keys of the types
+        in `_ATOMS`.
 
         Args:
             keys: the keys.
             add: adds a list of keys to the container.
 
         Raises:
-            NotData: a key may not be hashed, or all portions together take more than 50 ms longer than 1 ms each.
+            NotData: a key is not allowed (see `check_key`). Also if the time beyond 1 ms for each portion, summed up
+                for the whole value, exceeds 50 ms.
         """
         kinds = set(map(type, keys))
         if kinds <= _UNHASHED or (kinds <= _ATOMS and int not in kinds and len(keys) <= _FEW_KEYS):
@@ -262,19 +278,20 @@ class Reading(Cursor):
             self._slow += max(0.0, time.thread_time() - began - _SLOW)
             if self._slow > _SLOW_IN_ALL:
                 raise NotData(
-                    "the node sent too many dictionary keys or set members with equal hashes (adding them took "
-                    f"more than {_SLOW_IN_ALL:g} s too long); return them in a list"
+                    "it contains too many dictionary keys or set members with equal hashes (adding them took more than "
+                    f"{_SLOW_IN_ALL:g} s too long)",
+                    advice="Return these keys in a list instead",
                 )
 
-    # --- parts -----------------------------------------------------------------------------------------------
+    # --- arguments and classes -------------------------------------------------------------------------------
 
     def arguments(self) -> tuple[Any, ...]:
-        """Read several values and return them as a tuple. They are the arguments from which another value is built.
+        """Read the arguments from which another value is built, and return them as a tuple.
 
-        Unlike other tuples, this one gets no number, so no later value can refer to it.
+        Later values can refer to an argument, but not to this tuple.
 
         Raises:
-            NotData: a value is not allowed, is nested too deep or exceeds the memory budget.
+            NotData: an argument is not allowed, is nested too deep or exceeds the memory budget.
         """
         count = self.count()
         self.deeper()
@@ -285,13 +302,15 @@ class Reading(Cursor):
         return made
 
     def shape(self, tag: int) -> ClassShape:
-        """Read and return a class with its fields: by its number if it occurred before, else by its name.
+        """Read and return a class with the names of its fields.
+
+        A class that occurred before in this value is encoded as its number, and any other class as its name.
 
         Args:
             tag: the tag of the value that the class is for.
 
         Raises:
-            NotData: the class is not allowed, or no function to make its instances is known.
+            NotData: the class is not allowed, or no function that makes its instances is known.
         """
         index = self.number()
         if index < len(self.shapes):
@@ -303,28 +322,21 @@ class Reading(Cursor):
             self.resolve(self, tag, shape)
             self.shapes.append(shape)
         if shape.kind is None or shape.make is None:
-            raise NotData(
-                f"the node sent the class {shape} for another kind of value than before; a correct node never "
-                "sends this, so stop using that machine",
-                str(shape),
-            )
+            raise NotData(f"it names the class {shape} for two different kinds of values", str(shape), advice=FAULTY)
         return shape
 
 
 def _hashes_itself(kind: type) -> bool:
-    """Return True if this class, which is a subclass of tuple, defines its own hash or comparison.
+    """Return True if a subclass of tuple, or a class between the subclass and tuple, defines `__hash__` or `__eq__`.
 
-    That includes classes between it and tuple, but not tuple itself. Raises ValueError for a class that is not a
-    subclass.
+    Raises:
+        ValueError: the class is not a subclass of tuple.
     """
     return any(each.__dict__.keys() & {"__hash__", "__eq__"} for each in kind.__mro__[: kind.__mro__.index(tuple)])
 
 
 def _unknown(r: Reading) -> Any:
-    raise NotData(
-        f"the node sent a value with the unknown type tag {r.data[r.at - 1]:#04x}; a correct node never sends "
-        "this, so stop using that machine"
-    )
+    raise NotData(f"it contains a value with the unknown type code {r.data[r.at - 1]:#04x}", advice=FAULTY)
 
 
 def _constant(value: Any) -> Callable[[Reading], Any]:
@@ -365,10 +377,7 @@ def _ref(r: Reading) -> Any:
     index = r.number()
     r.charge(SLOT)
     if r.alone:
-        raise NotData(
-            "the node sent an exception that refers to a value outside itself; a correct node never sends "
-            "this, so stop using that machine"
-        )
+        raise NotData("it contains an exception that refers to another value", advice=FAULTY)
     return r.memo[index]
 
 
@@ -412,12 +421,12 @@ def _dict(r: Reading) -> dict[Any, Any]:
 
 
 def _wide(r: Reading) -> dict[Any, Any]:
-    """Read two lists, of keys and of values, and return the dictionary that they form.
+    """Read a list of keys and a list of values, and return the dictionary that they form.
 
-    Large dictionaries are sent this way.
+    Dictionaries with more than 64 keys are sent as two lists.
 
     Raises:
-        NotData: a list does not have as many items as announced, or a key may not be hashed.
+        NotData: a list has another number of items than the number that was sent before it, or a key is not allowed.
     """
     count = r.number()
     made: dict[Any, Any] = {}
@@ -431,7 +440,7 @@ def _wide(r: Reading) -> dict[Any, Any]:
 
 
 def _items(r: Reading, count: int) -> list[Any]:
-    """Read and return a list of exactly `count` items that is part of another value.
+    """Read and return a list of exactly `count` items, which is a part of another value.
 
     Raises:
         NotData: the next value is not a list of this length.
@@ -439,8 +448,8 @@ def _items(r: Reading, count: int) -> list[Any]:
     made = r.value()
     if type(made) is not list or len(made) != count:
         raise NotData(
-            f"the node sent something other than the {count} keys, values, set members or table cells that "
-            "must follow; a correct node never sends this, so stop using that machine"
+            f"a list of {count} keys, values, set members or table cells in it is missing or has another length",
+            advice=FAULTY,
         )
     return made
 
@@ -496,30 +505,28 @@ def _strs(r: Reading) -> list[str]:
     data = bytes(r.take(r.count()))
     r.charge(LIST_PRICE + STR_PRICE * count + text_price(2 * len(data), data.isascii()))
     if not count or data.count(b"\0") != count - 1:
-        raise NotData(
-            f"the node sent {data.count(bytes(1)) + 1} texts in a list that should have {count}; a correct "
-            "node never sends this, so stop using that machine"
-        )
+        raise NotData(f"it contains {data.count(bytes(1)) + 1} texts in a list that should have {count}", advice=FAULTY)
     made = str(data, "utf-8", "surrogatepass").split("\0")
     r.memo.append(made)
     return made
 
 
 def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
-    """Read the columns of a table, and return the number of its rows and a list of its `width` columns.
+    """Read a table (a list of similar values), and return the number of rows and a list of the columns.
 
     Each column is a list with one value for each row.
 
+    Args:
+        r: the decoder.
+        width: the number of columns.
+
     Raises:
-        NotData: `width` is 0, the table has too many rows, a column has another length, or the memory budget does not
-            suffice.
+        NotData: `width` is 0, the table has too many rows, a column has another length, or the price of the rows is
+            more than what is left of the memory budget.
     """
     count = r.number()
     if count * (8 * width + 1) > 1 << 50 or not width:
-        raise NotData(
-            f"the node sent a table of {count} rows and {width} columns, which is not possible; a correct node "
-            "never sends this, so stop using that machine"
-        )
+        raise NotData(f"it contains a table of {count} rows and {width} columns, which is not possible", advice=FAULTY)
     r.charge((ROW + ROW_ITEM * width) * count)
     r.deeper()
     columns = [_items(r, count) for _ in range(width)]
@@ -528,9 +535,9 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
 
 
 def _rows(r: Reading, made: list[Any]) -> list[Any]:
-    """Return the list of rows of a table unchanged.
+    """Append the rows of a table, and then the list of rows, to `memo`, so that later values can refer to them.
 
-    Number each row and then the list, so that later values can refer to them.
+    Return the list of rows unchanged.
     """
     r.memo += made
     r.memo.append(made)
@@ -570,9 +577,12 @@ def _instance(r: Reading) -> Any:
 
 
 def _of_shape(tag: int) -> Callable[[Reading], Any]:
-    """Return the function that reads a value with this tag: a class, and the arguments from which it is made.
+    """Return the function that reads an instance of a class: the class, and the arguments to make the instance from.
 
     The returned function raises NotData if the class is not allowed or the arguments do not fit.
+
+    Args:
+        tag: the tag of the values that the function reads, such as `format.ERROR`.
     """
 
     def made_of(r: Reading) -> Any:
@@ -595,7 +605,7 @@ def _other(r: Reading) -> Any:
     name = str(r.data[start : r.at], "ascii")
     make = r.makers.get(name)
     if make is None:
-        raise NotData(f"unknown type name {name!r:.40}")
+        raise NotData(f"it contains a value of the unknown type {name!r:.40}", advice=FAULTY)
     args = r.arguments()
     r.charge(OTHERS.get(name, OTHER_PRICE) + extra_price(args))
     made = make(r, args)

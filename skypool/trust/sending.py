@@ -1,6 +1,6 @@
-"""Writes results and exceptions in skypool's data format, or explains why that fails.
+"""Writes results and exceptions in skypool's data format, or explains why a value cannot be written.
 
-It runs in a worker process on a node (a rented machine) that may not run code on its client.
+This module runs in a worker process on a node (a rented machine) that may not run code on its client.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from skypool.trust.refusals import WriteError
 from skypool.trust.writing import write
 from skypool.wire.frames import Buffer
 
+_SETTING = 'trust="data" (set in ComputePool or the default for machines of strangers)'
+_INSTEAD = "Return plain values instead (numbers, texts, lists, arrays)"
+_LONGEST_PATH = 100
+"""The number of characters of a path inside a value that messages show."""
+
 
 class DataWriter:
     """A writer of results and exceptions for a client that reads skypool's data format only; see `codec.result_writer`.
 
     Args:
         node: the number of this node (rented machine), for messages.
-        allowed: names of additional classes of which the client makes instances. Default: none.
+        allowed: names of further classes of which the client makes instances; see `classes.Allowed`. Default: none.
     """
 
     def __init__(self, node: int, allowed: Sequence[str] = ()) -> None:
@@ -30,42 +35,53 @@ class DataWriter:
 
         Args:
             value: the value. It is not changed.
-            what: its name in error messages, such as "the result of train".
+            what: the value's name in error messages, such as "the result of train".
 
         Raises:
-            UntrustedResult: the client would not read it. The message names the part, its path, and what to do.
+            UntrustedResult: the client would refuse the value. The message names the refused part, the path to this
+                part inside the value, the setting that refuses it, and what to do.
         """
         try:
             return write(value, self._allowed)
         except WriteError as e:
-            where = f" (at {e.path})" if e.path else ""
             raise UntrustedResult(
-                f"{what} was rejected: {e.why}{where}. Node {self._node} is trusted with data only; {_advice(e)}",
+                f"{what} was rejected: {self._explained(e, _INSTEAD)}",
                 refused=e.kind,
                 what=what,
                 node=self._node,
             ) from None
 
     def error(self, error: BaseException) -> tuple[bytes | None, str]:
-        """Return the data of one exception without its causes, and "".
+        """Return one exception, without its causes, in skypool's data format, and "".
 
-        Does not raise if the exception cannot be written, for example because it holds a large array. It then returns
-        None and the reason in words.
+        If the exception cannot be written, for example because it holds a large array, return None and the reason in
+        words. No WriteError is raised then.
         """
         try:
             (data,) = write(error, self._allowed)
         except WriteError as e:
-            return None, e.why
+            return None, self._explained(e, "Raise a built-in exception with texts and numbers as arguments instead")
         except ValueError:
-            return None, "the exception contains a large array"
+            return None, "it contains a large array. Put only small values into exceptions"
         return bytes(data), ""
 
+    def _explained(self, refused: WriteError, instead: str) -> str:
+        """Return the reason and place of a refusal, the setting that caused it, and the next step for the user.
 
-def _advice(error: WriteError) -> str:
-    full = 'trust="full" would let the node run code here'
-    if not error.allowable:
-        return f"return plain data instead; {full}"
-    return (
-        f"return plain data, or, if instances of this class may safely be built from any data: "
-        f"ComputePool(allow_results=[{error.kind!r}]); {full}"
-    )
+        Args:
+            refused: the error.
+            instead: what the user can do in place of sending the value, as the start of a sentence.
+        """
+        path = refused.path if len(refused.path) <= _LONGEST_PATH else f"{refused.path[:_LONGEST_PATH]}…"
+        why = f"{refused.why} (at {path})" if path else refused.why
+        setting = f"Node {self._node} has {_SETTING}"
+        if refused.advice:
+            return f"{why}. {setting}, which refuses this. {refused.advice}"
+        full = f'permit any code of node {self._node} with ComputePool(trust="full")'
+        start = f"{why}. {setting}, so it may not run code on your machine. {instead}"
+        if not refused.allowable:
+            return f"{start}, or {full}"
+        return (
+            f"{start}. If this class is safe to build from any data, use "
+            f"ComputePool(allow_results=[{refused.kind!r}]). Or {full}"
+        )

@@ -1,4 +1,4 @@
-"""Converts lists of many similar values to tables, which are written column by column instead of value by value."""
+"""Converts lists of similar values to tables, which are written column by column instead of value by value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from skypool.trust.format import (
 )
 
 _SMALL_DICT = 5
-"""The number of keys that the price of a dictionary includes."""
+"""The number of keys whose memory is included in `DICT_PRICE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Table:
 
     Attributes:
         tag: the data format's tag for a table of tuples, of dictionaries, or of instances of a data class.
-        names: the names of the columns: keys, fields, or for tuples numbers from 0.
-        columns: the values of each column.
-        row_price: the price of one row in bytes of the reader's memory budget, without the values in it.
+        names: the names of the columns: keys of dictionaries, fields of instances, or for tuples numbers from 0.
+        columns: the columns. Each has one value for each row.
+        row_price: the number of bytes that one row, without the values in it, takes from the reader's memory budget.
     """
 
     tag: int
@@ -41,11 +41,11 @@ class Table:
 
 
 def table_of(kind: type, items: Sequence[Any]) -> Table | None:
-    """Return a table of these items, or None if they are not similar enough.
+    """Return a table of these items, or None if they do not form a table.
 
-    Tuples must have the same length, dictionaries the same text keys in the same order, instances the same fields.
-    Items that are empty make no table. A list that has the same object twice makes none either, because the object
-    would be read as two. The result is also None for other types.
+    Items form a table if they are tuples of the same length, or instances of a data class with the same fields. So do
+    dictionaries with the same keys, all of type str, in the same order. Empty items form no table. Neither does a list
+    that has the same object twice, because the reader would make two objects of it.
 
     Args:
         kind: the type of all items.

@@ -25,12 +25,12 @@ _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
 def printable(text: str, colours: bool = False) -> str:
     """Return a text without escape sequences and control characters other than tab, newline and carriage return.
 
-    Marks that change the direction of text are removed, too.
+    Unicode characters that change the direction of text are removed, too.
 
     Args:
         text: the text that a node (a rented machine) sent.
-        colours: also keep colours and bold (SGR sequences), backspace, and marks of right-to-left scripts. Used for
-            nodes that are trusted. Default False.
+        colours: True keeps sequences for colours and bold (SGR sequences), backspace, and marks of text direction. Pass
+            True for nodes that may run code on the client. Default False.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -42,11 +42,11 @@ def printable(text: str, colours: bool = False) -> str:
 
 
 def plain_error(error: BaseException) -> BaseException:
-    """Remove escape sequences other than colours from the texts of an exception that comes from a trusted node.
+    """Remove escape sequences other than colours from the texts of an exception, in place. Return the exception.
 
-    Changes the exception in place and returns it. The texts are the strings among its arguments, attributes and notes,
-    and those of its causes, contexts and group members. Strings inside of lists or other containers stay as they are,
-    except for notes.
+    Used for nodes that may run code on the client. The texts are the strings among the exception's arguments,
+    attributes and notes. Its causes, contexts and group members are changed in the same way. Strings inside lists or
+    other containers stay as they are, except for notes.
     """
     todo = [error]
     seen = set[int]()
@@ -79,7 +79,7 @@ def _harmless(value: Any) -> Any:
 def unfinished(text: str) -> int:
     """Return how many characters at the end of a text may be the start of a colour sequence (SGR). Return 0 if none.
 
-    Output arrives in pieces. A sequence may be cut, so that its rest comes with the next piece.
+    Output of a node arrives in pieces. A piece may end inside a sequence, whose rest comes with the next piece.
     """
     found = _UNFINISHED.search(text, max(0, len(text) - 70))
     return 0 if found is None else len(text) - found.start()

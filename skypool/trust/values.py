@@ -1,6 +1,7 @@
-"""Writes and reads values of the standard library in skypool's data format: dates, decimals, paths, collections, more.
+"""Defines how values of the standard library, such as dates, paths and deques, are written in skypool's data format.
 
-The format carries results of machines that may not run code on the client.
+The data format carries results of machines that may not run code on the client. A value is written as the name of its
+type and the arguments to build the value from. This module takes values apart for writing, and builds them in reading.
 """
 
 from __future__ import annotations
@@ -19,53 +20,53 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from skypool.trust.cursor import NotData
+from skypool.trust.cursor import FAULTY, NotData
 from skypool.trust.reading import Maker, Reading
 
 _LONGEST_NUMBER = 100_000
-"""The greatest length of a Decimal in characters, and of a Fraction's parts in bits.
+"""The greatest length of a Decimal in characters, and of a Fraction's numerator and denominator in bits.
 
-Arithmetic with longer ones is slow.
+Arithmetic with longer numbers is slow.
 """
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, bytes, bool, list, dict, set, tuple)}
+"""The types that may be the `default_factory` of a defaultdict, by name."""
 CHAINS = (deque, defaultdict, slice)
-"""Types whose deallocation is recursive in CPython. A long chain of them, each directly in the next, would crash it."""
+"""Types whose deallocation is recursive in CPython. Freeing a long chain, each object in the next, crashes Python."""
 _INT_ARRAYS = "bBhHiIlLqQfd"
 _NUMBER = (int, type(None))
 _KINDS_OF_ADDRESS = ("Address", "Network", "Interface")
 
 
 def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional: int = 0) -> None:
-    """Check the number and types of the arguments from which a value is to be built. Return None.
+    """Check the number and types of the arguments from which a value is to be built.
 
-    Types must match exactly: an instance of a subclass is refused, so a boolean is no int.
+    Types must match exactly. An instance of a subclass is refused, for example a boolean in place of an int.
 
     Args:
         args: the arguments that a node (the sender) gave.
-        kinds: the exact type of each, or a tuple of types; `object` for any type.
+        kinds: the exact type of each argument, or a tuple of types; `object` for any type.
         optional: how many arguments may be missing at the end. Default 0.
 
     Raises:
-        NotData: the number or a type is wrong.
+        NotData: the number of arguments or the type of one is wrong.
     """
     if not len(kinds) - optional <= len(args) <= len(kinds):
         raise NotData(
-            f"the node sent {len(args)} parts for a value that is made of {len(kinds)}; a correct node never "
-            "sends this, so stop using that machine"
+            f"it contains {len(args)} arguments for one of its parts, which takes {len(kinds)}", advice=FAULTY
         )
     for arg, kind in zip(args, kinds, strict=False):
         if kind is not object and type(arg) is not kind and not (isinstance(kind, tuple) and type(arg) in kind):
             raise NotData(
-                f"the node sent a {type(arg).__name__} as a part of a value that takes another type there; a "
-                "correct node never sends this, so stop using that machine"
+                f"it contains an argument of the wrong type {type(arg).__name__} for one of its parts",
+                advice=FAULTY,
             )
 
 
 def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional: int = 0) -> Maker:
-    """Return a maker (a function that builds a value while reading) that calls `make` with checked arguments.
+    """Return a function for `MAKERS` that checks arguments and then calls `make` with these arguments.
 
-    The maker takes the decoder, which it ignores, and a tuple of arguments. It raises NotData if their number or a type
-    is wrong, and passes on what `make` raises.
+    The returned function takes a decoder, which is not used, and a tuple of arguments. It raises NotData if the number
+    of arguments or the type of one is wrong. Exceptions of `make` are not caught.
 
     Args:
         make: the function or class to call.
@@ -83,19 +84,20 @@ def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional:
 def check_chain(parts: Iterable[Any]) -> None:
     """Check that no item is a deque, defaultdict, slice or numpy array of objects.
 
-    CPython frees these recursively, so a long chain of them, each directly in the next, would crash it.
+    CPython frees objects of these types recursively. Freeing a long chain, each object in the next, crashes Python.
 
     Args:
-        parts: the items of a container that is itself freed recursively.
+        parts: the items of a container that CPython also frees recursively.
 
     Raises:
-        NotData: an item is one of these, or an instance of a subclass.
+        NotData: an item is an instance of such a type or of a subclass.
     """
     for part in parts:
         if isinstance(part, CHAINS) or (type(part).__name__ == "ndarray" and part.dtype.hasobject):
             raise NotData(
-                f"the node sent a {type(part).__name__} directly inside a container of a similar kind, which "
-                "could crash this process when it is freed; return lists instead"
+                f"it contains an object of the type {type(part).__name__} directly in a deque, defaultdict or array of "
+                "objects, and freeing a long chain of these crashes Python",
+                advice="Return nested lists or dictionaries instead",
             )
 
 
@@ -110,16 +112,18 @@ def _counter(_: Reading, args: tuple[Any, ...]) -> Counter[Any]:
 
 
 def _ordered(_: Reading, args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
-    """Return an OrderedDict with the items of one dictionary, and with the items of another one as its attributes.
+    """Return an OrderedDict, built from two dictionaries: one of its items, and one of its attributes.
 
-    torch's `state_dict()` has the attribute `_metadata`. Others are not allowed.
+    Only the attribute `_metadata` is allowed, because the OrderedDict of torch's `state_dict()` has it.
 
     Raises:
         NotData: the arguments are not two dictionaries, or there is another attribute.
     """
     _arguments(args, dict, dict)
     if set(args[1]) - {"_metadata"}:
-        raise NotData("the node sent an OrderedDict that has attributes other than _metadata; return a dict instead")
+        raise NotData(
+            "it contains an OrderedDict with an attribute other than _metadata", advice="Return a dict instead"
+        )
     made = OrderedDict(args[0])
     made.__dict__.update(args[1])
     return made
@@ -136,9 +140,10 @@ def _defaultdict(_: Reading, args: tuple[Any, ...]) -> defaultdict[Any, Any]:
     name, items = args
     if name is not None and name not in _FACTORIES:
         raise NotData(
-            f"the node sent a defaultdict with the factory {name!r:.40}, which would be called for each "
-            "missing key; return a dict instead",
+            f"it contains a defaultdict with the default_factory {name!r:.40}, a function that Python would call for "
+            "each missing key",
             name,
+            advice="Return a dict instead, or a defaultdict of a built-in type such as list",
         )
     check_chain(items.values())
     made: defaultdict[Any, Any] = defaultdict(None if name is None else _FACTORIES[name])
@@ -150,8 +155,8 @@ def _namespace(_: Reading, args: tuple[Any, ...]) -> types.SimpleNamespace:
     _arguments(args, dict)
     if not all(type(key) is str and not key.startswith("__") for key in args[0]):
         raise NotData(
-            "the node sent a SimpleNamespace with an attribute whose name begins with '__' or is not a text; "
-            "return a dict instead"
+            "it contains a SimpleNamespace with an attribute whose name begins with '__' or is not a string",
+            advice="Return a dict instead",
         )
     return types.SimpleNamespace(**args[0])
 
@@ -168,8 +173,8 @@ def _decimal(r: Reading, args: tuple[Any, ...]) -> decimal.Decimal:
     _arguments(args, str)
     if len(args[0]) > _LONGEST_NUMBER:
         raise NotData(
-            f"the node sent a Decimal of {len(args[0])} characters, and the limit is {_LONGEST_NUMBER}; return "
-            "it as text"
+            f"it contains a Decimal of {len(args[0])} characters, and the limit is {_LONGEST_NUMBER}",
+            advice="Return this Decimal as a string",
         )
     return decimal.Decimal(args[0])
 
@@ -178,8 +183,8 @@ def _fraction(_: Reading, args: tuple[Any, ...]) -> fractions.Fraction:
     _arguments(args, int, int)
     if max(map(int.bit_length, args)) > _LONGEST_NUMBER:
         raise NotData(
-            f"the node sent a Fraction of more than {_LONGEST_NUMBER} bits; return its numerator and "
-            "denominator as text"
+            f"it contains a Fraction whose numerator or denominator has more than {_LONGEST_NUMBER} bits",
+            advice="Return numerator and denominator as strings",
         )
     return fractions.Fraction(*args)
 
@@ -187,8 +192,8 @@ def _fraction(_: Reading, args: tuple[Any, ...]) -> fractions.Fraction:
 def _zone(zone: Any) -> Any:
     if zone is not None and type(zone) not in (datetime.timezone, zoneinfo.ZoneInfo):
         raise NotData(
-            f"the node sent a time with a time zone of type {type(zone).__name__}; use datetime.timezone or "
-            "zoneinfo.ZoneInfo instead"
+            f"it contains a time or datetime with a time zone of the type {type(zone).__name__}",
+            advice="Use time zones of the type datetime.timezone or zoneinfo.ZoneInfo",
         )
     return zone
 
@@ -210,7 +215,8 @@ def _zoneinfo(_: Reading, args: tuple[Any, ...]) -> zoneinfo.ZoneInfo:
     (key,) = args
     if not re.fullmatch(r"[A-Za-z0-9_+\-]{1,40}(/[A-Za-z0-9_+\-]{1,40}){0,3}", key):
         raise NotData(
-            f"the node sent a time zone with the invalid name {key[:40]!r}; use a name such as 'Europe/Berlin'"
+            f"it contains a ZoneInfo with the invalid name {key[:40]!r}",
+            advice="Use time zones with a name such as 'Europe/Berlin'",
         )
     return zoneinfo.ZoneInfo(key)
 
@@ -226,7 +232,12 @@ _ADDRESSES = {f"IPv{n}{what}": getattr(ipaddress, f"IPv{n}{what}") for n in (4, 
 def _path(_: Reading, args: tuple[Any, ...]) -> pathlib.PurePath:
     _arguments(args, str, str)
     if args[0] not in _PATHS or args[1].count("/") + args[1].count("\\") > 1000:
-        raise NotData("the node sent a path of an unknown kind, or with more than 1000 separators; return it as text")
+        raise NotData(
+            "it contains a path with more than 1000 separators"
+            if args[0] in _PATHS
+            else f"it contains a path of the unknown kind {args[0][:40]!r}",
+            advice="Return this path as a string",
+        )
     return _PATHS[args[0]](args[1])
 
 
@@ -234,8 +245,10 @@ def _address(_: Reading, args: tuple[Any, ...]) -> Any:
     _arguments(args, str, str)
     if args[0] not in _ADDRESSES or len(args[1]) > 200:
         raise NotData(
-            "the node sent an IP address or network of an unknown kind, or of more than 200 characters; a "
-            "correct node never sends this, so stop using that machine"
+            "it contains an IP address or network of more than 200 characters"
+            if args[0] in _ADDRESSES
+            else f"it contains an IP address or network of the unknown kind {args[0][:40]!r}",
+            advice=FAULTY,
         )
     return _ADDRESSES[args[0]](args[1])
 
@@ -250,8 +263,9 @@ def _array(_: Reading, args: tuple[Any, ...]) -> array.array[Any]:
     code, size, data = args
     if len(code) != 1 or code not in _INT_ARRAYS or array.array(code).itemsize != size:
         raise NotData(
-            "the node sent an array.array of an unknown type, or whose items have another size on this "
-            "machine; return a list instead"
+            f"it contains an array.array with items of {size} bytes and the type code {code[:40]!r}, which is unknown "
+            "or means another size on your machine",
+            advice="Return a list or a numpy array instead",
         )
     made: array.array[Any] = array.array(code)
     made.frombytes(data)
@@ -281,7 +295,10 @@ MAKERS: dict[str, Maker] = {
     "defaultdict": _defaultdict,
     "namespace": _namespace,
 }
-"""The function that builds a value, by the value's name in the data format. It takes the reading and the arguments."""
+"""The functions that build values, by the name of the value's type in the data format.
+
+Each takes the decoder and a tuple of arguments, and raises NotData if an argument is not allowed.
+"""
 
 KEYS: frozenset[type] = frozenset(
     {
@@ -291,7 +308,7 @@ KEYS: frozenset[type] = frozenset(
         *_ADDRESSES.values(),
     }
 )
-"""Types whose instances may be keys of dictionaries and members of sets, beside the plain types."""
+"""Types of this module whose instances may be keys of dictionaries and members of sets."""
 
 Parts = tuple[str, tuple[Any, ...]]
 _PARTS: dict[type, Callable[[Any], Parts]] = {
@@ -327,8 +344,8 @@ _PARTS: dict[type, Callable[[Any], Parts]] = {
 def parts_of(value: Any) -> Parts | None:
     """Return the name of a value's type in skypool's data format, and the arguments to build the value from.
 
-    Returns None if the value's type is not in this module, which holds for subclasses, too. Also returns None for a
-    defaultdict whose factory is neither None nor a plain builtin type such as `list`.
+    Returns None if this module does not support exactly the value's type. A subclass of a supported type is not
+    supported. Also returns None for a defaultdict whose `default_factory` is neither None nor one of `_FACTORIES`.
     """
     parts = _PARTS.get(type(value))
     if parts is None:

@@ -1,7 +1,8 @@
-"""Encodes values in skypool's data format. It runs on nodes (rented machines) that may not run code on their client.
+"""Encodes values in skypool's data format, on nodes (rented machines) that may not run code on their client.
 
-It writes only values that the client can read. For any other value it raises a WriteError with the reason and the
-place. It imports only the standard library, and handles numpy and torch if the program has imported them.
+This module writes only values that the client can read. For any other value it raises a WriteError, which has the
+reason and the place of the refused part inside the value. Arrays of numpy and tensors of torch can be written, but this
+module does not import these libraries.
 """
 
 from __future__ import annotations
@@ -74,14 +75,14 @@ from skypool.wire.frames import Buffer
 JSON = b"\x93sky{"
 """The first bytes of a small value that is written as JSON."""
 MOST_JSON = 200
-"""The greatest length of such JSON in bytes. Whatever it contains takes less memory than `SPARE`."""
+"""The greatest length in bytes of a value that is written as JSON. Such a value takes less memory than `SPARE`."""
 _U64 = struct.Struct("<Q").pack
 _I64 = struct.Struct("<bq").pack
 _F64 = struct.Struct("<bd").pack
 _SMALL_BUFFER = 1024
-"""The size in bytes from which an array's memory becomes a buffer of its own, instead of a part of the text."""
+"""The size in bytes from which an array's memory is sent as a separate buffer, not as a part of the encoded value."""
 _SHORT = 32
-"""The length in characters up to which a repeated text is written again, instead of a reference to the first one."""
+"""The length up to which a repeated text or bytes object is written again, instead of a reference to the first one."""
 _FEW = 4
 """The number of items up to which a list is written item by item."""
 _MOST_DICT = 64
@@ -89,18 +90,23 @@ _MOST_DICT = 64
 _PLAIN_JSON = frozenset({type(None), bool, int, float, str})
 
 
+def _too_deep() -> WriteError:
+    return WriteError(f"its nesting is more than {DEEPEST} levels deep", advice="Return a value with less nesting")
+
+
 class _Entangled(Exception):
-    """An internal signal: rows of a table refer to each other, so the value must be written again without tables."""
+    """An exception inside this module: a table refers to its own rows, so the value must be written without tables."""
 
 
 def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
     """Return the buffers of a value in skypool's data format: the encoded value, then the memory of its large arrays.
 
-    Small plain values are written as JSON with a prefix, in one buffer.
+    A small value that JSON can represent is written as JSON with the prefix `JSON`, in one buffer.
 
     Args:
-        value: the value that the client shall get. It is not changed, and must not change until the buffers are sent.
-        allowed: additional classes of which the client makes instances.
+        value: the value that the client shall get. This function does not change the value. The caller must not change
+            the value until the buffers are sent, because large arrays are not copied.
+        allowed: further classes of which the client makes instances.
 
     Raises:
         WriteError: the client could not read the value.
@@ -118,8 +124,9 @@ def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
 def _is_json(value: object) -> bool:
     """Return True if JSON represents a value without loss and the value is small.
 
-    This holds for None, booleans, floats, integers below 64 bits and ASCII texts of under 200 characters. It also holds
-    for a dictionary of fewer than 16 of them, with ASCII keys. It is False for lists, tuples and anything else.
+    Returns True for None, booleans, floats, integers of fewer than 64 bits, and ASCII texts of fewer than 200
+    characters. Also returns True for a dictionary of fewer than 16 such values with ASCII keys. Returns False for
+    lists, tuples and values of all other types.
     """
     kind = type(value)
     if kind is str:
@@ -136,12 +143,12 @@ def _is_json(value: object) -> bool:
 class _Writing:
     """An encoder that writes one value. Make a new one for each value.
 
-    It holds the text (the encoded value) so far, the buffers of large arrays, and the price so far. The price is the
+    The encoder keeps the bytes written so far, the buffers of large arrays, and the price so far. The price is the
     memory in bytes that the reader counts for the value.
 
     Args:
-        allowed: additional classes of which the client makes instances.
-        tables: write lists of similar values as tables.
+        allowed: further classes of which the client makes instances.
+        tables: True writes lists of similar values as tables, column by column.
     """
 
     def __init__(self, allowed: classes.Allowed, tables: bool) -> None:
@@ -161,17 +168,17 @@ class _Writing:
     def buffers_of(self, value: object) -> list[Buffer]:
         """Return the buffers of a value: the encoded value, then the memory of large arrays.
 
-        Zeros are added to the encoded value if it is too short for the reader's memory limit, which depends on the
-        bytes sent.
+        The reader's memory limit depends on the number of bytes sent. If the encoded value is too short for its own
+        price, zeros are added.
 
         Raises:
             WriteError: the value cannot be written as data.
-            _Entangled: it must be written without tables.
+            _Entangled: the value must be written without tables.
         """
         try:
             self.value(value)
         except RecursionError:
-            raise WriteError(f"the value is nested more than {DEEPEST} levels deep; return a flatter one") from None
+            raise _too_deep() from None
         size = len(self._out) + sum(map(len, self._beside))
         missing = (self._price + self._price // 50 - SPARE) // GROWS + 64 - size
         if missing > 0:
@@ -183,7 +190,7 @@ class _Writing:
 
         Raises:
             WriteError: the value cannot be written as data.
-            _Entangled: it must be written without tables.
+            _Entangled: the value must be written without tables.
         """
         write = _WRITERS.get(type(value))
         if write is not None:
@@ -245,12 +252,12 @@ class _Writing:
         if len(value) > _SHORT:
             self._number(value)
 
-    # --- what may be referred to -----------------------------------------------------------------------------
+    # --- references to values that were written before -------------------------------------------------------
 
     def _again(self, value: object) -> bool:
-        """Write a reference to a value if this object was written before, and return True. Return False if it was not.
+        """Write a reference to a value if this object was written before, and return True. Otherwise return False.
 
-        Inside an exception, no references are written, so it returns False there.
+        Inside an exception, no references are written, and the result is always False.
 
         Raises:
             _Entangled: the value is a row of a table that is being written, or contains itself while tables are in use.
@@ -261,7 +268,8 @@ class _Writing:
                 if self._tables:
                     raise _Entangled
                 raise WriteError(
-                    f"a {name_of(type(value))} in the value contains a circular reference; return data without cycles"
+                    f"it contains a {name_of(type(value))} that contains itself",
+                    advice="Return a value without circular references",
                 )
             return False
         if number < 0:
@@ -272,10 +280,11 @@ class _Writing:
         return True
 
     def _number(self, value: object) -> None:
-        """Give a value a number, so that references to it can be written later. Numbers count from 0.
+        """Give a value the next number, from 0, so that references to this value can be written later.
 
-        Call this when the value has been written, or for a container when its writing begins. Inside an exception the
-        number is counted, but no reference to the value can be written.
+        Call this method when the value has been written. For a list, dictionary, set or instance of a data class, call
+        it before the parts are written. Inside an exception the number is counted, but no reference to the value can be
+        written.
         """
         if not self._alone:
             self._memo[id(value)] = self._numbered
@@ -287,14 +296,15 @@ class _Writing:
 
         Args:
             parts: the parts.
-            path: returns the path of a part by its index. It is put before the path of a WriteError in that part.
+            path: returns the path of a part, such as "[2]", for the part's index. If writing the part raises a
+                WriteError, this path is put before the path of the error.
 
         Raises:
             WriteError: a part cannot be written, or values are nested more than `DEEPEST` (150) levels deep.
         """
         self._depth += 1
         if self._depth > DEEPEST:
-            raise WriteError(f"the value is nested more than {DEEPEST} levels deep; return a flatter one")
+            raise _too_deep()
         done = 0
         try:
             for part in parts:
@@ -315,9 +325,9 @@ class _Writing:
         """Write a list, in a compact form if it has more than four items and they are similar.
 
         Args:
-            items: its items.
-            owner: the object that later references mean; None for a list that exists only in the format.
-            path: returns the path of an item by its index, for error messages. Default: "[0]", "[1]" and so on.
+            items: the items of the list.
+            owner: the object to which later references point. None for a list that exists only in the encoded value.
+            path: returns the path of an item for its index, for error messages. Default: "[0]", "[1]" and so on.
 
         Raises:
             WriteError: an item cannot be written as data.
@@ -334,14 +344,19 @@ class _Writing:
         self._deeper(items, path)
 
     def _run(self, items: Sequence[Any], path: Callable[[int], str]) -> bool:
-        """Write items of the same type in a compact form, and return True. Return False if no form fits.
+        """Write items of the same type in a compact form, and return True.
 
-        Nothing is written then. Compact forms exist for integers of 64 bits, floats, booleans and short texts. Tuples,
-        dictionaries and instances of data classes are written as tables, except inside exceptions.
+        Return False, and write nothing, if no compact form fits. Compact forms exist for integers of at most 64 bits,
+        floats, booleans and short texts. Tuples, dictionaries and instances of data classes are written as tables,
+        except inside exceptions.
 
         Args:
             items: the items of a list.
-            path: returns the path of an item by its index, for error messages.
+            path: returns the path of an item for its index, for error messages.
+
+        Raises:
+            _Entangled: the items form a table in which a cell refers to a row.
+            WriteError: a cell of a table cannot be written as data.
         """
         kinds = set(map(type, items))
         if len(kinds) != 1:
@@ -380,10 +395,15 @@ class _Writing:
         return True
 
     def _table(self, kind: type, items: Sequence[Any], path: Callable[[int], str]) -> bool:
-        """Write rows as columns, and return True. Return False, and write nothing, if they do not form a table.
+        """Write rows as columns, and return True. Return False, and write nothing, if the rows do not form a table.
 
-        Rows are tuples of one length, dictionaries with the same keys, or instances of a data class. A row that was
-        written before does not fit into a table.
+        Rows form a table if they are tuples of one length, dictionaries with the same keys, or instances of a data
+        class with the same fields. If a row was written before, the rows form no table.
+
+        Args:
+            kind: the type of all rows.
+            items: the rows.
+            path: returns the path of a row for its index, for error messages.
 
         Raises:
             _Entangled: a cell of the table refers to one of its rows.
@@ -403,7 +423,7 @@ class _Writing:
             self._shape(kind, tuple(table.names))
         self._price += table.row_price * len(items)
         self._out += _U64(len(items))
-        # -1 means: a part of the table must not refer to one of its rows
+        # the number -1 marks the rows of this table: no cell of the table may refer to such a row
         self._memo.update(dict.fromkeys(map(id, items), -1))
         self._depth += 1
         for name, column in zip(table.names, table.columns, strict=True):
@@ -469,9 +489,9 @@ class _Writing:
         self._key_price(items)
 
     def _key_price(self, keys: list[Any]) -> None:
-        """Add the price of hashing these keys, as the reader counts it, to the price of the value.
+        """Add the price in bytes of hashing these keys, as the reader counts it, to the price of the value.
 
-        Keys that are all texts or bytes cost nothing extra. Tuples and frozensets are counted with their contents.
+        If all keys are texts or bytes, the price is 0. Tuples and frozensets are counted with their contents.
         """
         if set(map(type, keys)) <= {str, bytes}:
             return
@@ -489,10 +509,10 @@ class _Writing:
     # --- everything else -------------------------------------------------------------------------------------
 
     def other(self, name: str, args: Sequence[Any]) -> None:
-        """Write a value that the data format refers to by the name of its type, such as "date" or "ndarray".
+        """Write a value whose type has a name in the data format, such as "date" or "ndarray".
 
         Args:
-            name: the name.
+            name: the name of the type.
             args: the arguments from which the reader builds the value.
 
         Raises:
@@ -508,7 +528,13 @@ class _Writing:
         self._deeper(args, path)
 
     def _shape(self, kind: type, names: tuple[str, ...] = ()) -> None:
-        """Write a class with its fields: by its number if it was written before with the same fields, else by its name.
+        """Write a class and the names of its fields.
+
+        If the same class was written before with the same fields, write only the number that it got then.
+
+        Args:
+            kind: the class.
+            names: the names of the fields that follow for each instance. Default (): the class is written alone.
 
         Raises:
             WriteError: the class is defined inside a function.
@@ -517,7 +543,8 @@ class _Writing:
         name = kind.__qualname__
         if "<locals>" in name:
             raise WriteError(
-                f"the class {module}.{name} is defined inside a function: define it at the top of a module"
+                f"it contains an instance of {module}.{name}, a class that is defined inside a function",
+                advice="Define the class at the top of a module",
             )
         known = (module, name, names)
         if known in self._shapes:
@@ -578,14 +605,18 @@ class _Writing:
             try:
                 return arrays.parts_of(value, self._buffer)
             except arrays.NoData as e:
-                raise WriteError(str(e)) from None
+                raise WriteError(
+                    str(e), advice="Convert the array to plain numbers or text before you return it"
+                ) from None
         return None
 
     def _buffer(self, memory: Any) -> Any:
-        """Return the bytes of a piece of memory if it has less than 1024 bytes.
+        """Return the bytes of a piece of memory of less than 1024 bytes. Return None for a larger one.
 
-        Otherwise return None, and add the memory, without a copy, to the buffers that are sent beside the encoded
-        value.
+        A larger piece is added, without a copy, to the buffers that are sent beside the encoded value.
+
+        Args:
+            memory: the memory, as an object with the buffer protocol.
         """
         view = memoryview(memory).cast("B") if memoryview(memory).nbytes else memoryview(b"")
         if len(view) < _SMALL_BUFFER:
@@ -611,7 +642,7 @@ class _Writing:
     def _error(self, error: BaseException) -> None:
         """Write an exception without its causes.
 
-        Its parts are written without references to values outside of it. Otherwise a short text could stand for an
+        The exception's parts are written without references to other values. With references, few bytes could encode an
         exception that takes very long to print.
 
         Raises:
@@ -622,22 +653,22 @@ class _Writing:
         self._price += INSTANCE_PRICE
         self._alone += 1
         args, state = classes.parts_of_error(error)
-        # the reader reads each member on its own, at the expense of the group
+        # the reader decodes each member of the group on its own, and subtracts its price from the budget of the group
         if isinstance(error, BaseExceptionGroup):
             self._price += sum(SPARE + GROWS * len(link[0] or b"") for link in args[1])
         try:
-            self._arguments((args, state), "{}".format)
+            self._arguments((args, state), lambda index: (".args", ".__dict__")[index])
         finally:
             self._alone -= 1
 
     def _allowed_value(self, value: Any) -> None:
-        """Write an instance of a class that the user allows, from the parts that pickle would use.
+        """Write an instance of a class that the user allows: the class, and the arguments and state that pickle uses.
 
         Runs `__reduce_ex__` of the class.
 
         Raises:
-            WriteError: pickle would need more than the class, its arguments and its state; or one of them cannot be
-                written.
+            WriteError: pickle would need more than the class, its arguments and the state. Also if an argument or the
+                state cannot be written.
         """
         reduced = value.__reduce_ex__(4)
         if type(reduced) is not tuple or len(reduced) < 2 or any(part is not None for part in reduced[3:]):
@@ -656,9 +687,10 @@ class _Writing:
 
 
 def _array_price(name: str, args: tuple[Any, ...]) -> int:
-    """Return the price in bytes of an array's type and of checking its contents. It is 0 for values other than arrays.
+    """Return the price in bytes of an array's type and of checking the array's contents; see `arrays.price_of`.
 
-    The reader subtracts it from its memory budget, in addition to the price of the arguments.
+    The reader subtracts this price from its memory budget, in addition to the price of the arguments. The price is 0
+    for values that are not numpy arrays, scalars or types.
     """
     from skypool.trust import arrays
 
@@ -666,7 +698,7 @@ def _array_price(name: str, args: tuple[Any, ...]) -> int:
 
 
 class _Nobody:
-    """A placeholder for a list that belongs to the encoding and not to the value. No reference can point to it."""
+    """A placeholder for a list that exists only in the encoded value. No reference can point to such a list."""
 
 
 _WRITERS: dict[type, Callable[[Any, Any], None]] = {

@@ -107,7 +107,7 @@ def test_chips_of_tpus_cost_what_the_catalogue_says_and_else_the_table(prices: B
     assert rates.chips("v6e")["us-east5", "spot"].usd == 1.4033
     usd, source = rates.chips("v6e")["us-east1", "spot"]
     assert (usd, str(source)) == (1.89, "price as of 2024-12-23 (table)")
-    assert source.why == "Google's catalogue does not have them"
+    assert source.why == "Google's price catalogue does not have this price"
     assert rates.chips("v2 device")["us-central1", "on-demand"].usd == 1.125, "they are sold by four"
     assert rates.chips("v2 device")["us-central1", "spot"].usd == 0.3375
     assert rates.chips("v2 pod")["us-central1", "on-demand"].usd == 1.5
@@ -216,11 +216,14 @@ def test_where_it_is_not_enabled_the_tables_serve_and_the_check_says_what_to_do(
     assert asked(prices) > calls, "another project may ask it"
     (found,) = [each for each in GCP(ssh_from="203.0.113.7").check() if each.what.endswith("prices")]
     assert found.good
-    assert "tables of 2026-08-03, for N1 of an unknown day, for TPUs of 2024-12-23 and older" in found.text
+    assert (
+        "tables: of 2026-08-03 for machines, of an unknown day for N1 machines, and of 2024-12-23 or older for TPUs"
+        in found.text
+    )
     assert "gcloud services enable cloudbilling.googleapis.com --project lab-project" in found.text
     prices.heal()
     (found,) = [each for each in GCP(ssh_from="203.0.113.7").check() if each.what.endswith("prices")]
-    assert found.text.startswith(f"Google's catalogue of {datetime.now(UTC).date()}")
+    assert found.text.startswith(f"Google's price catalogue of {datetime.now(UTC).date()}")
     assert {each.price_source.kind for each in sold(need("L4"))} == {"provider"}
 
 
@@ -230,7 +233,7 @@ def test_yesterdays_catalogue_is_better_than_the_table(prices: Billing, monkeypa
     prices.drop("GET skus", moment="before", times=None)
     again = billing.rates(SETTINGS)
     assert (again.usd, again.day) == (first.usd, first.day)
-    assert "its catalogue of prices" in again.why
+    assert "its price catalogue" in again.why
 
 
 def test_one_that_does_not_answer_soon_is_not_waited_for(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +241,7 @@ def test_one_that_does_not_answer_soon_is_not_waited_for(prices: Billing, monkey
     prices.delay("GET skus", 2.0)
     rates = billing.rates(SETTINGS)
     assert rates.usd == {}
-    assert "its catalogue of prices" in rates.why
+    assert "its price catalogue" in rates.why
     assert rates.machine("g2-standard-4", "us-central1", "spot", 4, 16, (("nvidia-l4", 1),)) is not None
 
 
@@ -340,7 +343,7 @@ def test_it_is_asked_for_with_its_gpus_and_an_image_whose_driver_knows_them(pric
         ("e2-standard-4", [("nvidia-tesla-t4", 1)], "features are not compatible"),
         ("n1-standard-4", [("nvidia-tesla-t4", 3)], "acceleratorCount': '3'"),
         ("n1-standard-16", [("nvidia-tesla-v100", 1)], "At most 12 vCPUs can be used along with 1 accelerator cards"),
-        ("n1-standard-4", [("nvidia-tesla-p100", 1)], "that zone does not have the type"),
+        ("n1-standard-4", [("nvidia-tesla-p100", 1)], "the zone does not have this machine type"),
     ],
 )
 def test_other_pairs_are_refused_as_google_does(

@@ -1,18 +1,22 @@
-"""Finds Google's prices: in its catalogue of list prices, which is read once a day, or else in tables of this package.
+"""Finds Google's prices, in Google's price catalogue or in tables of this package.
 
-`rates` returns all known prices, as a `Rates`. API:
-https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22). skus.json defines how its
-tens of thousands of descriptions are interpreted. The tables, with the day on which their source stated them:
+The catalogue is read at most once a day; the tables have the prices that the catalogue lacks. `rates` returns all known
+prices, as a `Rates`. API: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22).
+The catalogue has tens of thousands of descriptions of charged items. skus.json defines how they are interpreted.
 
-- prices.csv, of machines: https://cloud.google.com/compute/all-pricing as it stood on 2026-08-03 in
-  github.com/cloudpilot-ai/karpenter-provider-gcp.
-- parts.csv, of N1 and the GPUs attached to it: on-demand list prices of the Americas, as public code quotes them (T4:
-  github.com/infercrane/infercrane, SKU 88B8-C3ED-03F0). That code was read on 2026-11-22 and names no day.
-- chips.csv, of one chip of a TPU: src/gpuhunt/resources/tpu_pricing.json of github.com/dstackai/gpuhunt. It was made by
-  hand from Google's price pages and last changed on 2024-12-23. Until that day, it called its spot prices of v6e prices
-  of a one-year commitment. For v3 pods in us-east1: sky/catalog/data_fetchers/fetch_gcp.py of
-  github.com/skypilot-org/skypilot. It assumes them equal to us-central1's and names no day. A spot price above the
-  on-demand price must be wrong. It is left out, so that market is not offered there.
+The tables, with their sources and the days on which the sources stated the prices:
+
+- prices.csv has prices of machines. The source is https://cloud.google.com/compute/all-pricing as it stood on
+  2026-08-03, in github.com/cloudpilot-ai/karpenter-provider-gcp.
+- parts.csv has prices of N1 machines and the GPUs attached to them. They are on-demand list prices of the Americas, as
+  public code quotes them (T4: github.com/infercrane/infercrane, SKU 88B8-C3ED-03F0). The code was read on 2026-11-22
+  and names no day.
+- chips.csv has prices of one TPU chip. The source is src/gpuhunt/resources/tpu_pricing.json of
+  github.com/dstackai/gpuhunt. That file was made by hand from Google's price pages and last changed on 2024-12-23.
+  Before that day, the file named its spot prices of v6e "one-year commitment". For v3 pods in us-east1, the source is
+  sky/catalog/data_fetchers/fetch_gcp.py of github.com/skypilot-org/skypilot. That code assumes that the prices are
+  equal to those in us-central1, and names no day. A spot price above the on-demand price must be wrong. The table
+  leaves such prices out, and no spot slice is offered there.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ if TYPE_CHECKING:
 class Skus(TypedDict):
     """The content of skus.json: rules for reading the descriptions in Google's price catalogue.
 
-    The file explains each part. A SKU is one item of that catalogue, such as "A3 Instance Core running in Americas".
+    The entry "about" of the file explains each part. A SKU is one item of the catalogue, such as "A3 Instance Core
+    running in Americas".
     """
 
     services: list[str]
@@ -66,19 +71,25 @@ OF_PARTS = PriceSource("table", None, "list prices quoted in public code")
 """The source of the prices in parts.csv."""
 
 _DAY = 86400.0
-"""Seconds for which a catalogue is valid after it was read."""
+"""Seconds for which the cached catalogue is used before it is read again."""
 
 _AGAIN = 600.0
-"""Seconds after which a catalogue that could not be read is requested again."""
+"""Seconds after which the catalogue is requested again if it could not be read."""
 
 _SOON = 12.0
 """Seconds that reading the catalogue may take. After that, the tables are used."""
 
 _PAGE = 5000
-"""SKUs on a page of the catalogue: the most that the API allows."""
+"""The number of SKUs on a page of the catalogue. It is the largest that the API allows."""
 
 _SHAPES = [re.compile(each, re.IGNORECASE) for each in SKUS["sku"]]
 """Regular expressions for the descriptions of SKUs."""
+
+_NO_ADDRESS = (
+    "environment variables set other addresses for some of Google's APIs, but none for its price catalogue "
+    "(CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING)"
+)
+"""The reason why the catalogue is not read if the user set addresses for other APIs only."""
 
 _reading = threading.Lock()
 
@@ -87,9 +98,9 @@ Place = tuple[str, Market]
 
 
 def _names() -> dict[str, str]:
-    """Return skypool's name for each thing that Google's price list charges for, such as a vCPU of a machine family.
+    """Return skypool's names for the units that Google charges for, such as a vCPU of a family of machine types.
 
-    The keys are Google's names in lower case, such as "a2 instance core". The values are names such as "a2 core".
+    The keys are Google's names in lower case, such as "a2 instance core". The values are skypool's, such as "a2 core".
     """
     names = {theirs.casefold(): ours for theirs, ours in SKUS["names"].items()}
     for family, theirs in SKUS["families"].items():
@@ -117,13 +128,13 @@ class Price(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """All known prices of Google: those of its catalogue, and behind them the tables of this package.
+    """All known prices of Google. The methods look in the price catalogue first, then in the tables of this package.
 
     Attributes:
         usd: The catalogue's prices in US dollars per hour of one unit, by the unit's name and by (region, market). A
             unit is for example one vCPU, one GiB of memory, or one GPU. {} if the catalogue was never read.
-        day: The day on which the catalogue was read, such as "2026-11-22"; "" if it never was.
-        why: The reason why it could not be read now; "" if it could.
+        day: The day on which the catalogue was read, such as "2026-11-22"; "" if it was never read.
+        why: The reason why the catalogue could not be read now; "" if it could be read.
     """
 
     usd: Mapping[str, Mapping[Place, float]]
@@ -141,9 +152,9 @@ class Rates:
     def table(self, source: PriceSource) -> PriceSource:
         """Return a copy of a table's source with the reason why the table was used instead of Google's catalogue.
 
-        The reason, in `why`, is that the catalogue could not be read, or does not have the price.
+        The attribute `why` of the copy is the reason: the catalogue could not be read, or does not have the price.
         """
-        return replace(source, why=self.why or "Google's catalogue does not have them")
+        return replace(source, why=self.why or "Google's price catalogue does not have this price")
 
     def machine(
         self, kind: str, region: str, market: Market, vcpus: float, gib: float, cards: Sequence[tuple[str, int]] = ()
@@ -155,7 +166,7 @@ class Rates:
         Args:
             kind: The machine type, such as "g2-standard-4".
             region: The region.
-            market: On demand or spot.
+            market: The market: "on-demand" or "spot".
             vcpus: The number of the machine's vCPUs.
             gib: The machine's memory in GiB.
             cards: The machine's GPUs, built in or attached, as (Google's name, number).
@@ -175,8 +186,8 @@ class Rates:
         A price of the catalogue replaces that of the table for the same region and market.
 
         Args:
-            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, followed by " device" for a slice of one host
-                or " pod" for a larger one.
+            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, the generation is followed by " device" for a
+                slice (a group of TPU hosts) with one host, or by " pod" for a slice with several hosts.
         """
         found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
         for place, usd in self.usd.get(name, {}).items():
@@ -197,8 +208,8 @@ def machines() -> dict[str, dict[Place, float]]:
 def parts() -> dict[str, dict[Place, float]]:
     """Return the table of prices for parts of N1 machines (parts.csv), such as a vCPU or an attached GPU.
 
-    They are in USD per hour of one unit, by the part's name and then by (region, market). The file is read once. All
-    callers share the same dict.
+    The prices are in USD per hour of one unit, by the part's name and then by (region, market). The file is read once.
+    All callers share the same dict.
     """
     return _only_usd(_read_table("parts.csv"))
 
@@ -207,8 +218,8 @@ def parts() -> dict[str, dict[Place, float]]:
 def chips() -> dict[str, dict[Place, Price]]:
     """Return the table of TPU prices (chips.csv): the price of one chip per hour, by name and then by (region, market).
 
-    Each price has its own source, because the rows are of different days. The names are those of `Rates.chips`. The
-    file is read once. All callers share the same dict.
+    The names are those of `Rates.chips`. Each price has its own source, because the sources stated the prices on
+    different days. The file is read once. All callers share the same dict.
     """
     return _read_table("chips.csv")
 
@@ -221,7 +232,7 @@ def _only_usd(known: Mapping[str, Mapping[Place, Price]]) -> dict[str, dict[Plac
 def _read_table(file: str) -> dict[str, dict[Place, Price]]:
     """Read a CSV file of this package, and return its prices by name and then by (region, market).
 
-    The names are in its column `instance_type`. A market without a number in a row is left out.
+    The names are in the column `instance_type`. If a row has no number for a market, that market is left out.
     """
     found: dict[str, dict[Place, Price]] = {}
     text = (files("skypool_gcp.billing") / file).read_text("utf-8")
@@ -236,15 +247,15 @@ def _read_table(file: str) -> dict[str, dict[Place, Price]]:
 
 
 def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]) -> dict[str, float]:
-    """Return what a machine is charged for: the number of units by their names, such as vCPUs ("n2 core") and GPUs.
+    """Return the numbers of units that a machine is charged for, by names such as "n2 core" (a vCPU) or "nvidia-l4".
 
     Returns {} if the rules in skus.json do not say what this machine type is charged for.
 
     Args:
-        kind: The machine type.
-        vcpus: The number of its vCPUs.
-        gib: Its memory in GiB.
-        cards: Its GPUs, as (Google's name, number).
+        kind: The machine type, such as "g2-standard-4".
+        vcpus: The number of the machine's vCPUs.
+        gib: The machine's memory in GiB.
+        cards: The machine's GPUs, as (Google's name, number).
     """
     count = sum(number for _, number in cards)
     short = kind.split("-")[0]
@@ -266,7 +277,7 @@ def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]
 def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]], place: Place) -> float | None:
     """Return the price of all units together in USD per hour.
 
-    Returns None if `units` is empty, or if the price of one of them is not known at this place.
+    Returns None if `units` is empty, or if the price of one of the units is not known at this place.
 
     Args:
         units: The number of units, by name.
@@ -286,23 +297,24 @@ def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]],
 
 
 def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
-    """Return Google's prices. Its catalogue is read over the network at most once a day, and cached on disk.
+    """Return Google's prices. The price catalogue is read over the network at most once a day, and cached on disk.
 
-    The cache serves all processes of this user. If the catalogue cannot be read, older prices from the cache and the
-    tables are used, and `Rates.why` says the reason: nothing is raised. It is tried again after ten minutes. One thread
-    reads at a time; the others wait.
+    All processes of this user share the cache. If the catalogue cannot be read, nothing is raised, and `Rates.why` is
+    the reason. The result then has the older prices in the cache, or none of the catalogue. The catalogue is tried
+    again after ten minutes. One thread reads at a time; the others wait.
 
-    Nothing is read if environment variables set other addresses for Google's APIs, but none for the catalogue.
+    If environment variables set other addresses for Google's APIs, but none for the catalogue, the catalogue is not
+    read.
 
     Args:
-        settings: The settings of the driver. They name the project for which the requests count.
-        insist: True to read the catalogue even if that failed minutes ago, and for up to 60 s instead of 12 s. Prices
-            less than a day old are still taken from the cache.
+        settings: The settings of the driver, which name the project toward which Google counts the requests.
+        insist: True to read the catalogue even if reading failed less than ten minutes ago, and to allow 60 s instead
+            of 12 s. Prices less than a day old are still taken from the cache.
     """
     here = _api.endpoint("cloudbilling")
     elsewhere = _api.endpoint("compute") or _api.endpoint("tpu")
     if elsewhere and not here:
-        return Rates({}, why="the environment sets other addresses for Google's APIs, but none for its price catalogue")
+        return Rates({}, why=_NO_ADDRESS)
     key = f"gcp catalogue 1 {here}"
     failure = f"gcp catalogue failed {here} {settings.project}"
     with _reading:
@@ -324,15 +336,19 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
 
 
 def told(settings: _api.Settings) -> str:
-    """Return a sentence for `skypool doctor` that says where prices come from, and on which days they were stated.
+    """Return a text for `skypool doctor` that says where prices come from, and on which days they were stated.
 
-    It tries to read Google's catalogue, for up to 60 s. If that fails, the sentence has the reason; nothing is raised.
+    The function tries to read Google's catalogue, for up to 60 s. If that fails, the sentence gives the reason, and
+    nothing is raised.
     """
     found = rates(settings, insist=True)
-    first = f"Google's catalogue of {found.day}, then " if found.day else ""
+    first = f"Google's price catalogue of {found.day}, and for prices that it lacks, " if found.day else ""
     days = [price.source.as_of for places in chips().values() for price in places.values() if price.source.as_of]
-    said = f"{first}tables of {OF_TABLE.as_of}, for N1 of an unknown day, for TPUs of {max(days)} and older"
-    return f"{said}: {found.why}" if found.why else said
+    said = (
+        f"{first}skypool's tables: of {OF_TABLE.as_of} for machines, of an unknown day for N1 machines, "
+        f"and of {max(days)} or older for TPUs"
+    )
+    return f"{said}; the catalogue could not be read now: {found.why}" if found.why else said
 
 
 def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:
@@ -342,15 +358,16 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
 
     Args:
         settings: The settings of the driver.
-        seconds: The time limit for all of it.
+        seconds: The time limit for the whole catalogue. It is checked between the pages.
 
     Returns:
-        USD per hour of one unit, by the unit's name and then by (region, market). Items that this driver never rents
-            are left out.
+        The prices in USD per hour of one unit, by the unit's name and then by (region, market). Items that this driver
+        never rents are left out.
 
     Raises:
-        ProviderError: Google refused, or did not answer. `NoAnswer` if it took longer than `seconds`.
-        UsageError: Google's SDK is not installed.
+        NoAnswer: Google did not answer, or reading took longer than `seconds`.
+        ProviderError: Google refused a request.
+        UsageError: Google's client libraries are not installed.
     """
     until = time.monotonic() + seconds
     found: dict[str, dict[Place, float]] = {}
@@ -367,21 +384,21 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
                 known = found.setdefault(what, {})
                 known[place] = max(usd, known.get(place, 0.0))  # the highest price, so that no plan is too cheap
 
-    _api.call("its catalogue of prices", read, project=settings.billed())
+    _api.call("its price catalogue", read, project=settings.billed())
     return found
 
 
 def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
-    """Yield the pages of Google's price catalogue. Each page is requested only when it is needed.
+    """Yield the pages of Google's price catalogue. Each page is requested only when it is taken.
 
-    The errors of Google's SDK are not translated here.
+    Errors of Google's SDK are raised as they are.
 
     Args:
         settings: The settings of the driver.
         timeout: Seconds within which each request must be answered.
 
     Raises:
-        CredentialsError: There are no credentials, or no project is known.
+        CredentialsError: There are no credentials, or the project that pays is not known.
     """
     client = _client(_api.endpoint("cloudbilling") or "", _login(settings.billed()))
     for service in SKUS["services"]:
@@ -392,8 +409,11 @@ def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListS
 def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]:
     """Yield (name, (region, market), USD per hour of one unit) for the items of the catalogue that this driver rents.
 
-    An item is yielded once for each of its regions. Items with other descriptions, commitments for example, and items
-    without a price are left out. Some TPU prices are for four chips; they are divided by four.
+    An item is yielded once for each of its regions. Items without a price are left out, and so are items that skus.json
+    does not describe, for example commitments. Some TPU prices are for four chips. They are divided by four.
+
+    Args:
+        skus: The items of the catalogue.
     """
     for sku in skus:
         shape = next(filter(None, (each.fullmatch(sku.description) for each in _SHAPES)), None)
@@ -417,8 +437,8 @@ def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]
 def _usd(sku: billing_v1.Sku) -> float:
     """Return the present price of one unit of a SKU (an item of Google's price catalogue), in USD per hour.
 
-    Returns 0.0 if it has no price in USD, or is charged by a unit that is not known here. If the price depends on the
-    quantity, it is the first price that is not zero.
+    Returns 0.0 if the SKU has no price in USD, or if skus.json does not have the unit in which it is charged. If the
+    price depends on the quantity, the first price that is not zero is returned.
     """
     for info in list(sku.pricing_info)[-1:]:
         expression = info.pricing_expression
@@ -432,7 +452,7 @@ def _usd(sku: billing_v1.Sku) -> float:
 def _login(project: str) -> Credentials:
     """Return the credentials of this environment, changed so that Google counts requests toward the given project.
 
-    They are returned unchanged if they name such a project already, or cannot name one.
+    The credentials are returned unchanged if they name such a project already, or cannot name one.
 
     Raises:
         CredentialsError: There are no credentials.

@@ -1,13 +1,15 @@
-"""Builds the offers of Compute Engine from its machine types, prices and base images. It sends no requests itself.
+"""Builds the offers of Compute Engine from machine types, prices and base images. This module sends no requests.
 
-The API lists machine types, but no prices: those come from `skypool_gcp.billing`. A type without a price is not
-offered. Here are also helpers for image paths, addresses of machines, and the environment variables of TPU hosts.
+The API lists machine types without prices. The prices come from `skypool_gcp.billing`. A machine type without a price
+is not offered. The module also has helpers for image paths, addresses of machines, and the environment variables of TPU
+hosts.
 
 The tables are in facts.json. Their sources:
 
-- How many GPUs may be attached to how many vCPUs and GiB: https://cloud.google.com/compute/docs/gpus, as in
-  skypilot-org/skypilot, sky/catalog/gcp_catalog.py (read 2026-11-22). For P100 it is the limit of its smallest zones.
-- What is sold on the spot market alone:
+- How many vCPUs and GiB a machine with a number of attached GPUs may have: https://cloud.google.com/compute/docs/gpus,
+  as in skypilot-org/skypilot, sky/catalog/gcp_catalog.py (read 2026-11-22). The limit of P100 differs between zones;
+  the table has the smallest.
+- Which machine types are sold as spot only:
   https://cloud.google.com/compute/docs/accelerator-optimized-machines#consumption_option_availability_by_machine_type.
 """
 
@@ -46,7 +48,7 @@ Facts = TypedDict(
 )
 
 FACTS: Facts = table("skypool_gcp.catalog", "facts.json")
-"""The tables of facts.json, which describes each of them."""
+"""The tables of facts.json. The entry "about" of the file describes each table."""
 
 IMAGES: dict[str, str] = {
     "cuda": "projects/deeplearning-platform-release/global/images/family/common-cu128-ubuntu-2204-nvidia-570",
@@ -54,7 +56,11 @@ IMAGES: dict[str, str] = {
     "ubuntu-24.04": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64",
     "ubuntu-22.04": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts",
 }
-"""Image families, by the accelerator runtime that they support, or by the short name that a user may write."""
+"""Paths of image families.
+
+The keys "cuda" and "tpu" are accelerator runtimes, which the images support. The other keys are short names that a user
+may write instead of a path.
+"""
 
 STATES: dict[str, Literal["starting", "running"]] = {
     "PENDING": "starting",
@@ -72,7 +78,7 @@ _HOURS_A_MONTH = 730.0
 """Hours in a month, as Google bills disks."""
 
 _SIZES_OF_N1 = (4, 8, 16, 32, 64, 96)
-"""The numbers of vCPUs of N1 machine types to which GPUs can be attached."""
+"""The numbers of vCPUs of the N1 machine types to which the driver attaches GPUs."""
 
 _VCPUS_FOR_A_GPU = 4
 """The smallest number of vCPUs that an N1 machine must have for each of its GPUs."""
@@ -84,13 +90,13 @@ _DISK_GB = 30
 """The smallest disk in GB of a machine without accelerators."""
 
 _DRIVEN_DISK_GB = 120
-"""The smallest disk in GB of a machine with accelerators: images with drivers take tens of GB."""
+"""The smallest disk in GB of a machine with accelerators. Images with drivers need tens of GB."""
 
 _LEAST_BILLED = 60.0
 """The shortest time that is billed, in seconds: a rule of Compute Engine's machine types."""
 
 _ARCHS: dict[str, Arch] = {"ARM64": "arm64", "X86_64": "x86_64", "": "x86_64"}
-"""Processor architectures, by the API's name. The API leaves some machine types without one."""
+"""Processor architectures, by the API's name. For some machine types, the API gives no name ("")."""
 
 Card = tuple[str, int]
 """The API's name of an accelerator type, and the number of accelerators."""
@@ -104,7 +110,7 @@ class MachineDetail:
         machine_type: The machine type of each machine, such as "g2-standard-4". If the offer is a TPU slice,
             `Offer.instance_type` is the type of the slice instead.
         image: The path of the disk image, or of an image family.
-        disk_gb: The smallest size of the disk in GB. An image that needs more gets more.
+        disk_gb: The smallest size of the disk in GB. The disk is larger if the image needs more.
         attached: GPUs to attach to the machine, as (Google's name, number). GPUs that are built into the machine type
             are not among them.
     """
@@ -119,7 +125,7 @@ def machine_of(offer: Offer) -> MachineDetail:
     """Return the `MachineDetail` of an offer of Compute Engine: `offer.detail["machine"]`.
 
     Raises:
-        KeyError: The offer is of Cloud TPU, and has none.
+        KeyError: The offer is one of Cloud TPU, which has no `MachineDetail`.
     """
     machine: MachineDetail = offer.detail["machine"]
     return machine
@@ -129,8 +135,8 @@ class Ends(NamedTuple):
     """The two network addresses of one machine.
 
     Attributes:
-        inside: Its address in the project's own network.
-        public: Its public address.
+        inside: The machine's address in the project's own network.
+        public: The machine's public address.
     """
 
     inside: str
@@ -141,8 +147,8 @@ class ImagePath(NamedTuple):
     """The parts of the path of a disk image, such as "projects/P/global/images/family/F".
 
     Attributes:
-        project: The project that has the image: "P".
-        name: The name of the image, or of the family: "F".
+        project: The project that contains the image; "P" in this example.
+        name: The name of the image, or of the image family; "F" in this example.
         is_family: True if the path names a family, of which the newest image is used.
     """
 
@@ -154,9 +160,10 @@ class ImagePath(NamedTuple):
 def types(need: Need) -> list[str]:
     """Return the sorted names of the machine types that could meet a need (the requirements of each node).
 
-    If accelerators are needed, these are the types that contain them, and the N1 types to which they can be attached.
-    [] means that no known type can serve. If none are needed, these are the E2 and N2 types that are large enough.
-    Types with more than twice the vCPUs of the smallest such type in their series are left out.
+    If the need names accelerators, the result has the machine types that contain them, and the N1 types to which they
+    can be attached. If the need names no accelerators, the result has the E2 and N2 types with enough vCPUs and memory.
+    E2 and N2 types with more than twice the vCPUs of the smallest sufficient type in their series are left out. Returns
+    [] if no known type could meet the need.
     """
     names = {each.name for each in need.accelerators if each.kind != "cpu"}
     known = {*billing.machines(), *FACTS["more types"]}
@@ -173,7 +180,7 @@ def types(need: Need) -> list[str]:
 
 
 def _plain_types(known: Iterable[str], need: Need) -> list[str]:
-    """Return the sorted names of the E2 and N2 machine types that have enough vCPUs and memory; [] if none has.
+    """Return the sorted names of the E2 and N2 machine types that have enough vCPUs and memory. May be [].
 
     Types with more than twice the vCPUs of the smallest sufficient type in their series (such as "n2-standard") are
     left out.
@@ -200,8 +207,9 @@ def _plain_types(known: Iterable[str], need: Need) -> list[str]:
 def pairs(need: Need) -> dict[str, list[Card]]:
     """Return the N1 machine types to which the needed GPUs can be attached.
 
-    The values are the possible attachments, as (Google's name of the GPU, number). The result is {} if the need names
-    no GPU that is sold in this way. Only Google's limits on vCPUs and memory are checked, not the minimums of the need.
+    The keys of the result are names of machine types. The values are lists of the GPUs that can be attached, as
+    (Google's name of the GPU, number). The result is {} if the need names no GPU that Google attaches to N1 machines.
+    Only Google's limits on vCPUs and memory are checked, not the vCPUs and memory that the need asks for.
     """
     found: dict[str, list[Card]] = {}
     for model, limits in FACTS["attached"].items():
@@ -218,7 +226,7 @@ def pairs(need: Need) -> dict[str, list[Card]]:
 
 @dataclass(frozen=True)
 class Ware:
-    """One machine type in one zone, with the accelerators that it would have. `offers` turns it into offers.
+    """A machine type in a zone, with the accelerators that a machine would have. `offers` makes offers of it.
 
     Attributes:
         record: The API's record of the machine type.
@@ -240,15 +248,17 @@ class Ware:
         The price includes the disk and the public address.
 
         Args:
-            need: The requirements. They name the accepted markets.
-            base: The path of the image that the user chose; "" for one that fits the accelerator.
+            need: The requirements, which name the accepted markets.
+            base: The image that the user chose, as a path or a key of `IMAGES`. "" means the image that fits the
+                accelerator.
             rates: Google's prices.
-            held: The reservations (capacity reserved before) to run in; None for none. With reservations, only
-                on-demand offers are yielded, also for a type that is otherwise sold as spot only. Nothing is yielded
-                for a type that no reservation holds. `Offer.available` is False if the reservation is full.
+            held: The reservations (capacity reserved before) to run in. None means to run outside reservations. With
+                reservations, only on-demand offers are yielded, also for a type that is otherwise sold as spot only.
+                Nothing is yielded for a type that is in no reservation. `Offer.available` is False if the reservation
+                is full.
 
         Raises:
-            UsageError: `base` is not an image of Google Cloud.
+            UsageError: `base` does not have the form of an image of Google Cloud.
         """
         kind = self.record.name
         region = _api.region_of(self.zone)
@@ -286,7 +296,7 @@ class Ware:
             )
 
     def _markets(self, need: Need, *, reserved: bool) -> Sequence[Market]:
-        """Return those markets of the need on which the machine type is sold, in the need's order. May be empty.
+        """Return the markets of the need on which the machine type is sold, in the need's order. May be empty.
 
         Args:
             need: The requirements.
@@ -299,14 +309,14 @@ class Ware:
         return need.markets
 
     def _price(self, rates: billing.Rates, region: str, market: Market, gb: int) -> billing.Price | None:
-        """Return the price in USD per hour, with the disk and the public address, and the source of the price.
+        """Return the price of the machine in USD per hour, with its disk and public address, and the price's source.
 
         Returns None if the price of the machine is not known.
 
         Args:
             rates: Google's prices.
             region: The region.
-            market: On demand or spot.
+            market: The market: "on-demand" or "spot".
             gb: The size of the disk in GB.
         """
         gib = self.record.memory_mb / 1024
@@ -316,8 +326,12 @@ class Ware:
     def _quota(self, region: str, market: Market) -> str:
         """Return the region and the name of the Google quota toward which the machine counts.
 
-        An example is "us-east1 PREEMPTIBLE_NVIDIA_L4_GPUS". A machine type without a known quota gets the name of its
-        series in place of the quota's.
+        An example is "us-east1 PREEMPTIBLE_NVIDIA_L4_GPUS". If the machine type's quota is not known, the name of the
+        type's series, such as "c3-standard", is in its place.
+
+        Args:
+            region: The region of the machine.
+            market: The market: "on-demand" or "spot".
         """
         series = self.record.name.rpartition("-")[0]
         names = [model for model, _ in self.cards] if self.attached else []
@@ -328,8 +342,11 @@ class Ware:
     def _room(self, held: Iterable[compute_v1.Reservation]) -> int | None:
         """Return how many more machines fit into the reservation of this machine type and zone.
 
-        A reservation is capacity that was reserved before. Returns 0 if it is full, and None if no given reservation is
-        for this type, zone and attached GPUs. Only the first one that fits counts.
+        Returns 0 if the reservation is full. Returns None if no given reservation is for this machine type, zone and
+        attached GPUs. If several are, only the first of them counts.
+
+        Args:
+            held: The reservations (capacity that was reserved before) to search.
         """
         for each in held:
             has = each.specific_reservation
@@ -349,8 +366,8 @@ def wares(
 ) -> Iterator[Ware]:
     """Yield each machine type together with the accelerators that it would have.
 
-    An N1 type is yielded once for each suitable GPU type and number that its zone has, and not at all without GPUs. Any
-    other type is yielded once, with its built-in accelerators, without comparing it with the need.
+    An N1 type is yielded once for each suitable type and number of GPUs that its zone has, and never without GPUs. Any
+    other type is yielded once, with its built-in accelerators. These other types are not compared with the need.
 
     Args:
         records: The API's records of machine types, each in one zone.
@@ -371,9 +388,9 @@ def wares(
 
 
 def extras(region: str, market: Market, gb: int) -> float:
-    """Return the price in USD per hour of what is charged beside a machine: its disk and its public address.
+    """Return the price in USD per hour of a machine's disk and public address, which Google charges separately.
 
-    Disks are priced as in the most expensive region of a part of the world. Sources:
+    The price of a disk is that of the most expensive region in its part of the world. Sources:
     https://cloud.google.com/compute/disks-image-pricing and https://cloud.google.com/vpc/network-pricing.
 
     Args:
@@ -388,17 +405,18 @@ def extras(region: str, market: Market, gb: int) -> float:
 def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tuple[str, int]:
     """Return the path of the image for a machine, or of an image family, and the size of the machine's disk in GB.
 
-    Without a choice of the user, it is Google's image with the drivers of the accelerator, or Ubuntu 24.04 if there is
-    none. The disk has at least 120 GB with an accelerator and 30 GB without one.
+    If the user chose no image, it is Google's image with the drivers of the accelerator, or Ubuntu 24.04 if there is no
+    such image. The disk has at least 120 GB with an accelerator, and at least 30 GB without an accelerator.
 
     Args:
-        asked: The image that the user chose: a path, or a key of `IMAGES`. "" for one that fits the accelerator.
-        has: The machine's accelerator; None for none.
+        asked: The image that the user chose: a path, or a key of `IMAGES`. "" means the image that fits the
+            accelerator.
+        has: The machine's accelerator; None if it has none.
         arch: The machine's processor architecture.
         need: The requirements, of which the disk size is used.
 
     Raises:
-        UsageError: `asked` does not have the form of an image of Google Cloud. Whether it exists is not checked.
+        UsageError: `asked` does not have the form of an image of Google Cloud. Whether the image exists is not checked.
     """
     shape = _api.SHAPES["image"]
     words("base image of GCP", asked or None, shape.pattern, shape.like)
@@ -416,19 +434,21 @@ def parsed(image: str) -> ImagePath:
     """Split the path of an image or of an image family into its parts.
 
     Args:
-        image: The path, such as "projects/P/global/images/family/F". The word "projects/" may be missing.
+        image: The path, such as "projects/P/global/images/family/F". The beginning "projects/" may be missing.
 
     Raises:
-        UsageError: It does not contain "/global/images/".
+        UsageError: The path does not contain "/global/images/".
     """
     project, found, name = image.removeprefix("projects/").partition("/global/images/")
     if not found:
-        raise UsageError(f"{image!r} is not an image of GCP; it must be like 'projects/PROJECT/global/images/NAME'")
+        raise UsageError(
+            f"{image!r} is not the path of a Google Cloud image: write it like 'projects/PROJECT/global/images/NAME'"
+        )
     return ImagePath(project, name.removeprefix("family/"), is_family=name.startswith("family/"))
 
 
 def addresses(record: compute_v1.Instance) -> list[Ends]:
-    """Return the addresses of a machine, one item for each of its public addresses. Returns [] if it has none yet."""
+    """Return the addresses of a machine: one item for each public address. Returns [] if there is no public address."""
     return [
         Ends(str(interface.network_i_p), str(config.nat_i_p))
         for interface in record.network_interfaces
@@ -440,10 +460,12 @@ def addresses(record: compute_v1.Instance) -> list[Ends]:
 def env(kind: str, host: int, hosts: Sequence[str]) -> dict[str, str]:
     """Return the environment variables with which libtpu on a host of a slice finds the other hosts.
 
-    A slice is a group of TPU hosts, and libtpu is Google's library for TPUs. Returns {} if the type is not a TPU.
+    A slice is a group of TPU hosts, and libtpu is Google's library for TPUs. Returns {} if `kind` is not a known type
+    of TPU slice.
 
     Args:
-        kind: The type of the slice, such as "v5p-16", or the machine type of a slice with one host. May be "".
+        kind: The type of the slice, such as "v5p-16", or the machine type of a slice with one host. "" if the type is
+            not known.
         host: The host's number in the slice, from 0.
         hosts: The internal addresses of all hosts of the slice, in the order of their numbers.
     """

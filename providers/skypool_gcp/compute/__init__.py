@@ -1,11 +1,11 @@
 """Rents machines of Google Compute Engine, with GPUs or without accelerators.
 
-API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). `Compute` is the part of the driver. It
-uses `_asked`, which sends the requests, and `_requests`, which builds them.
+API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). The class `Compute` is this part of the
+driver. `_requests` builds the resources to create, and `_asked` sends the requests.
 
-If a machine has a limited lifetime, Google deletes it at its end (`maxRunDuration`). A machine that shuts itself down
-is only stopped: its disk is still billed until the machine is deleted. The client or `skypool gc` deletes it. A machine
-with a service account can delete itself.
+If a machine has a limited lifetime, Google deletes the machine at the end of that time (`maxRunDuration`). A machine
+that shuts itself down is only stopped: its disk is billed until the client or `skypool gc` deletes the machine. A
+machine with a service account can delete itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 _MADE = 180.0
-"""Seconds that the creation of a resource may take. Most take a few."""
+"""Seconds that the creation of a resource may take. Most resources take a few seconds."""
 
 _ADDRESS = 120.0
 """Seconds to wait until a new machine has its public address."""
@@ -49,7 +49,7 @@ _REQUESTED = 30.0
 """Seconds for which a request to create, change or delete a machine is repeated while there is no answer."""
 
 _BOOTING = 420.0
-"""Seconds that a machine may need until it accepts ssh connections, after it has got its address."""
+"""Seconds that a machine may need, after it got its address, until it accepts ssh connections."""
 
 _KEYING = 60.0
 """Seconds for which a new machine may show another host key than the one that skypool gives it."""
@@ -62,11 +62,12 @@ _QUOTAS = ("GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS")
 class Compute:
     """The part of the Google Cloud driver that rents single machines of Compute Engine, and ends them.
 
-    Listing its machines and renewing their time is done by the part `skypool_gcp.groups`. All methods block.
+    The part `skypool_gcp.groups` lists these machines, and renews the time until which they are needed. All methods
+    block.
 
     Attributes:
         settings: The settings of the driver.
-        api: The name of this part. Its offers and machines carry it in `detail["api"]`.
+        api: The name of this part. The offers and machines of this part have it in `detail["api"]`.
         ending: Seconds for which `terminate` waits until the machines have ended.
     """
 
@@ -77,9 +78,10 @@ class Compute:
     def offers(self, need: Need) -> Answers[Offer]:
         """Return one offer for each suitable machine type, in each zone that has it, on each market (on demand, spot).
 
-        A type without a known price is not offered. If the settings name a reservation, only the types in it are
-        offered, on demand. If a zone does not answer, its offers are left out, a RuntimeWarning is issued, and `lacks`
-        of the result is not empty. The result is empty, without any request, if no type could meet the need.
+        A machine type without a known price is not offered. If the settings name a reservation (capacity reserved
+        before), only the machine types in the reservation are offered, on demand. If a zone does not answer, its offers
+        are left out, a RuntimeWarning is issued, and `lacks` of the result is not empty. If no known machine type could
+        meet the need, no request is sent and the result is empty.
 
         Args:
             need: The requirements that each machine must meet.
@@ -87,7 +89,8 @@ class Compute:
         Raises:
             ProviderError: Google refused or did not answer, or the project has no reservation of the name in the
                 settings.
-            UsageError: The settings name a zone that the project may not use, or the image is not a path of an image.
+            UsageError: The settings name a zone that the project may not use, or the image that the user chose does not
+                have the form of an image's path.
         """
         types = catalog.types(need)
         if not types:
@@ -108,21 +111,22 @@ class Compute:
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create one machine for each node number of the order, all in parallel, and return the machines.
 
-        Firewall rules are created first, and with `private_network` a placement policy. The machines may still be
-        starting when they are returned. The same order creates no second machine: it returns those that exist.
+        Firewall rules are created first. If the need has `private_network`, a placement policy (a resource that puts
+        the machines close together) is created, too. The machines may still be starting when they are returned. Calling
+        again with the same order creates no second machine for a node: it returns the machines that exist.
 
-        If Google refuses some of the machines, the others are renumbered, so that they have the first node numbers, and
-        are returned. With `private_network` they are ended instead, and the first error is raised.
+        If Google refuses some of the machines, the others get the first node numbers of the order and are returned. If
+        the need has `private_network`, the others are ended instead, and the first error is raised.
 
         Args:
             offer: The machine type, zone and market, as `offers` returned them.
             order: The node numbers, the pool, and an idempotency token.
 
         Raises:
-            ProviderError: No machine was rented. Google refused all, or one of a private network.
-            NoAnswer, RateLimitError: Some machines may exist. Call again with the same order, which finds them.
+            ProviderError: No machine was rented. Google refused all machines, or one machine of a private network.
+            NoAnswer, RateLimitError: Some machines may exist. Call again with the same order, which finds the machines.
             UsageError: The image is for another processor architecture than the machine type.
-            StillRunning: Machines that had to be ended again may still run.
+            StillRunning: Some machines of the failed order could not be ended, and may still run.
         """
         what = f"{offer.instance_type} in {offer.zone}"
         image = self.image(catalog.machine_of(offer).image)
@@ -153,10 +157,10 @@ class Compute:
         return launched
 
     def access(self, instance: Instance) -> Access:
-        """Return how to reach a machine by ssh at its public address. Waits up to 120 s for that address.
+        """Return how to reach a machine by ssh at its public address. Waits up to 120 s for the address.
 
-        Whether the machine accepts connections is not tried. For a machine with TPUs, `env` of the result has the
-        variables that its TPU library needs.
+        The method does not test whether the machine accepts connections. For a machine with TPUs, `env` of the result
+        has the environment variables that Google's TPU library needs.
 
         Raises:
             ProviderError: The machine does not exist, is ending, or got no public address in time.
@@ -175,18 +179,19 @@ class Compute:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Delete these machines in parallel, and wait up to 240 s until all are gone.
 
-        The request is repeated after 15 s for a machine that still runs. Does not raise for a machine that does not
+        If a machine still runs after 15 s, its deletion is requested again. Does not raise for a machine that does not
         exist.
 
         Raises:
-            StillRunning: Some machines still exist, or Google did not say. The error carries them, with the reasons.
+            StillRunning: Some machines still exist, or Google did not say whether they exist. The error's `instances`
+                are these machines, and its message gives the reasons.
         """
         zones = {each.id: each.region for each in instances}
         asked: dict[str, float] = {}
 
         def destroy(id: str) -> None:
             asked[id] = time.monotonic()
-            delete = partial(self._calls.delete_instance, zones[id], id, what=f"to end {id}")
+            delete = partial(self._calls.delete_instance, zones[id], id, what=f"to end the machine {id}")
             retry.patiently(delete, _REQUESTED, "resourceNotReady")
 
         def there() -> list[str]:
@@ -202,7 +207,7 @@ class Compute:
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return resources that this user's pools left: unused disks, firewall rules, resource policies, templates.
 
-        Disks that a machine uses are not among them. The list is empty if there are none.
+        Disks that a machine uses are not included. The list is empty if there are no such resources.
 
         Args:
             pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
@@ -216,20 +221,20 @@ class Compute:
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
         """Remove these leftover resources in parallel, and wait until all are gone.
 
-        All are tried, even if one fails. Does not raise for a resource that no longer exists.
+        Each removal is tried, even if another one fails. Does not raise for a resource that no longer exists.
 
         Raises:
-            ProviderError: One could not be removed, for example because a machine still uses it.
-            ErrorGroup: Several could not be removed, for different reasons.
+            ProviderError: A resource could not be removed, for example because a machine still uses the resource.
+            ErrorGroup: Several resources could not be removed, for different reasons.
         """
-        each_done(self._remove, leftovers, "Compute Engine: not all leftovers could be removed")
+        each_done(self._remove, leftovers, "Compute Engine: some leftover resources could not be removed")
 
     def check(self) -> Iterable[Finding]:
         """Yield one finding (a passed or failed check, with text) for each condition for renting machines.
 
-        They are: the SSH program, the networks that may log in, credentials, this machine's clock, the network, zones,
-        prices, images and quotas. The checks run in parallel when the first finding is taken. They only read. So they
-        do not show if the account may create or delete machines. A failed check does not raise.
+        The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, the network,
+        zones, listing machines, prices, images and quotas. The checks run in parallel when the first finding is taken.
+        They only read, so they do not show if the account may create or delete machines. A failed check does not raise.
         """
         network = self.settings.network
         questions = preflight.basics(
@@ -255,11 +260,13 @@ class Compute:
         return ComputeApi(self.settings)
 
     def zones(self, patterns: Sequence[str]) -> list[str]:
-        """Return the names of the zones to rent in: those of the settings, or else all that are up, sorted.
+        """Return the names of the zones to rent in: the zones of the settings, or else all zones that are up, sorted.
+
+        The result is [] if no zone matches the patterns.
 
         Args:
-            patterns: Zones or regions to keep, such as "us-east1-b", "us-east1" or "eu*". A zone is kept if it matches
-                one of them. Empty keeps all. The result may be [].
+            patterns: Patterns of zones or regions, such as "us-east1-b", "us-east1" or "eu*". A zone is returned if it
+                matches one of the patterns. If the list is empty, all zones are returned.
 
         Raises:
             UsageError: The settings name a zone that does not exist, is down, or that the project may not use.
@@ -270,9 +277,9 @@ class Compute:
         return chosen(up, self.settings.zones or (), of_zones_and_regions)
 
     def _reservations(self) -> list[compute_v1.Reservation] | None:
-        """Return the reservations (capacity reserved before) that have the name in the settings, one for each zone.
+        """Return the reservations (capacity reserved before) that have the name in the settings, in all zones.
 
-        Returns None if the settings name no reservation.
+        Returns None if the settings name no reservation. The list is never empty.
 
         Raises:
             ProviderError: The project has no reservation of this name, or the list could not be read.
@@ -281,8 +288,8 @@ class Compute:
             return None
         found = look(self._calls.reservations, f'name eq "{self.settings.reservation}"')
         if not found:
-            text = f"the project has no reservation {self.settings.reservation}"
-            raise _api.REFUSALS.error("a reservation", "NoReservation", text)
+            what = f"the reservation {self.settings.reservation}"
+            raise _api.REFUSALS.error(what, "NoReservation", "the project has no reservation of this name")
         return found
 
     def _date(self) -> str:
@@ -292,34 +299,36 @@ class Compute:
             ProviderError: Google did not answer within 10 s.
         """
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
-        return _api.call("the time", lambda: requests.head(base, timeout=10).headers["Date"])
+        return _api.call("to tell the time", lambda: requests.head(base, timeout=10).headers["Date"])
 
     def _quota(self, metric: str) -> str:
-        """Return the limit and the current use of a project-wide quota as text, such as "8 at once, 2 in use".
+        """Return the limit and the current use of a project-wide quota, as text such as "limit 8, in use 2".
 
-        Returns "Google does not report it" if the project has no such quota.
+        Returns "Google does not report this quota" if the project has no such quota.
 
         Args:
             metric: Google's name of the quota, such as "GPUS_ALL_REGIONS".
 
         Raises:
-            QuotaError: The use has reached the limit. This is so for a limit of 0, too.
+            QuotaError: The use has reached the limit, or the limit is 0.
             ProviderError: The quotas could not be read.
         """
         for each in look(self._calls.project_record).quotas:
             if each.metric == metric:
-                text = f"{each.limit:g} at once, {each.usage:g} in use"
+                text = f"limit {each.limit:g}, in use {each.usage:g}"
                 if each.limit <= each.usage:
-                    raise _api.REFUSALS.error(metric, "QUOTA_EXCEEDED", text, project=self.settings.billed())
+                    raise _api.REFUSALS.error(
+                        f"more of the quota {metric}", "QUOTA_EXCEEDED", text, project=self.settings.billed()
+                    )
                 return text
-        return "Google does not report it"
+        return "Google does not report this quota"
 
     def image(self, path: str) -> compute_v1.Image:
         """Return Google's record of an image, or of the newest image of an image family.
 
         Args:
-            path: The path of an image or of a family, such as "projects/P/global/images/family/F". Or a short name from
-                `catalog.IMAGES`, such as "ubuntu-24.04".
+            path: The path of an image or of an image family, such as "projects/P/global/images/family/F". Or a short
+                name from `catalog.IMAGES`, such as "ubuntu-24.04".
 
         Raises:
             ProviderError: There is no such image or family, or Google did not answer within 20 s.
@@ -331,21 +340,22 @@ class Compute:
         return look(self._calls.image, parsed.project, parsed.name)
 
     def _image_name(self, path: str) -> str:
-        """Return the name of the image at a path, or of the newest image if the path names a family.
+        """Return the name of the image at a path, or of the newest image if the path names an image family.
 
-        Raises as `image` does.
+        The argument and the exceptions are those of `image`.
         """
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
-        """Convert the API's record of a machine to an `Instance`. Sends no request.
+        """Convert the API's record of a machine to an `Instance`, and return the `Instance`. Sends no request.
 
-        Its `region` is the machine's zone. Its state is "ending" if Google's status is none of the known starting or
-        running ones. Its `billed_from` is set only while the machine is running.
+        The `region` of the instance is the machine's zone. The `state` is "ending" if `catalog.STATES` does not have
+        Google's status of the machine. The `billed_from` is set only while the machine is running.
 
         Args:
             record: The API's record of the machine.
-            said: The tags that were read from the machine's labels. They give pool, node number, token and time.
+            said: The tags that were read from the machine's labels: the pool, the node number, the order's token and
+                the time until which the machine is needed.
         """
         instance = tags.instance(
             "gcp",
@@ -367,17 +377,19 @@ class Compute:
         Raises:
             ProviderError: The machine does not exist, is ending, or got no public address in time (`code` "pending").
         """
-        tell = partial(self._calls.instance, instance.region, instance.id, what=f"to tell of {instance.id}")
+        tell = partial(
+            self._calls.instance, instance.region, instance.id, what=f"to describe the machine {instance.id}"
+        )
 
         def see() -> catalog.Ends:
             record = retry.quietly(tell, "notFound")
             if record is None:
-                raise _gone(instance, "gone", code="STOPPED")
+                raise _gone(instance, "it no longer exists", code="STOPPED")
             if record.status not in STATES:
-                raise _gone(instance, record.status, code=record.status)
+                raise _gone(instance, f"its status is {record.status}", code=record.status)
             for ends in catalog.addresses(record):
                 return ends
-            text = f"the machine {instance.id} in {instance.region} has no public address yet; try again"
+            text = f"the machine {instance.id} in {instance.region} has no public address yet; try again later"
             raise ProviderError(text, provider="gcp", code="pending")
 
         return retry.patiently(see, _ADDRESS, "pending")
@@ -387,13 +399,17 @@ class Compute:
     def let_in(self, order: Order) -> None:
         """Create the firewall rules for the machines of one run of a pool, and wait until they exist.
 
-        They open port 22 to the networks of the setting `ssh_from`, or to this machine's public address. If the order
-        needs a private network, they also open all ports among the machines. All other incoming traffic is denied.
-        Rules that exist are kept as they are.
+        The rules open port 22 to the networks of the setting `ssh_from`. Without this setting, they open it to the
+        public address of the machine that runs the client. If the order needs a private network, the rules also open
+        all ports among the machines of the pool. All other incoming traffic is denied. Rules that exist are not
+        changed.
+
+        Args:
+            order: An order of the run of the pool.
 
         Raises:
-            ProviderError: A rule could not be created, or this machine's public address is not known. If several rules
-                fail, it is the first error.
+            ProviderError: A rule could not be created, or the client's public address could not be found. If several
+                rules fail, the error of the first of them is raised.
         """
         allowed = networks(self.settings.ssh_from)
 
@@ -403,12 +419,16 @@ class Compute:
 
         for outcome in at_once(make, _requests.firewall_rules(self.settings, order, allowed)):
             if isinstance(outcome, Exception):
-                raise outcome  # the first error only: failover does not know groups of errors
+                raise outcome  # the first error only: the pool does not handle groups of errors here
 
     def _place_together(self, offer: Offer, order: Order) -> list[str]:
         """Create the placement policy that puts the machines of a private network close together.
 
-        Waits until it exists.
+        Waits until the policy exists. A policy that exists already is used.
+
+        Args:
+            offer: The offer that is rented. It gives the machine type and the region.
+            order: The request to rent. All orders of one run of the pool share a policy.
 
         Returns:
             The path of the policy as the only item of a list. [] if the machine type does not support such a policy.
@@ -419,7 +439,7 @@ class Compute:
         if catalog.family(offer.instance_type) not in catalog.FACTS["placed"]:
             return []
         policy = _requests.placement(order, offer.region)
-        what = f"the placement {policy.name}"
+        what = f"the placement policy {policy.name}"
         insist(self._calls, what, partial(self._calls.insert_policy, offer.region, policy, what), _MADE)
         return [f"projects/{self.settings.billed()}/regions/{offer.region}/resourcePolicies/{policy.name}"]
 
@@ -428,16 +448,17 @@ class Compute:
     ) -> tuple[str, compute_v1.Operation | None]:
         """Request the machine of one node, without waiting for it.
 
-        Return its name and the operation (Google's progress record). The operation is None if the machine exists
-        already. A repetition makes no second machine, because the machine's name and the request's id depend only on
-        the order and the node. While there is no answer, the request is repeated for up to 30 s.
+        Return the machine's name and the operation (Google's progress record of the creation). The operation is None if
+        the machine exists already. A repeated call makes no second machine, because the machine's name and the
+        request's id depend only on the order, the zone and the node. While there is no answer, the request is repeated
+        for up to 30 s.
 
         Args:
             offer: The offer that is rented.
             order: The request to rent: pool, node numbers, token and limits.
             node: The node number of the machine.
-            image: The image of its disk.
-            policies: The paths of its placement policies.
+            image: The image of the machine's disk.
+            policies: The paths of the machine's placement policies. Empty for none.
             what: The request in words, for error messages.
 
         Raises:
@@ -466,8 +487,8 @@ class Compute:
     def _made(self, zone: str, what: str, begun: tuple[str, compute_v1.Operation | None] | Exception) -> Instance:
         """Wait up to 180 s until a machine is created, and return it as an `Instance`.
 
-        Google may accept a request and refuse it later, so its operation (Google's progress record) must end first. If
-        it still runs after that time, the machine is returned nevertheless if it exists.
+        Google may accept a request and refuse it later, so the operation (Google's progress record of the creation)
+        must end first. If the operation still runs after 180 s, the machine is returned if it exists.
 
         Args:
             zone: The zone of the machine.
@@ -476,7 +497,8 @@ class Compute:
 
         Raises:
             Exception: `begun`, if it is an exception.
-            ProviderError: Google refused the machine after all, or the machine of this order has ended already.
+            ProviderError: Google refused the machine later, or the machine of this order has ended already, or the
+                record of the machine could not be read.
         """
         if isinstance(begun, Exception):
             raise begun
@@ -486,14 +508,16 @@ class Compute:
             record = look(self._calls.instance, zone, name, what=what)
         except ProviderError as e:
             if e.code == "notFound" and is_over:
-                raise _api.REFUSALS.error(what, "STOPPED", "the machine of this order has ended already") from e
+                text = f"its machine {name} has ended already"
+                raise _api.REFUSALS.error(what, "STOPPED", text) from e
             raise
         return self.machine(record, _api.said(record.labels))
 
     def _ranked(self, instance: Instance, node: int) -> Instance:
         """Write a new node number into the labels of a machine, and return a copy of the instance with that number.
 
-        If the machine no longer exists, the copy is returned all the same. Raises ProviderError if Google refuses.
+        If the machine no longer exists, nothing is written and the copy is returned all the same. Raises ProviderError
+        if Google refuses or does not answer.
         """
         self.label(instance.id, instance.region, {tags.NODES: tags.packed([node])})
         return replace(instance, node=node)
@@ -507,16 +531,16 @@ class Compute:
         Args:
             id: The name of the machine.
             zone: The zone of the machine.
-            said: The tags to write. They are encoded as labels.
+            said: The tags to write, from name to value. The method encodes the tags as labels.
 
         Raises:
             ProviderError: Google refused the change, or did not answer in that time.
         """
 
         def change() -> None:
-            record = look(self._calls.instance, zone, id)
+            record = look(self._calls.instance, zone, id, what=f"to label the machine {id}")
             labels = {**record.labels, **_api.labels(said)}
-            self._calls.set_labels(zone, id, labels, record.label_fingerprint, what=f"to label {id}")
+            self._calls.set_labels(zone, id, labels, record.label_fingerprint, what=f"to label the machine {id}")
 
         # "conditionNotMet" means that the labels were changed after they were read.
         retry.quietly(partial(retry.patiently, change, _REQUESTED, "conditionNotMet"), "notFound")
@@ -552,22 +576,24 @@ class Compute:
         Args:
             kind: "disk", "firewall", "placement" (any resource policy) or "template".
             name: The name of the resource.
-            said: Its tags, from which the pool and the time until which it is needed are read.
-            region: Its region; "" if it belongs to the whole project.
-            zone: Its zone; "" if it is not in a zone.
+            said: The tags of the resource. They give the pool and the time until which the resource is needed.
+            region: The region of the resource; "" if the resource belongs to the whole project.
+            zone: The zone of the resource; "" if the resource is not in a zone.
         """
         return tags.leftover("gcp", kind, name, said, region, {"api": self.api, "zone": zone})
 
     def _remove(self, leftover: Leftover) -> None:
-        """Delete one leftover resource, and wait up to 180 s until it is gone. Does not raise if it does not exist.
+        """Delete one leftover resource, and wait until the resource is gone.
+
+        The time limit is 180 s. Does not raise if the resource does not exist.
 
         Raises:
-            ProviderError: It could not be deleted, for example because it is still used.
+            ProviderError: The resource could not be deleted, for example because a machine still uses the resource.
             ValueError: `leftover.kind` is not a kind that `leftovers` returns.
         """
         calls = self._calls
         name = leftover.id
-        what = f"to remove {name}"
+        what = f"to remove the {leftover.kind} {name}"
         remove: Callable[[], compute_v1.Operation | None]
         match leftover.kind:
             case "disk":
@@ -591,13 +617,12 @@ def _named(names: Sequence[str]) -> str:
     return f'name eq "({"|".join(names)})"'
 
 
-def _gone(instance: Instance, status: str, *, code: str) -> ProviderError:
+def _gone(instance: Instance, text: str, *, code: str) -> ProviderError:
     """Return, without raising it, the error for a machine that has ended or is ending.
 
     Args:
         instance: The machine.
-        status: Its state in words, for the message.
+        text: A clause that says how the machine's end was noticed, for the message.
         code: The error code to look up in errors.csv, which decides the class of the error.
     """
-    text = f"the machine is {status}: Google took it back, or its lease was over"
-    return _api.REFUSALS.error(f"to keep {instance.id}", code, text)
+    return _api.REFUSALS.error(f"access to the machine {instance.id}", code, text)

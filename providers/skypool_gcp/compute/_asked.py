@@ -1,7 +1,7 @@
-"""Sends requests to the API of Google Compute Engine, with retries, and finds resources by the tags that skypool wrote.
+"""Sends requests to the API of Google Compute Engine, and finds the resources that skypool tagged.
 
 - `ComputeApi`: one method for each request of the API that the driver uses.
-- `look`, `insist` and `done`: repeat a request, or wait until a change is complete.
+- `look`: repeats a request that only reads. `insist`: makes a change and repeats it. `done`: waits for a change.
 - `labelled` and `described`: list the resources (machines, disks, firewall rules, …) that belong to this user's pools.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 _TIMEOUT = 60.0
-"""Seconds that one request may take. After that it counts as not answered."""
+"""Seconds that one request may take. A request that takes longer counts as not answered."""
 
 _PATIENCE = 20.0
 """Seconds for which a request that changes nothing is repeated while the API does not answer."""
@@ -87,19 +87,20 @@ class ComputeApi:
     """The requests to Compute Engine's API that the driver sends, one method for each, for one Google Cloud project.
 
     Each method blocks, and sends its request once, with a time limit of 60 s. The functions `look` and `insist` repeat
-    it. Lists contain the items of all pages, and are empty if nothing matches. The argument `filter` is a filter
+    a request. Lists contain the items of all pages, and are empty if nothing matches. The argument `filter` is a filter
     expression of the API, such as 'name eq "n2-.*"'. The argument `what` names the request in words, for error
     messages.
 
-    Methods whose names begin with "insert", "delete" or "set" only start the change. They return the operation, which
-    is Google's record of a change in progress. They return None if there is nothing to do: the resource to create
-    exists already, or the resource to delete or change does not exist.
+    Methods whose names begin with "insert", "delete" or "set" only start a change. They return the operation, which is
+    Google's record of a change in progress. They return None if there is nothing to do: the resource to create exists
+    already, or the resource to delete or change does not exist.
 
-    Each method raises a ProviderError if the API refuses the request. It raises NoAnswer, a kind of ProviderError, if
-    the API or one of the zones or regions of a list does not answer.
+    Each method raises a ProviderError if the API refuses the request. Each method raises NoAnswer, a subclass of
+    ProviderError, if the API does not answer. Lists also raise NoAnswer if a zone or region does not answer, except
+    `machine_types` and `accelerator_types`.
 
     Attributes:
-        settings: The settings of the driver. They name the project.
+        settings: The settings of the driver, which name the project.
     """
 
     settings: _api.Settings
@@ -139,8 +140,8 @@ class ComputeApi:
         """Return Google's record of the project's network of this name.
 
         Raises:
-            ProviderError: There is no such network (its `code` is then "notFound"), or the API refused or did not
-                answer.
+            ProviderError: There is no such network (the error's `code` is then "notFound"), or the API refused or did
+                not answer.
         """
         request = compute_v1.GetNetworkRequest(project=self.project, network=name)
         return self._get(f"the network {name}", _client_of(compute_v1.NetworksClient).get, request)
@@ -150,6 +151,9 @@ class ComputeApi:
 
         A type has one record for each of its zones. If a zone does not answer, its types are left out, a RuntimeWarning
         is issued, and `lacks` of the result is not empty. The result is empty if nothing matches.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "n2-.*"'.
 
         Raises:
             ProviderError: The API refused the whole request, or did not answer within 60 s.
@@ -165,6 +169,9 @@ class ComputeApi:
         A type has one record for each of its zones. If a zone does not answer, its types are left out, a RuntimeWarning
         is issued, and `lacks` of the result is not empty.
 
+        Args:
+            filter: A filter expression of the API, such as 'name eq "n2-.*"'.
+
         Raises:
             ProviderError: The API refused the whole request, or did not answer within 60 s.
         """
@@ -177,11 +184,12 @@ class ComputeApi:
         """Return Google's record of one disk image.
 
         Args:
-            project: The project that contains the image. It need not be the project that pays.
+            project: The id of the project that contains the image. It may differ from the project that pays.
             name: The name of the image.
 
         Raises:
-            ProviderError: There is no such image (its `code` is then "notFound"), or the API refused or did not answer.
+            ProviderError: There is no such image (the error's `code` is then "notFound"), or the API refused or did not
+                answer.
         """
         request = compute_v1.GetImageRequest(project=project, image=name)
         return self._get(f"the image {name}", _client_of(compute_v1.ImagesClient).get, request)
@@ -190,12 +198,12 @@ class ComputeApi:
         """Return Google's record of the newest disk image in an image family (a named series of images).
 
         Args:
-            project: The project that contains the family. It need not be the project that pays.
+            project: The id of the project that contains the family. It may differ from the project that pays.
             family: The name of the family.
 
         Raises:
-            ProviderError: There is no such family (its `code` is then "notFound"), or the API refused or did not
-                answer.
+            ProviderError: There is no such family (the error's `code` is then "notFound"), or the API refused or did
+                not answer.
         """
         request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
         return self._get(f"the image family {family}", _client_of(compute_v1.ImagesClient).get_from_family, request)
@@ -206,6 +214,9 @@ class ComputeApi:
         """Return the project's reservations, in all zones, that match a filter of the API.
 
         A reservation is capacity that somebody reserved before. The list is empty if none matches.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
 
         Raises:
             NoAnswer: The API or one of the zones did not answer.
@@ -219,7 +230,10 @@ class ComputeApi:
     def instances(self, filter: str) -> list[compute_v1.Instance]:
         """Return the machines of the project, in all zones, that match a filter of the API.
 
-        They have any state, stopped machines included. The list is empty if none matches.
+        Machines in any state are returned, also stopped ones. The list is empty if no machine matches.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
 
         Raises:
             NoAnswer: The API or one of the zones did not answer, so machines could be missing.
@@ -239,8 +253,8 @@ class ComputeApi:
             what: The request in words, for error messages.
 
         Raises:
-            ProviderError: There is no such machine (its `code` is then "notFound"), or the API refused or did not
-                answer.
+            ProviderError: There is no such machine (the error's `code` is then "notFound"), or the API refused or did
+                not answer.
         """
         request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
         return self._get(what, _client_of(compute_v1.InstancesClient).get, request)
@@ -249,6 +263,9 @@ class ComputeApi:
         """Return the project's disks, in all zones and regions, that match a filter of the API.
 
         The list is empty if none matches.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
 
         Raises:
             NoAnswer: The API or one of the zones or regions did not answer.
@@ -262,6 +279,9 @@ class ComputeApi:
     def firewalls(self, filter: str) -> list[compute_v1.Firewall]:
         """Return the project's firewall rules that match a filter of the API. The list is empty if none matches.
 
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
+
         Raises:
             ProviderError: The API refused the request, or did not answer within 60 s.
         """
@@ -273,6 +293,9 @@ class ComputeApi:
 
         Resource policies tell Google where to place machines, or how to connect their TPU chips. The list is empty if
         none matches.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
 
         Raises:
             NoAnswer: The API or one of the regions did not answer.
@@ -286,8 +309,11 @@ class ComputeApi:
     def templates(self, filter: str) -> list[compute_v1.InstanceTemplate]:
         """Return the project's global instance templates that match a filter of the API.
 
-        The list is empty if none matches. An instance template is the description from which a group's machines are
-        created.
+        An instance template is the description from which the machines of a managed instance group are created. The
+        list is empty if no template matches.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
 
         Raises:
             ProviderError: The API refused the request, or did not answer within 60 s.
@@ -299,6 +325,9 @@ class ComputeApi:
         """Return the project's managed instance groups, in all zones, that match a filter of the API.
 
         Google creates and deletes the machines of such a group together. The list is empty if none matches.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
 
         Raises:
             NoAnswer: The API or one of the zones did not answer.
@@ -327,12 +356,12 @@ class ComputeApi:
         """Fetch and return the present state of an operation, Google's record of a change in progress.
 
         Args:
-            begun: The operation as the API returned it when the change was started. It is not modified. The request
-                goes to the zone or the region that it names, otherwise to the whole project.
+            begun: The operation as the API returned it when the change was started. It names the zone or the region to
+                which the request is sent. If it names neither, the operation is one of the whole project.
 
         Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s. A failed operation is not an
-                error here: the returned record says so.
+            ProviderError: The API refused the request, or did not answer within 60 s. If the operation has failed,
+                nothing is raised: the returned record contains the error.
         """
         if begun.zone:
             in_zone = compute_v1.GetZoneOperationRequest(
@@ -408,8 +437,8 @@ class ComputeApi:
             what: The request in words, for error messages.
 
         Raises:
-            ProviderError: The API refused the request, or did not answer. Its `code` is "conditionNotMet" if the labels
-                have changed since the fingerprint was read.
+            ProviderError: The API refused the request, or did not answer. The error's `code` is "conditionNotMet" if
+                the labels have changed since the fingerprint was read.
         """
         request = compute_v1.SetLabelsInstanceRequest(
             project=self.project,
@@ -425,8 +454,15 @@ class ComputeApi:
     def delete_disk(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
         """Start to delete a disk in a zone, and return the operation without waiting for its end.
 
-        Returns None if the disk does not exist. Raises ProviderError if the API refuses, for example because a machine
-        uses the disk.
+        Returns None if the disk does not exist.
+
+        Args:
+            zone: The zone of the disk.
+            name: The name of the disk.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, for example because a machine uses the disk, or did not answer.
         """
         request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
         return self._change(what, _client_of(compute_v1.DisksClient).delete_unary, request)
@@ -434,8 +470,14 @@ class ComputeApi:
     def insert_firewall(self, rule: compute_v1.Firewall, what: str) -> compute_v1.Operation | None:
         """Start to create a firewall rule, and return the operation without waiting for its end.
 
-        Returns None if a rule of this name exists already; that rule is not changed. Raises ProviderError if the API
-        refuses or does not answer.
+        Returns None if a rule of this name exists already; the existing rule is not changed.
+
+        Args:
+            rule: The firewall rule to create.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
         """
         request = compute_v1.InsertFirewallRequest(project=self.project, firewall_resource=rule)
         return self._create(what, _client_of(compute_v1.FirewallsClient).insert_unary, request)
@@ -443,7 +485,14 @@ class ComputeApi:
     def delete_firewall(self, name: str, what: str) -> compute_v1.Operation | None:
         """Start to delete a firewall rule by its name, and return the operation without waiting for its end.
 
-        Returns None if the rule does not exist. Raises ProviderError if the API refuses or does not answer.
+        Returns None if the rule does not exist.
+
+        Args:
+            name: The name of the rule.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
         """
         request = compute_v1.DeleteFirewallRequest(project=self.project, firewall=name)
         return self._change(what, _client_of(compute_v1.FirewallsClient).delete_unary, request)
@@ -452,8 +501,15 @@ class ComputeApi:
         """Start to create a resource policy in a region, and return the operation without waiting for its end.
 
         A resource policy tells Google where to place machines, or how to connect their TPU chips. Returns None if a
-        policy of this name exists already; that policy is not changed. Raises ProviderError if the API refuses or does
-        not answer.
+        policy of this name exists already; the existing policy is not changed.
+
+        Args:
+            region: The region of the policy.
+            policy: The policy to create.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
         """
         request = compute_v1.InsertResourcePolicyRequest(
             project=self.project,
@@ -465,8 +521,15 @@ class ComputeApi:
     def delete_policy(self, region: str, name: str, what: str) -> compute_v1.Operation | None:
         """Start to delete a resource policy of a region, and return the operation without waiting for its end.
 
-        Returns None if the policy does not exist. Raises ProviderError if the API refuses, for example because the
-        policy is in use.
+        Returns None if the policy does not exist.
+
+        Args:
+            region: The region of the policy.
+            name: The name of the policy.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, for example because the policy is in use, or did not answer.
         """
         request = compute_v1.DeleteResourcePolicyRequest(project=self.project, region=region, resource_policy=name)
         return self._change(what, _client_of(compute_v1.ResourcePoliciesClient).delete_unary, request)
@@ -474,9 +537,15 @@ class ComputeApi:
     def insert_template(self, template: compute_v1.InstanceTemplate, what: str) -> compute_v1.Operation | None:
         """Start to create an instance template, and return the operation without waiting for its end.
 
-        An instance template is the description from which a group's machines are created. Returns None if a template of
-        this name exists already; that template is not changed. Raises ProviderError if the API refuses or does not
-        answer.
+        An instance template is the description from which the machines of a managed instance group are created. Returns
+        None if a template of this name exists already; the existing template is not changed.
+
+        Args:
+            template: The instance template to create.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
         """
         request = compute_v1.InsertInstanceTemplateRequest(
             project=self.project,
@@ -487,8 +556,15 @@ class ComputeApi:
     def delete_template(self, name: str, what: str) -> compute_v1.Operation | None:
         """Start to delete an instance template by its name, and return the operation without waiting for its end.
 
-        Returns None if the template does not exist. Raises ProviderError if the API refuses, for example because a
-        group uses the template.
+        Returns None if the template does not exist.
+
+        Args:
+            name: The name of the template.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, for example because a group uses the template, or did not
+                answer.
         """
         request = compute_v1.DeleteInstanceTemplateRequest(project=self.project, instance_template=name)
         return self._change(what, _client_of(compute_v1.InstanceTemplatesClient).delete_unary, request)
@@ -544,11 +620,11 @@ class ComputeApi:
 
         Args:
             what: The request in words, for error messages.
-            method: The method of Google's SDK that sends the request. Its own retries are switched off.
+            method: The method of Google's SDK that sends the request. The SDK's own retries are switched off.
             request: The request.
 
         Raises:
-            ProviderError: The API refused the request. The error of Google's SDK is its cause.
+            ProviderError: The API refused the request. The error of Google's SDK is the cause of the ProviderError.
             NoAnswer: The API did not answer.
         """
         return _api.call(
@@ -560,11 +636,12 @@ class ComputeApi:
     def _list(self, what: str, method: _Method[Request, Iterable[V]], request: Request) -> list[V]:
         """Send a request for a list once, and return the items of all pages; [] if there are none.
 
-        All pages are fetched before it returns, so that every error of Google's SDK is translated to one of skypool's.
+        All pages are fetched before the method returns, so that every error of Google's SDK is translated to an error
+        of skypool.
 
         Args:
             what: The request in words, for error messages.
-            method: The method of Google's SDK that sends the request. Its own retries are switched off.
+            method: The method of Google's SDK that sends the request. The SDK's own retries are switched off.
             request: The request.
 
         Raises:
@@ -591,11 +668,11 @@ class ComputeApi:
             what: The request in words, for error messages.
             method: The method of Google's SDK that sends the request.
             request: The request.
-            may_lack: What to do if a zone or region does not answer. False raises NoAnswer. True issues a
-                RuntimeWarning, and the result's `lacks` is then ("offers",).
+            may_lack: What to do if a zone or region does not answer. If False, NoAnswer is raised. If True, a
+                RuntimeWarning is issued, and the result's `lacks` is ("offers",).
 
         Raises:
-            NoAnswer: The API did not answer, or one zone or region did not and `may_lack` is False.
+            NoAnswer: The API did not answer. Or a zone or region did not answer, and `may_lack` is False.
             ProviderError: The API refused the request.
         """
         scopes = self._list(what, method, request)
@@ -611,14 +688,15 @@ class ComputeApi:
     def _create(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
         """Send a request that creates a resource, and return the answer. Returns None if the resource exists already.
 
-        Any other refusal, and a missing answer, raises ProviderError.
+        The arguments are those of `_get`. Any other refusal, and a missing answer, raises ProviderError.
         """
         return quietly(partial(self._get, what, method, request), "alreadyExists")
 
     def _change(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
         """Send a request that changes or deletes a resource, and return the answer.
 
-        Returns None if there is no such resource. Any other refusal, and a missing answer, raises ProviderError.
+        Returns None if the resource does not exist. The arguments are those of `_get`. Any other refusal, and a missing
+        answer, raises ProviderError.
         """
         return quietly(partial(self._get, what, method, request), "notFound")
 
@@ -626,8 +704,8 @@ class ComputeApi:
 def _client_of(kind: Callable[..., Client]) -> Client:
     """Return the SDK's client for one kind of resource, such as `compute_v1.DisksClient`.
 
-    Clients are cached: a new one is made only if the API's address or the credentials have changed. Any thread may call
-    this.
+    Clients are cached: a new client is made only if the API's address or the credentials have changed. The function is
+    safe to call from several threads.
 
     Args:
         kind: The class of the client.
@@ -659,16 +737,16 @@ def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
 def look(method: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V:
     """Call a function that only reads, and return its result.
 
-    The call is repeated for up to 20 s while it gets no answer. It is also repeated if the API refuses it because too
-    many requests were sent. Pauses between the calls are random.
+    The call is repeated for up to 20 s if the API does not answer, or if it refuses because too many requests were
+    sent. Pauses between the calls are random.
 
     Args:
         method: The function, such as a method of `ComputeApi` that returns a list.
-        args, kwargs: The arguments for it.
+        args, kwargs: The arguments for the function.
 
     Raises:
         NoAnswer, RateLimitError: The last error, if no call succeeded within 20 s.
-        ProviderError: The API refused the request for another reason. It is then not repeated.
+        ProviderError: The API refused the request for another reason. The call is then not repeated.
     """
     return patiently(partial(method, *args, **kwargs), _PATIENCE)
 
@@ -676,26 +754,27 @@ def look(method: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V:
 def insist(api: ComputeApi, what: str, change: Callable[[], compute_v1.Operation | None], seconds: float) -> None:
     """Make a change, and block until it is complete.
 
-    It is started again while the API does not answer or refuses temporarily. Temporary refusals are too many requests,
-    and a resource that another request is changing or still uses.
+    The change is started again if the API does not answer or refuses temporarily. The API refuses temporarily if too
+    many requests were sent, or if another request is changing the resource, or if the resource is still in use.
 
     Args:
         api: The API.
         what: The change in words, for error messages.
         change: A function that starts the change. It returns the operation (Google's record of a change in progress),
-            or None if there is nothing to do. It may be called several times.
-        seconds: The time limit. Each attempt waits that long for its operation, so two attempts may take longer
-            together.
+            or None if there is nothing to do. The function may be called several times.
+        seconds: The time limit for starting a new attempt. Each attempt waits that long for its operation, so the whole
+            call may take up to twice as long.
 
     Raises:
-        NoAnswer: The change was not complete in time.
-        ProviderError: The change was refused, or its operation failed.
+        NoAnswer: The change was not complete in time, or the API did not answer.
+        ProviderError: The API refused the change, or its operation failed.
     """
 
     def make() -> None:
         if not done(api, change(), what, seconds):
             raise NoAnswer(
-                f"Google Cloud did not complete a request within {seconds:g} s: {what}; try again", provider="gcp"
+                f"Google Cloud did not complete this request within {seconds:g} s: {what}; try again in a few minutes",
+                provider="gcp",
             )
 
     patiently(make, seconds, *_PASSING)
@@ -748,8 +827,8 @@ def labelled(
 ) -> Iterator[tuple[Labelled, dict[str, str]]]:
     """Yield the resources that belong to this user's pools, each with the tags that skypool encoded in its labels.
 
-    Resources of other users, and those without such labels, are left out. The request is sent when the first item is
-    taken, and is repeated for up to 20 s if there is no answer.
+    Resources of other users, and resources without skypool's labels, are left out. The request is sent when the first
+    item is taken, and is repeated for up to 20 s if there is no answer.
 
     Args:
         method: A method of `ComputeApi` that lists resources for a filter, such as `ComputeApi.instances`.
@@ -772,9 +851,9 @@ def described(
 ) -> Iterator[tuple[Described, dict[str, str]]]:
     """Yield the resources that belong to this user's pools, each with the tags that skypool wrote into its description.
 
-    It is for kinds of resources that have no labels, such as firewall rules. Only names that begin with "skypool-" are
-    read. Resources of other users are left out. The request is sent when the first item is taken, and is repeated for
-    up to 20 s if there is no answer.
+    This is for kinds of resources that have no labels, such as firewall rules. Only resources whose names begin with
+    "skypool-" are read, and resources of other users are left out. The request is sent when the first item is taken,
+    and is repeated for up to 20 s if there is no answer.
 
     Args:
         method: A method of `ComputeApi` that lists resources for a filter, such as `ComputeApi.firewalls`.

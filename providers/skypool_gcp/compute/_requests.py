@@ -1,4 +1,4 @@
-"""Builds the resources that the driver asks Compute Engine to create, such as machines. It sends no requests.
+"""Builds the resources that the driver asks Compute Engine to create, such as machines. This module sends no requests.
 
 - `machine`, `template`, `group`: single machines, and groups of machines that form one TPU slice.
 - `scripts`: the programs that a machine runs at boot.
@@ -21,7 +21,10 @@ from skypool_gcp._sdk import compute_v1
 from skypool_gcp.catalog import FACTS, machine_of
 
 _HEAD_START = 120.0
-"""Seconds by which a machine's own shutdown comes after Google's deletion, which alone ends the disk's cost, too."""
+"""Seconds by which a machine's own shutdown comes after the time at which Google deletes the machine.
+
+Google's deletion comes first, because only the deletion also ends the cost of the disk.
+"""
 
 _SHORTEST_RUN = 30.0
 """The shortest `maxRunDuration` in seconds: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
@@ -39,12 +42,14 @@ _DENY = 501
 class Scripts(NamedTuple):
     """The two programs that a machine runs at boot.
 
-    Both give the ssh server the host key that the client expects. Both also start the process that ends the machine
-    when its lease (the time that it was granted) is over.
+    Both programs give the ssh server the host key that the client expects. Both also start the process that ends the
+    machine when its lease is over.
 
     Attributes:
-        cloud_config: The configuration for cloud-init, which runs first. It also lets the pool's key log in.
-        boot_script: The script for Google's own agent, which runs last. It serves images without cloud-init.
+        cloud_config: The configuration for the program cloud-init, which runs first. The configuration also lets the
+            pool's ssh key log in.
+        boot_script: The shell script for Google's own agent program, which runs last. On images without cloud-init,
+            only this script runs.
     """
 
     cloud_config: str
@@ -67,7 +72,7 @@ def machine(
 ) -> compute_v1.Instance:
     """Build the request body with which the API creates one machine of an order. Sends no request.
 
-    The machine gets a public address, and a boot disk that is deleted with it.
+    The machine gets a public address, and a boot disk that is deleted together with the machine.
 
     Args:
         settings: The settings of the driver.
@@ -77,7 +82,7 @@ def machine(
         image: The image of the disk.
         labels: The labels of the machine and of its disk.
         scripts: The programs that the machine runs at boot.
-        policies: The paths of its placement policies; may be empty.
+        policies: The paths of the machine's placement policies. Empty for none.
     """
     zone = offer.zone
     return compute_v1.Instance(
@@ -139,7 +144,7 @@ def template(
         scripts: The programs that the machines run at boot.
 
     Raises:
-        CredentialsError: No project is known.
+        CredentialsError: The project that pays is not known.
     """
     region = f"projects/{settings.billed()}/regions/{offer.region}"
     properties = compute_v1.InstanceProperties(
@@ -181,12 +186,12 @@ def group(
     Args:
         settings: The settings of the driver.
         offer: The offer that is rented.
-        name: The name of the group. Its template and its workload policy have the same name.
+        name: The name of the group. The instance template and the workload policy of the slice must have this name.
         hosts: The number of machines.
         description: The group's description text, which holds the tags as JSON.
 
     Raises:
-        CredentialsError: No project is known.
+        CredentialsError: The project that pays is not known.
     """
     project = settings.billed()
     return compute_v1.InstanceGroupManager(
@@ -209,12 +214,16 @@ def request_id(zone: str, name: str) -> str:
     """Return the UUID, as text, of the request that creates a machine or a group.
 
     The same zone and name always give the same id, so that Google recognizes a repeated request.
+
+    Args:
+        zone: The zone of the machine or group.
+        name: The name of the machine or group.
     """
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{zone}/{name}"))
 
 
 def check_processor(image: compute_v1.Image, offer: Offer) -> None:
-    """Check that an image is for the processor architecture of an offer. Returns None.
+    """Check that an image is for the processor architecture of an offer.
 
     An image that does not name an architecture counts as x86_64.
 
@@ -224,23 +233,23 @@ def check_processor(image: compute_v1.Image, offer: Offer) -> None:
     arch = (image.architecture or "X86_64").lower()
     if arch != offer.arch:
         raise UsageError(
-            f"the image {image.name} is for {arch}, but {offer.instance_type} is {offer.arch}: use "
-            f"arch={arch!r} or another image"
+            f"the image {image.name} is for {arch}, but {offer.instance_type} is {offer.arch}: rent with "
+            f"arch={arch!r}, or choose another image"
         )
 
 
 def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scripts:
     """Return the programs that a machine runs at boot. Sends no request.
 
-    At the end of its lease, the machine deletes the resource at `path` if the settings name a service account.
-    Otherwise it switches itself off. There are two programs because Google's agent may replace host keys:
-    https://github.com/GoogleCloudPlatform/guest-agent#instance-setup.
+    When its lease is over, the machine deletes the resource at `path` if the settings name a service account. Otherwise
+    the machine switches itself off. Two programs are needed, because Google's agent program may replace the ssh host
+    keys after cloud-init has set them: https://github.com/GoogleCloudPlatform/guest-agent#instance-setup.
 
-    If Google itself deletes the machine at the end of its lifetime, the machine's own limit is 120 s longer.
+    If Google itself deletes the machine at the end of its lifetime, the limit in the programs is 120 s longer.
 
     Args:
         settings: The settings of the driver.
-        order: The order, with the lease and the lifetime in seconds.
+        order: The order. It gives the lease and the lifetime in seconds.
         zone: The zone of the machine.
         path: The resource in the zone that the machine deletes, such as "instances/NAME".
     """
@@ -258,15 +267,12 @@ def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scri
 
 
 def _machine_type(offer: Offer) -> str:
-    """Return the name of the machine type of an offer.
-
-    If the offer is a TPU slice, it is the type of the slice's machines.
-    """
+    """Return the name of the machine type of an offer. For a TPU slice, that is the type of the slice's machines."""
     return machine_of(offer).machine_type
 
 
 def _disk_type(offer: Offer) -> str:
-    """Return the disk type for an offer: "hyperdisk-balanced" if its machine type needs it, else "pd-balanced"."""
+    """Return "hyperdisk-balanced" if the machine type of an offer needs this disk type, else "pd-balanced"."""
     takes_hyperdisk = _machine_type(offer).startswith(tuple(FACTS["hyperdisk"]))
     return "hyperdisk-balanced" if takes_hyperdisk else "pd-balanced"
 
@@ -279,7 +285,8 @@ def _disk_gb(offer: Offer, image: compute_v1.Image) -> int:
 def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
     """Return the metadata of a machine: its two boot programs, and the pool's public key for the user "ubuntu".
 
-    Login by the project's own keys and by OS Login, and the serial port are switched off.
+    The metadata also switches off the serial port, login by the project's own keys, and OS Login (login by the user's
+    Google account).
     """
     values = {
         "user-data": scripts.cloud_config,
@@ -298,7 +305,7 @@ def _boot_disk(
     """Return the boot disk of a machine, as the API takes it. Google deletes it together with the machine.
 
     Args:
-        name: The name of the disk; None lets Google choose it.
+        name: The name of the disk; None lets Google choose the name.
         image: The image of the disk.
         gb: The size in GB.
         disk_type: The name or path of the disk type.
@@ -324,8 +331,8 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 
     Args:
         settings: The settings of the driver, which name the network.
-        offer: The offer that is rented. With an accelerator, the interface is of the faster type gVNIC.
-        subnetwork: The path of the subnetwork. It is ignored if the settings name no subnetwork.
+        offer: The offer that is rented. If it has an accelerator, the interface is of the faster type gVNIC.
+        subnetwork: The path of the subnetwork. The argument is ignored if the settings name no subnetwork.
     """
     return compute_v1.NetworkInterface(
         network=settings.path(),
@@ -338,8 +345,13 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
     """Return the options that say when Google may stop or delete a machine. Sends no request.
 
-    Spot machines and machines with a usable lifetime limit are deleted when Google ends them. Spot machines and
-    machines with accelerators end at maintenance; others are moved. Google never restarts a machine.
+    When Google ends a machine, it deletes the machine if it is a spot machine or has a lifetime limit that Google
+    accepts. Before maintenance of the host, Google ends spot machines and machines with accelerators, and moves the
+    others to another host. Google never restarts a machine.
+
+    Args:
+        offer: The offer that is rented. It gives the market and the accelerator.
+        order: The request to rent. It gives the lifetime.
     """
     spot = offer.market == "spot"
     limit = _run_limit(order)
@@ -356,7 +368,7 @@ def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
 def _run_limit(order: Order) -> int | None:
     """Return the seconds after which Google deletes a machine, rounded down.
 
-    Returns None if the order has no lifetime, or one below 30 s or above 120 days, which Google does not accept.
+    Returns None if the order has no lifetime, or a lifetime below 30 s or above 120 days, which Google does not accept.
     """
     lifetime = order.lifetime
     if lifetime is None or not _SHORTEST_RUN <= lifetime <= _LONGEST_RUN:
@@ -365,14 +377,14 @@ def _run_limit(order: Order) -> int | None:
 
 
 def _service_accounts(settings: _api.Settings) -> list[compute_v1.ServiceAccount]:
-    """Return the service account of the settings as a list of one item. Returns [] if the settings name none."""
+    """Return the service account of the settings, in a list of one item. Returns [] if the settings name no account."""
     if not settings.service_account:
         return []
     return [compute_v1.ServiceAccount(email=settings.service_account, scopes=[_api.SCOPE])]
 
 
 def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffinity | None:
-    """Return the option that makes a machine use the reservation (capacity reserved before) of the settings.
+    """Return the option that makes a machine run in the reservation (capacity reserved before) of the settings.
 
     Returns None if the settings name no reservation.
     """
@@ -385,20 +397,20 @@ def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffi
     )
 
 
-# --- resources that the machines of a session share ----------------------------------------------------------
+# --- resources that the machines of one run of a pool share --------------------------------------------------
 
 
 def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str]) -> list[compute_v1.Firewall]:
     """Build the firewall rules for the machines of one run of a pool. Sends no request.
 
-    The first rule allows ssh from `networks`. The second denies all other incoming traffic. A third, only if the order
-    needs a private network, allows all traffic among the machines. They apply to machines with the network tag
-    `_api.tag(order)`.
+    The first rule allows ssh from `networks`. The second rule denies all other incoming traffic. If the order needs a
+    private network, a third rule allows all traffic among the machines. The rules apply to machines with the network
+    tag `_api.tag(order)`.
 
     Args:
         settings: The settings of the driver, which name the network.
         order: The request to rent: pool, node numbers, token and limits.
-        networks: The networks that may reach port 22, in CIDR notation.
+        networks: The networks that may reach port 22, in CIDR notation such as "203.0.113.0/24".
     """
     tag = _api.tag(order)
     rules = [
@@ -441,7 +453,7 @@ def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str
 def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
     """Build the resource policy that places the machines of a private network close together. Sends no request.
 
-    All orders of one run of the pool get the same policy name in a region.
+    All orders of one run of the pool have the same policy name in a region.
     """
     return compute_v1.ResourcePolicy(
         name=_api.name(order.pool, tags.session(order), region),
@@ -456,7 +468,7 @@ def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.Res
     Args:
         order: The request to rent: pool, node numbers, token and limits.
         name: The name of the policy.
-        topology: The arrangement of the chips, such as "2x2x2".
+        topology: The numbers of chips along each axis of the slice, such as "2x2x2".
     """
     return compute_v1.ResourcePolicy(
         name=name,
@@ -474,7 +486,7 @@ def _rule_name(order: Order, rule: str) -> str:
 
 
 def _tags_of_session(order: Order) -> str:
-    """Return a description text, JSON, with the tags that all orders of one run of a pool have in common.
+    """Return the tags that all orders of one run of a pool have in common, as JSON for a resource's description text.
 
     The order's token and its node numbers are left out.
     """

@@ -1,12 +1,13 @@
-"""Rents TPU7x slices, which consist of Compute Engine's machines. Cloud TPU's API does not have this generation.
+"""Rents TPU7x slices, whose hosts are machines of Compute Engine. Cloud TPU's API does not have this generation.
 
-https://docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice (read 2026-11-22). A slice is a group of
-TPU hosts that are rented together. A slice of one host is a machine like any other, and `compute` rents it. A slice of
-several hosts is a managed instance group. Its machines are made all at once or not at all. It needs an instance
-template, and a workload policy that says how the chips are connected.
+A slice is a group of TPU hosts that are rented together. A slice of one host is a machine like any other, and
+`skypool_gcp.compute` rents it. A slice of several hosts is a managed instance group: a group of machines that Google
+creates all at once or not at all. The group needs an instance template, from which its machines are created. It also
+needs a workload policy, which says how the chips are connected. Documentation:
+https://docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice (read 2026-11-22).
 
-If there is no room for a group, it waits until it is deleted. A group replaces no machines: if one is lost, the slice
-ends.
+If Google has no room for a group, the group waits for room until somebody deletes the group. A group does not replace
+lost machines: if a machine is lost, the slice ends.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _TYPE = "type"
 class Groups(Tpu):
     """The part of the Google Cloud driver for TPU7x slices, whose hosts are machines of Compute Engine.
 
-    All methods block. A slice is a group of TPU hosts that are rented together. This class overrides what differs from
-    the slices of Cloud TPU. It also lists and renews all other machines of Compute Engine, because one request lists
-    them all.
+    A slice is a group of TPU hosts that are rented together. This class inherits from `Tpu`, and overrides the requests
+    that differ between Compute Engine and Cloud TPU. It also lists all other machines of Compute Engine and renews the
+    time until which they are needed, because one request lists all machines. All methods block.
     """
 
     api: ClassVar[str] = "groups"
@@ -54,18 +55,19 @@ class Groups(Tpu):
     passing: ClassVar[Sequence[str]] = ("resourceNotReady", "resourceInUseByAnotherResource")
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return offers of TPU7x slices. Slices of one host are among them, although the part `compute` rents these.
+        """Return offers of TPU7x slices. Slices of one host are included, although the part `compute` rents them.
 
-        If the need names no TPU7x, the result is empty and nothing is requested. If a zone does not answer, its offers
+        If the need names no TPU7x, the result is empty and no request is sent. If a zone does not answer, its offers
         are left out, a RuntimeWarning is issued, and `lacks` of the result is not empty.
 
         Args:
             need: The requirements of each node, with the accepted accelerators.
 
         Raises:
-            UsageError: Some zone has the machine type, but nothing can be offered. The message says that no price is
-                known.
-            ProviderError: Google refused the request, or did not answer.
+            UsageError: A zone of Google has the machine type, but nothing can be offered: the zones that the user chose
+                do not have the machine type, or no price is known. Or the settings name a zone that the project may not
+                use, or the image that the user chose does not have the form of an image's path.
+            ProviderError: Google refused a request, or did not answer.
         """
         kinds = _catalog.wanted(need)
         if not kinds:
@@ -77,18 +79,21 @@ class Groups(Tpu):
         rates = billing.rates(self.settings)
         sold = Answers(_catalog.offers(records, zones, need, base, rates), records.lacks)
         if records and not sold:
+            why, advice = "has none there", "choose other zones, another market or another TPU"
+            if rates.why:
+                why = f"could not be read ({rates.why})"
+                advice = "choose other zones, or enable its API: `gcloud services enable cloudbilling.googleapis.com`"
             raise UsageError(
-                f"no price of {', '.join(kinds)} is known, so it is not rented; let skypool read Google's "
-                "price catalogue: `gcloud services enable "
-                f"cloudbilling.googleapis.com`{f' ({rates.why})' if rates.why else ''}"
+                f"{', '.join(kinds)} cannot be offered: either the chosen zones do not have this TPU, or no price is "
+                f"known because Google's price catalogue {why}; {advice}"
             )
         return sold
 
     def renew(self, pool: str, until: datetime) -> None:
         """Write a new time until which a pool is needed into the labels of all its machines of Compute Engine.
 
-        A TPU slice that has no machines yet is not changed: the time that it got when it was requested is late enough.
-        Firewall rules and other resources without labels count as needed while the pool has machines.
+        A TPU slice that has no machines yet is not changed: its description got a late enough time when the slice was
+        requested. Firewall rules and other resources without labels count as needed while the pool has machines.
 
         Args:
             pool: The name of the pool.
@@ -96,12 +101,12 @@ class Groups(Tpu):
 
         Raises:
             ProviderError: The labels of a machine could not be written.
-            ErrorGroup: Several could not, for different reasons.
+            ErrorGroup: The labels of several machines could not be written, for different reasons.
         """
         each_done(
             lambda each: Compute(self.settings).label(each.name, _zone(each), {tags.UNTIL: tags.stamp(until)}),
             [each for each, _ in _asked.labelled(self._machines.instances, pool)],
-            "Compute Engine: not all labels could be renewed",
+            "Compute Engine: the labels of some machines could not be changed",
         )
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
@@ -110,11 +115,14 @@ class Groups(Tpu):
         Args:
             pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
                 means all pools of this user.
+
+        Raises:
+            ProviderError: A list could not be read.
         """
         return Compute(self.settings).leftovers(pool=pool)
 
     def check(self) -> Iterable[Finding]:
-        """Return []: the part `compute` checks everything that is needed here."""
+        """Return []: the checks of the part `compute` also cover this part."""
         return []
 
     @property
@@ -127,14 +135,16 @@ class Groups(Tpu):
     def _let_in(self, offer: Offer, order: Order) -> None:
         """Create the firewall rules for a TPU slice's hosts, which may reach each other on all ports.
 
-        Waits until the rules exist. Rules that exist are kept. Raises ProviderError if a rule could not be created.
+        Waits until the rules exist. Rules that exist are not changed. Raises ProviderError if a rule could not be
+        created. The offer is not used.
         """
         Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=True)))
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> compute_v1.Operation | None:
-        """Create the policy and the template of a TPU slice, and request its instance group.
+        """Create the workload policy and the instance template of a TPU slice, and request its instance group.
 
-        It waits for the policy and the template, but not for the machines. What exists already is reused.
+        The method waits until the policy and the template exist, but not for the group's machines. A policy, template
+        or group that exists already is used.
 
         Args:
             offer: The offer that is rented.
@@ -142,7 +152,7 @@ class Groups(Tpu):
             nodes: The node numbers of the slice's hosts.
 
         Returns:
-            The operation, Google's progress record of the group's creation; None if the group exists already.
+            The operation (Google's progress record of the group's creation). None if the group exists already.
 
         Raises:
             ProviderError: Google refused a request, or did not answer.
@@ -183,28 +193,29 @@ class Groups(Tpu):
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
         """Return the state of a TPU slice, in the words of Cloud TPU: "CREATING", "WAITING_FOR_RESOURCES" or "ACTIVE".
 
-        It is "ACTIVE" if all machines exist, and "WAITING_FOR_RESOURCES" if Google has no room for them now. It is
-        "CREATING" otherwise, also while the group does not exist yet.
+        The state is "ACTIVE" if all machines exist, and "WAITING_FOR_RESOURCES" if Google has no room for the machines
+        now. Otherwise the state is "CREATING", also while the group does not exist yet.
 
         Args:
             zone: The zone of the slice.
             slice: The name of the slice and of its instance group.
-            operation: The operation that creates the group; None if that has ended.
+            operation: The operation (Google's progress record) that creates the group. None if it has ended.
 
         Raises:
-            ProviderError: A host has stopped, the group no longer exists, or Google refused to create it. CapacityError
-                if Google has no room for longer than the setting `queue`.
+            CapacityError: Google has had no room for longer than the setting `queue`, or a host has stopped, or the
+                group no longer exists.
+            ProviderError: Google refused to create the group or its machines, or refused a request, or did not answer.
         """
-        what = f"to make {slice} in {zone}"
+        what = f"to make the TPU slice {slice} in {zone}"
         over = _asked.done(self._machines, operation, what, 0.0)
         group, machines = self._seen(zone, slice)
         if group is None and not over:
             return "CREATING"
         for each in machines:
             if each.status not in catalog.STATES:
-                raise google.REFUSALS.error(what, "STOPPED", f"a host of the slice is {each.status}")
+                raise google.REFUSALS.error(what, "STOPPED", f"the status of its host {each.name} is {each.status}")
         if group is None:
-            raise google.REFUSALS.error(what, "STOPPED", "the slice is gone")
+            raise google.REFUSALS.error(what, "STOPPED", "its instance group no longer exists")
         if len(machines) >= group.target_size:
             return "ACTIVE"
         for refusal in group.status.bulk_instance_operation.last_progress_check.error.errors:
@@ -217,8 +228,9 @@ class Groups(Tpu):
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
         """Return the type of a TPU slice and the addresses of its hosts in order, without waiting.
 
-        The addresses are [] until all hosts run and have addresses. The type is "" if the order of the hosts is
-        unknown; Google's TPU library then finds it by itself. Returns ("", []) if the instance group does not exist.
+        The addresses are [] until all hosts run and have addresses. The type is "" if the order of the hosts is not
+        known. In this case Google's TPU library finds the order by itself. Returns ("", []) if the instance group does
+        not exist.
 
         Raises:
             ProviderError: Google refused the request, or did not answer.
@@ -238,16 +250,16 @@ class Groups(Tpu):
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
         """Yield all machines of this user's pools on Compute Engine, in all zones. Hosts of TPU slices are among them.
 
-        A slice is found by its instance group, or by the labels of its machines. All its hosts are yielded, also those
-        that do not exist yet, with the same state.
+        A slice is found by its instance group, or by the labels of its machines. All hosts of a slice are yielded with
+        the same state, also hosts that do not exist yet.
 
         Args:
-            region: Not used: all zones are listed.
+            region: Not used. All zones are listed.
             pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
                 means all pools of this user.
 
         Raises:
-            ProviderError: A list could not be read, or lacks a zone.
+            ProviderError: A list could not be read. NoAnswer, a subclass, if a zone did not answer.
         """
         groups = {each.name: (each, said) for each, said in _asked.described(self._machines.groups, pool)}
         machines: dict[str, list[tuple[compute_v1.Instance, dict[str, str]]]] = {}
@@ -277,17 +289,17 @@ class Groups(Tpu):
         return group, look(self._machines.instances, f"labels.{google.SLICE}={slice}")
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a TPU slice, without waiting.
+        """Request the end of a TPU slice, without waiting. Return True if a part of the slice still existed.
 
-        Return True if its instance group or a machine of it still existed. Deleting the group deletes its machines.
-        Without a group, the machines are deleted one by one. Raises ProviderError if Google refuses or does not answer.
+        The parts are the instance group and its machines. Deleting the group deletes its machines. If the group no
+        longer exists, the machines are deleted one by one. Raises ProviderError if Google refuses or does not answer.
         """
         group, machines = self._seen(zone, slice)
         if group is not None:
-            self._machines.delete_group(zone, slice, f"to end {slice}")
+            self._machines.delete_group(zone, slice, f"to end the TPU slice {slice}")
             return True
         for each in machines:
-            self._machines.delete_instance(zone, each.name, f"to end {each.name}")
+            self._machines.delete_instance(zone, each.name, f"to end the machine {each.name}")
         return bool(machines)
 
 
@@ -297,5 +309,5 @@ def _zone(record: compute_v1.Instance | compute_v1.InstanceGroupManager) -> str:
 
 
 def _age(group: compute_v1.InstanceGroupManager) -> float:
-    """Return the seconds since an instance group was created, by this machine's clock."""
+    """Return the seconds since an instance group was created, by the client's clock."""
     return (datetime.now(UTC) - datetime.fromisoformat(group.creation_timestamp)).total_seconds()

@@ -1,7 +1,7 @@
 """Builds offers of TPU7x slices on Compute Engine with their prices, and derives the state of a rented slice.
 
-It sends no requests. A slice is a group of TPU hosts that are rented together. Compute Engine lists the zones that have
-the machine types. Google's price catalogue has the price of a chip.
+This module sends no requests. A slice is a group of TPU hosts that are rented together. Compute Engine's API lists the
+machine types of each zone. Google's price catalogue has the price of a chip.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 _GENERATIONS = ("tpu7x",)
-"""The generations of TPUs that Compute Engine rents."""
+"""The generations of TPUs that Compute Engine rents out."""
 
 _NUMBERS = ("agent-worker-number", "worker-id", "tpu-env")
-"""Keys of a machine's metadata that may hold its number in its slice."""
+"""Keys of a machine's metadata that may hold the machine's number in its slice."""
 
 _YOUNG = 60.0
-"""Seconds for which a new group may not report yet that it makes machines."""
+"""Seconds after its creation in which a group may not report yet that it creates machines."""
 
 _LEAST_BILLED = 60.0
 """The shortest time that is billed, in seconds: a rule of Compute Engine's machine types."""
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the types of TPU7x slices that meet a need, each with that accelerator of the need that it provides.
+    """Return the types of TPU7x slices that meet a need, each with the accelerator of the need that it provides.
 
-    Returns {} if there are none.
+    The keys are names of slice types, such as "tpu7x-16". Returns {} if no type meets the need.
     """
     known = tables.slices()
     return {type: each for type, each in slices.wanted(need).items() if known[type].generation in _GENERATIONS}
@@ -48,17 +48,17 @@ def offers(
 ) -> Iterator[Offer]:
     """Yield an offer for each TPU slice that meets a need, in each zone with its machine type, on each market.
 
-    A market without a known price gets no offer.
+    No offer is yielded for a market without a known price.
 
     Args:
         records: Machine types, as the API lists them, each in one zone.
         zones: The names of the zones to offer. Records of other zones are ignored.
         need: The requirements.
-        base: The image that the user chose; "" for Google's own.
+        base: The image that the user chose. "" means Google's own image for TPUs.
         rates: Google's prices.
 
     Raises:
-        UsageError: `base` is not an image of Google Cloud.
+        UsageError: `base` does not have the form of an image of Google Cloud.
     """
     serving = wanted(need)
     places = set(zones)
@@ -88,12 +88,15 @@ def _offers_of(
 
     Args:
         slice: The type of slice.
-        serves: The accelerator of the need that it provides.
-        record: The machine type of its hosts, as the API lists it.
+        serves: The accelerator of the need that the slice provides.
+        record: The machine type of the slice's hosts, as the API lists it.
         zone: The zone.
         need: The requirements.
-        base: The image that the user chose; "" for Google's own.
+        base: The image that the user chose. "" means Google's own image for TPUs.
         rates: Google's prices.
+
+    Raises:
+        UsageError: `base` does not have the form of an image of Google Cloud.
     """
     region = _api.region_of(zone)
     image, gb = catalog.image_for(base, serves, "x86_64", need)
@@ -128,16 +131,16 @@ def _offers_of(
 def state(
     group: compute_v1.InstanceGroupManager | None, machines: Sequence[compute_v1.Instance], hosts: int, age: float
 ) -> State:
-    """Return the state of a slice: "starting", "running" or "ending".
+    """Return the state of all hosts of a TPU slice: "starting", "running" or "ending". The hosts end together.
 
-    It holds for all hosts, because they end together. It is "ending" if the group does not exist, a machine has
-    stopped, or machines are missing that Google does not create. It is "running" only if all machines run.
+    The state is "ending" if the group does not exist, or a machine has stopped, or Google is not creating the machines
+    that are missing. The state is "running" only if all machines run.
 
     Args:
         group: The TPU slice's managed instance group; None if it does not exist.
         machines: The machines that exist.
-        hosts: How many machines the group shall have.
-        age: Seconds since the group was created. In the first 60, missing machines count as being created.
+        hosts: The number of machines that the group is to have.
+        age: Seconds since the group was created. In the first 60 s, missing machines count as being created.
     """
     seen = [catalog.STATES.get(each.status, "ending") for each in machines]
     if group is None or "ending" in seen:
@@ -148,7 +151,7 @@ def state(
 
 
 def _is_making(group: compute_v1.InstanceGroupManager) -> bool:
-    """Return True if Google is creating a group's machines, or waits until it has room for them."""
+    """Return True if Google is creating a group's machines, or waits until it has room for the machines."""
     actions = group.current_actions
     return bool(
         group.status.bulk_instance_operation.in_progress or actions.creating or actions.creating_without_retries
@@ -171,9 +174,10 @@ def numbered(machines: Sequence[compute_v1.Instance]) -> bool:
 
 
 def _number(machine: compute_v1.Instance) -> int:
-    """Return the number of a host in its TPU slice, from 0. Returns -1 if its metadata does not have one.
+    """Return the number of a host in its TPU slice, from 0. Returns -1 if the host's metadata does not have a number.
 
-    The value in the metadata is the number alone, or has a line such as `TPU_WORKER_ID: '1'` or `WORKER_ID: '1'`.
+    The value in the metadata is either the number alone, or a text with a line such as `TPU_WORKER_ID: '1'` or
+    `WORKER_ID: '1'`.
     """
     values = {each.key: each.value for each in machine.metadata.items}
     for key in _NUMBERS:

@@ -1,13 +1,13 @@
 """Rents slices of TPU chips from Google's Cloud TPU.
 
 A slice is a group of TPU hosts that start, are billed and end together. API:
-https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources (read 2026-11-21). It offers v2
-to v6e, but no later generations. Google has two objects for a slice: a queued resource, which is the request for it,
-and a node, which is the running slice. Only the node has labels, and lists cannot be filtered by them. But one request
-lists all zones.
+https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources (read 2026-11-21). The API has
+the generations v2 to v6e, but no later ones. Google has two objects for a slice: a queued resource, which is the
+request for the slice, and a node, which is the running slice. Only the node has labels. Lists cannot be filtered by
+labels, but one request lists all zones.
 
 A slice that failed or was taken back remains, and counts toward the quota, until it is deleted. Hosts that are switched
-off are still billed. Only deleting the node ends that.
+off are still billed. Only the deletion of the node ends the billing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from google.cloud import tpu_v2
 
 _ORDERED = 8.0
-"""Seconds for which a launch waits to learn whether Google refuses its slices."""
+"""Seconds for which `launch` waits for Google to accept or refuse the slices."""
 
 _MADE = 1800.0
 """Seconds that the creation of a slice's hosts may take after Google has found the chips."""
@@ -44,33 +44,38 @@ _KEYING = 600.0
 """Seconds that a host may need until it accepts ssh connections with the right host key."""
 
 _MARGIN = 240.0
-"""Smallest number of seconds by which the time in a slice's tags exceeds the longest wait for its chips."""
+"""A new slice counts as needed for at least this many seconds after the longest wait for its chips."""
 
 _DISABLED = (
-    "the API of Cloud TPU is not enabled; only slices of v2 to v6e need it: `gcloud services enable tpu.googleapis.com`"
+    "not enabled: the API of Cloud TPU, which only TPU slices of v2 to v6e need. Enable it with "
+    "`gcloud services enable tpu.googleapis.com`"
 )
-"""The text of a check for a project without the API."""
+"""The text of a finding of `Tpu.check`, for a project in which the API is not enabled."""
 
 _BILLED = (
-    "a slice cannot end its own cost without a service_account= that may delete it; "
-    "if its client is killed, run `skypool gc --yes`"
+    "without GCP(service_account=…), a TPU slice is billed until the client ends it; "
+    "if the client is killed, run `skypool gc --yes`"
 )
-"""The text of a check for slices without a service account."""
+"""The text of a finding of `Tpu.check`, if the settings name no service account."""
 
-_ENDS = "a slice deletes itself when its lease is over, if its service account may do so, as with roles/tpu.admin"
-"""The text of a check for slices with a service account."""
+_ENDS = (
+    "a TPU slice deletes itself when its lease is over, if its account may delete TPU slices (as with roles/tpu.admin)"
+)
+"""The text of a finding of `Tpu.check`, if the settings name a service account."""
 
 
 @dataclass(frozen=True)
 class Tpu(Regional):
-    """The part of the Google Cloud driver that rents TPU slices of Cloud TPU. All its methods block.
+    """The part of the Google Cloud driver that rents TPU slices of Cloud TPU. All methods block.
 
-    A slice is a group of TPU hosts that are rented together. Each host is one `Instance`. The `region` of an instance
-    is its zone.
+    A slice is a group of TPU hosts that are rented together. Each host is one `Instance`. The `region` of an `Instance`
+    is the zone of the slice.
 
     Attributes:
         settings: The settings of the driver.
-        passing: Error codes with which Google refuses a deletion temporarily. `terminate` then repeats it.
+        api: The name of this part. The offers and hosts of this part have it in `detail["api"]`.
+        ending: Seconds for which `terminate` waits until the slices have ended.
+        passing: Error codes with which Google refuses a deletion temporarily. `terminate` then repeats the request.
     """
 
     settings: google.Settings
@@ -79,14 +84,13 @@ class Tpu(Regional):
     abilities: ClassVar[Abilities] = Abilities(ends_itself=False, private_network=True, spot=True)
     ending: ClassVar[float] = 300.0
     passing: ClassVar[Sequence[str]] = PASSING
-    """Error codes with which a delete is refused temporarily. It is then repeated."""
 
     def offers(self, need: Need) -> Answers[Offer]:
         """Return an offer for each TPU slice that meets the need, in each zone that has it, on each market.
 
-        A market without a known price gets no offer. If the need names no TPUs, the result is empty and nothing is
-        requested. If a zone does not answer, its offers are left out, a RuntimeWarning is issued, and `lacks` of the
-        result is not empty.
+        No offer is made for a market without a known price. If the need names no TPUs, the result is empty and no
+        request is sent. If a zone does not answer, its offers are left out, a RuntimeWarning is issued, and `lacks` of
+        the result is not empty.
 
         Args:
             need: The requirements of each node, with the accepted accelerators.
@@ -114,22 +118,22 @@ class Tpu(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Request the TPU slices of an order, one after the other, and return their hosts as instances.
 
-        `order.nodes` lists the hosts of the first slice, then those of the next one. Firewall rules are created first.
-        Then it waits up to 8 s to learn whether Google refuses a slice. A slice that still waits for its chips after
-        that is returned, too, with the state "starting". The same order makes no second slice: it returns those that
-        exist.
+        `order.nodes` lists the hosts of the first slice, then the hosts of the next slice, and so on. Firewall rules
+        are created first. After its requests, the method waits up to 8 s for Google to accept or refuse the slices.
+        Slices that then still wait for their chips are returned, too, with the state "starting". Calling again with the
+        same order makes no second slice: it returns the slices that exist.
 
-        If a slice is refused, it and the slices after it are ended, and only those before it are returned. With
-        `private_network`, all are ended and the error is raised.
+        If a slice is refused, this slice and those after it are ended, and only the slices before it are returned. If
+        the need has `private_network`, all slices are ended and the error is raised.
 
         Args:
             offer: The type of slice, the zone and the market, as `offers` returned them.
             order: The node numbers, the pool, and an idempotency token.
 
         Raises:
-            ProviderError: No slice was made, or one of a private network was refused.
-            NoAnswer, RateLimitError: Slices may exist. Call again with the same order, which finds them.
-            StillRunning: Slices that had to be ended again may still run.
+            ProviderError: No slice was made, or Google refused one slice of a private network.
+            NoAnswer, RateLimitError: Slices may exist. Call again with the same order, which finds the slices.
+            StillRunning: Some slices of the failed order could not be ended, and may still run.
         """
         self._let_in(offer, order)
         slices = [order.nodes[first : first + offer.hosts] for first in range(0, order.count, offer.hosts)]
@@ -150,17 +154,17 @@ class Tpu(Regional):
             return [host for of_slice in hosts[:good] for host in of_slice]
         if refused:
             raise refused[min(refused)]
-        text = f"Google Cloud made no {offer.instance_type} in {offer.zone}; try again"
+        text = f"Google Cloud made no TPU slice {offer.instance_type} in {offer.zone}, for no known reason; try again"
         raise error or NoAnswer(text, provider=self.name)
 
     def access(self, instance: Instance) -> Access:
         """Return how to reach a host of a TPU slice by ssh. Waits until the slice has all its hosts.
 
-        That may take half an hour, plus the seconds of the setting `queue`. `env` of the result has the variables with
-        which the TPU library finds the other hosts.
+        The wait is up to half an hour plus the seconds of the setting `queue`. `env` of the result has the environment
+        variables with which Google's TPU library finds the other hosts.
 
         Raises:
-            ProviderError: Google refused the slice, it has ended, or it was not made in time.
+            ProviderError: Google refused the slice, or the slice has ended, or it was not made in time.
         """
         number = instance.detail["host"]
         kind, ends = self._ready(instance.region, instance.slice)
@@ -181,8 +185,8 @@ class Tpu(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Write a new time until which a pool is needed into the labels of its running TPU slices.
 
-        Google changes the labels of running slices only. Other slices are left as they are: their labels got a late
-        time when they were requested.
+        Google changes the labels of running slices only. Other slices are not changed: their labels got a late enough
+        time when the slices were requested.
 
         Args:
             pool: The name of the pool.
@@ -190,23 +194,27 @@ class Tpu(Regional):
 
         Raises:
             ProviderError: The labels of a slice could not be written.
-            ErrorGroup: Several could not, for different reasons.
+            ErrorGroup: The labels of several slices could not be written, for different reasons.
         """
         slices = {each.slice: each for each in self.instances(pool=pool) if each.detail["node"] == "READY"}
-        each_done(partial(self._relabel, until), slices.values(), "Cloud TPU: not all labels could be renewed")
+        each_done(
+            partial(self._relabel, until),
+            slices.values(),
+            "Cloud TPU: the labels of some TPU slices could not be changed",
+        )
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return []: TPU slices leave no other resources in Cloud TPU.
 
-        Their firewall rules are listed by Compute Engine's part.
+        The part for Compute Engine lists the firewall rules of TPU slices.
         """
         return []
 
     def check(self) -> Iterable[Finding]:
         """Return two findings: how many zones of Cloud TPU can be listed, and how TPU slices end.
 
-        The zones are requested when the first finding is taken. An API that is not enabled for the project is not a
-        failure. The finding then says how to enable it. No exception is raised.
+        The zones are requested when the first finding is taken. If Cloud TPU's API is not enabled for the project, the
+        check passes, and the finding says how to enable the API. A failed check does not raise.
         """
         end = _ENDS if self.settings.service_account else _BILLED
         return preflight.findings(
@@ -231,18 +239,19 @@ class Tpu(Regional):
     def _slice(order: Order, nodes: Sequence[int]) -> str:
         """Return the name of the TPU slice with these node numbers.
 
-        Its queued resource and its node have the same name. The name depends only on the order's token and the first
-        node number, so a repeated order finds the same slice.
+        The slice's queued resource and its node have the same name. The name depends only on the order's token and the
+        first node number, so a repeated order finds the same slice.
         """
         return google.name(order.token, str(nodes[0]))
 
     # --- making ----------------------------------------------------------------------------------------------
 
     def _tagged(self, order: Order, nodes: Sequence[int]) -> dict[str, str]:
-        """Return the tags for a new TPU slice.
+        """Return the tags for a new TPU slice, from name to value.
 
-        They cannot be changed while the slice waits for its chips. So the time until which it is needed is set to at
-        least the setting `queue` plus 240 s from now. If the order has no such time, the tags have none.
+        The labels of a slice cannot be changed while the slice waits for its chips. So the tags say that the slice is
+        needed at least for the seconds of the setting `queue` plus 240 s from now. If the order has no time until which
+        its machines are needed, the tags have none either.
 
         Args:
             order: The request to rent: pool, node numbers, token and limits.
@@ -253,23 +262,33 @@ class Tpu(Regional):
         return tags.tags(replace(order, nodes=tuple(nodes), until=until))
 
     def _let_in(self, offer: Offer, order: Order) -> None:
-        """Create the firewall rules for a TPU slice's hosts. Issues a RuntimeWarning if the account may not create any.
+        """Create the firewall rules for a TPU slice's hosts.
 
-        Hosts of a slice with several hosts may reach each other on all ports, also without `private_network`. Raises
-        ProviderError for other failures.
+        The hosts of a slice with several hosts may reach each other on all ports, also without `private_network`. If
+        the account may not create firewall rules, a RuntimeWarning is issued and nothing is raised.
+
+        Args:
+            offer: The offer that is rented, which gives the number of hosts.
+            order: The request to rent.
+
+        Raises:
+            ProviderError: A rule could not be created for another reason.
         """
         among = order.need.private_network or offer.hosts > 1
         try:
             Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=among)))
         except AccessError as e:
-            text = f"logins to TPU hosts are left to the rules of network {self.settings.network}: {e}"
+            text = (
+                "not all firewall rules for TPU hosts could be created, so the existing rules of the network "
+                f"{self.settings.network} decide who can reach the hosts: {e}"
+            )
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Any:
-        """Request one TPU slice, without waiting for it.
+        """Request one TPU slice, without waiting until it exists.
 
-        Return the operation (Google's progress record of the request). Returns None if the slice exists already. Google
-        may still refuse the slice later. The request is valid for the seconds of the setting `queue` plus 8 s.
+        Return the operation (Google's progress record of the request), or None if the slice exists already. Google may
+        still refuse the slice later. The request is valid for the seconds of the setting `queue` plus 8 s.
 
         Args:
             offer: The offer that is rented.
@@ -298,9 +317,12 @@ class Tpu(Regional):
         )
 
     def _launched(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Iterator[Instance]:
-        """Yield the hosts of a requested TPU slice as instances with the state "starting" and the offer.
+        """Yield the hosts of a requested TPU slice as instances with the state "starting". Sends no request.
 
-        Sends no request.
+        Args:
+            offer: The offer that is rented. Each instance has it as its `offer`.
+            order: The request to rent: pool, node numbers, token and limits.
+            nodes: The node numbers of the slice's hosts.
         """
         said = tags.tags(replace(order, nodes=tuple(nodes)))
         for each in self._hosts(offer.zone, self._slice(order, nodes), said, "starting"):
@@ -309,13 +331,13 @@ class Tpu(Regional):
     def _refused(self, offer: Offer, slices: Sequence[str], begun: Sequence[Any]) -> dict[int, ProviderError]:
         """Wait up to 8 s until Google has accepted or refused each TPU slice. Return the errors of the refused ones.
 
-        The keys are the indexes of the slices in `slices`. {} means that none was refused in that time. A state that
-        could not be read does not count as a refusal.
+        The keys of the result are the indexes of the slices in `slices`. The result is {} if no slice was refused in
+        that time. If Google does not answer a request for a slice's state, that does not count as a refusal.
 
         Args:
             offer: The offer of the slices.
             slices: The names of the slices.
-            begun: For each slice, what `_queued` returned.
+            begun: For each slice, the value that `_queued` returned.
         """
         refused: dict[int, ProviderError] = {}
         unknown = set(range(len(slices)))
@@ -338,18 +360,18 @@ class Tpu(Regional):
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
         """Return Google's state of the request for a TPU slice (its queued resource), such as "ACTIVE".
 
-        Returns "CREATING" if it does not exist yet.
+        Returns "CREATING" if the queued resource does not exist yet.
 
         Args:
             zone: The zone of the slice.
             slice: The name of the slice.
-            operation: The operation that creates it; None if that has ended.
+            operation: The operation (Google's progress record) that creates the queued resource. None if it has ended.
 
         Raises:
             ProviderError: Google refused the slice, took it back, or found no chips in the time of the setting `queue`.
                 Or the slice no longer exists, or its state could not be read.
         """
-        what = f"to make {slice} in {zone}"
+        what = f"to make the TPU slice {slice} in {zone}"
         over = operation is None or is_over(operation, what)
         queued = self._calls.queued_resource(zone, slice, what)
         if queued is None:
@@ -363,17 +385,17 @@ class Tpu(Regional):
             raise google.REFUSALS.error(what, state, f"its state is {state}")
         late: Any = queued.queueing_policy.valid_until_time  # a datetime: the SDK turns a Timestamp into one
         if state == "WAITING_FOR_RESOURCES" and late and datetime.now(UTC) > late - timedelta(seconds=_ORDERED):
-            raise google.REFUSALS.error(what, state, f"Google had no chips for it within {self.settings.queue:g} s")
+            raise google.REFUSALS.error(what, state, f"Google had no free chips within {self.settings.queue:g} s")
         return state
 
     def _ready(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
         """Wait until a TPU slice has its hosts, and return its type and the addresses of its hosts, in order.
 
-        It waits for the seconds of the setting `queue` plus half an hour.
+        The time limit is half an hour plus the seconds of the setting `queue`.
 
         Raises:
-            ProviderError: Google refused the slice, or it has ended. Or it was not made in time; `code` is then
-                "pending".
+            ProviderError: Google refused the slice, or the slice has ended. Or the slice was not made in time; the
+                error's `code` is then "pending".
         """
 
         def look() -> tuple[str, list[catalog.Ends]]:
@@ -392,13 +414,13 @@ class Tpu(Regional):
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
         """Return the type of a TPU slice and the addresses of its hosts in order, without waiting.
 
-        The addresses are [] while the slice is not ready. Returns ("", []) if the slice has no node (running slice) yet
-        or any more.
+        The addresses are [] while the slice is not ready. Returns ("", []) if the slice's node (Google's object for the
+        running slice) does not exist yet or no longer exists.
 
         Raises:
             ProviderError: Google refused the request, or did not answer.
         """
-        node = self._calls.node(zone, slice, f"to tell of {slice}")
+        node = self._calls.node(zone, slice, f"to describe the TPU slice {slice}")
         if node is None:
             return "", []
         if node.state.name != "READY":
@@ -411,16 +433,16 @@ class Tpu(Regional):
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
         """Yield the hosts of all TPU slices of this user's pools, in all zones.
 
-        They are found by the labels of the slices. A slice that still waits for its chips has hosts, too, with the
-        state "starting": its labels say how many there will be.
+        The hosts are found by the labels of the slices. If a slice still waits for its chips, its hosts are yielded,
+        too, with the state "starting". The slice's labels say how many hosts it will have.
 
         Args:
-            region: "-" for all zones.
+            region: The zone, or "-" for all zones.
             pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
                 means all pools of this user.
 
         Raises:
-            ProviderError: A list could not be read, or lacks a zone.
+            ProviderError: A list could not be read. NoAnswer, a subclass, if a zone did not answer.
         """
         queued = {
             each.name.replace("/queuedResources/", "/nodes/"): each for each in self._calls.queued_resources(region)
@@ -450,12 +472,12 @@ class Tpu(Regional):
     ) -> Iterator[Instance]:
         """Yield one instance for each host of a TPU slice. Sends no request.
 
-        The number of hosts is that of the node numbers in the tags. Nothing is yielded if the tags have none.
+        There is one host for each node number in the tags. Nothing is yielded if the tags have no node numbers.
 
         Args:
             zone: The zone of the slice.
             slice: The name of the slice.
-            said: The tags of the slice.
+            said: The tags of the slice, from name to value.
             state: The state that all hosts get.
             detail: Additional items for the `detail` of each instance.
         """
@@ -467,17 +489,17 @@ class Tpu(Regional):
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
         """Request the end of the TPU slices of these instances, without waiting.
 
-        Return the instances that have not ended yet. The result maps their ids to the reason why Google refused to end
-        them now, or to "". Temporary refusals, for example while a slice is created, are such reasons; the next call
-        requests the end again. {} means that all have ended. Each slice is asked about by name, because a list may lack
-        the newest.
+        The result has the ids of the instances that have not ended yet. Its values are the reasons why Google
+        temporarily refused to end them, for example because a slice is being created; "" if Google did not refuse. Call
+        the method again to repeat the request. The result is {} if all instances have ended. The state of each slice is
+        requested by name, because a list may lack the newest slices.
 
         Args:
             region: The zone of the instances.
             instances: The instances by their ids.
 
         Raises:
-            ProviderError: Google refused a request for good, or did not answer.
+            ProviderError: Google refused a request permanently, or did not answer.
         """
         slices = list(dict.fromkeys(each.slice for each in instances.values()))
         outcomes = dict(zip(slices, at_once(partial(self._ask_to_terminate, region), slices), strict=True))
@@ -492,11 +514,12 @@ class Tpu(Regional):
         return left
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a TPU slice, unless it is already ending. Return True if any part of it still existed.
+        """Request the end of a TPU slice, unless it is already ending. Return True if a part of it still existed.
 
-        It does not wait until the slice has ended. Raises ProviderError if Google refuses or does not answer.
+        The parts are the queued resource and the node. The method does not wait until the slice has ended. Raises
+        ProviderError if Google refuses or does not answer.
         """
-        what = f"to end {slice}"
+        what = f"to end the TPU slice {slice}"
         queued = self._calls.queued_resource(zone, slice, what)
         node = self._calls.node(zone, slice, what)
         if queued is not None and queued.state.state.name != "DELETING":
@@ -508,11 +531,15 @@ class Tpu(Regional):
     def _relabel(self, until: datetime, instance: Instance) -> None:
         """Write a new time until which a TPU slice is needed into the labels of its node (the running slice).
 
-        Its other labels are kept. Does nothing if the node does not exist, or is in a state in which it cannot be
-        changed.
+        The other labels of the node are kept. Does nothing if the node does not exist, or is in a state in which Google
+        does not change labels. Raises ProviderError if Google refuses for another reason or does not answer.
+
+        Args:
+            until: The new time.
+            instance: A host of the slice.
         """
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
-        self._calls.set_labels(instance.region, instance.slice, labels, "to renew it")
+        self._calls.set_labels(instance.region, instance.slice, labels, f"to label the TPU slice {instance.slice}")
 
 
 def _labels(queued: tpu_v2.QueuedResource | None, node: tpu_v2.Node | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Sends requests to the API of Google's Cloud TPU, and raises skypool's errors if it refuses one.
+"""Sends requests to the API of Google's Cloud TPU. If the API refuses a request, skypool's errors are raised.
 
 A slice is a group of TPU hosts that are rented together. A queued resource is Google's object for the request for a
 slice, and a node is its object for the running slice.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 _TIMEOUT = 60.0
-"""Seconds that one request may take. After that it counts as not answered."""
+"""Seconds that one request may take. A request that takes longer counts as not answered."""
 
 _ZONES = 500
 """The largest number of zones in a list."""
@@ -33,7 +33,7 @@ _GONE = ("NotFound",)
 """The error code for a resource that does not exist."""
 
 _EXISTS = ("AlreadyExists", "Conflict")
-"""Error codes for a resource that is to be created and exists already."""
+"""Error codes with which the creation of a resource is refused because the resource exists already."""
 
 PASSING = ("FailedPrecondition", "BadRequest", "Aborted", "Conflict")
 """Error codes with which a change is refused because of the present state of a slice."""
@@ -60,31 +60,32 @@ class TpuApi:
     A TPU slice is a group of TPU hosts that are rented together. Its queued resource is Google's object for the
     request, and its node is the object for the running slice.
 
-    Each method blocks, and sends its request with a time limit of 60 s. It raises ProviderError if the API refuses the
-    request, and NoAnswer, a kind of ProviderError, if it does not answer. Lists contain the items of all pages. They
-    also raise NoAnswer if a zone did not answer, because its items would be missing. The argument `what` names the
-    request in words, for error messages.
+    Each method that sends a request blocks, with a time limit of 60 s. It raises ProviderError if the API refuses the
+    request, and NoAnswer, a subclass of ProviderError, if the API does not answer. Methods that list items return the
+    items of all pages. They also raise NoAnswer if a zone did not answer, because the zone's items would be missing.
+    The argument `slice` is the name of a slice, `zone` is the name of its zone, and `what` names the request in words,
+    for error messages.
 
     Attributes:
-        settings: The settings of the driver. They name the project.
+        settings: The settings of the driver, which name the project.
     """
 
     settings: _api.Settings
 
     def zone_path(self, zone: str) -> str:
-        """Return the path of a zone, "projects/P/locations/ZONE". "-" for the zone means all zones, in lists only.
+        """Return the path of a zone, "projects/P/locations/ZONE". For lists, the zone "-" means all zones.
 
         Raises:
-            CredentialsError: No project is known.
+            CredentialsError: The project that pays is not known.
         """
         return f"projects/{self.settings.billed()}/locations/{zone}"
 
     def queued_path(self, zone: str, slice: str) -> str:
-        """Return the path of a TPU slice's queued resource (the request for the slice). It need not exist."""
+        """Return the path of a TPU slice's queued resource (the request for the slice), even if it does not exist."""
         return f"{self.zone_path(zone)}/queuedResources/{slice}"
 
     def node_path(self, zone: str, slice: str) -> str:
-        """Return the path of a TPU slice's node (the running slice). It need not exist."""
+        """Return the path of a TPU slice's node (the running slice), even if it does not exist."""
         return f"{self.zone_path(zone)}/nodes/{slice}"
 
     # --- what there is ---------------------------------------------------------------------------------------
@@ -103,7 +104,10 @@ class TpuApi:
         return sorted(each.location_id for each in _api.call("the list of zones with TPUs", ask).locations)
 
     def accelerator_types(self, zone: str) -> list[tpu_v2.AcceleratorType]:
-        """Return Google's records of the types of TPU slices that a zone has, such as v5p-8, in stock or not.
+        """Return Google's records of the types of TPU slices that a zone has, such as v5p-8, also those out of stock.
+
+        Args:
+            zone: The name of the zone.
 
         Raises:
             ProviderError: The API refused the request, or did not answer.
@@ -114,9 +118,9 @@ class TpuApi:
         return [each for page in pages for each in page.accelerator_types]
 
     def queued_resources(self, zone: str) -> list[tpu_v2.QueuedResource]:
-        """Return the queued resources (requests for TPU slices) of a zone. "-" for the zone means all zones.
+        """Return the queued resources (requests for TPU slices) of a zone, or of all zones if the zone is "-".
 
-        [] if there are none.
+        The list is empty if there are none.
 
         Raises:
             NoAnswer: The API or a zone did not answer.
@@ -128,9 +132,9 @@ class TpuApi:
         return [each for page in pages for each in page.queued_resources]
 
     def nodes(self, zone: str) -> list[tpu_v2.Node]:
-        """Return the nodes (running TPU slices) of a zone, in any state. "-" for the zone means all zones.
+        """Return the nodes (running TPU slices) of a zone, or of all zones if the zone is "-". They have any state.
 
-        [] if there are none.
+        The list is empty if there are none.
 
         Raises:
             NoAnswer: The API or a zone did not answer.
@@ -144,6 +148,11 @@ class TpuApi:
     def queued_resource(self, zone: str, slice: str, what: str) -> tpu_v2.QueuedResource | None:
         """Return the queued resource of a TPU slice (the request for the slice), or None if it does not exist.
 
+        Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            what: The request in words, for error messages.
+
         Raises:
             ProviderError: The API refused the request for another reason, or did not answer.
         """
@@ -156,6 +165,11 @@ class TpuApi:
 
     def node(self, zone: str, slice: str, what: str) -> tpu_v2.Node | None:
         """Return the node of a TPU slice (the running slice), or None if it does not exist.
+
+        Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            what: The request in words, for error messages.
 
         Raises:
             ProviderError: The API refused the request for another reason, or did not answer.
@@ -172,9 +186,10 @@ class TpuApi:
     def create_queued_resource(
         self, zone: str, slice: str, resource: tpu_v2.QueuedResource, request_id: str, what: str
     ) -> Operation | None:
-        """Request a TPU slice, without waiting for it. Return the operation (Google's progress record of the request).
+        """Request a TPU slice, without waiting until it exists.
 
-        Returns None if the slice exists already. A request that the API answers with "not found" gives None, too.
+        Return the operation (Google's progress record of the request). Returns None if the slice exists already, and
+        also if the API answers "not found".
 
         Args:
             zone: The zone of the slice.
@@ -201,8 +216,15 @@ class TpuApi:
     def delete_queued_resource(self, zone: str, slice: str, what: str) -> None:
         """Start to delete a queued resource (the request for a TPU slice) together with its node (the running slice).
 
-        Does not wait for the end. Does nothing if it does not exist. Raises ProviderError if the API refuses or does
-        not answer.
+        The method does not wait until the deletion is complete. Does nothing if the queued resource does not exist.
+
+        Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer.
         """
         request = tpu_v2.DeleteQueuedResourceRequest(name=self.queued_path(zone, slice), force=True)
         _unless(
@@ -212,9 +234,17 @@ class TpuApi:
         )
 
     def delete_node(self, zone: str, slice: str, what: str) -> None:
-        """Start to delete a node (a running TPU slice), without waiting for the end. Does nothing if it does not exist.
+        """Start to delete a node (a running TPU slice), without waiting until the deletion is complete.
 
-        Raises ProviderError if the API refuses or does not answer.
+        Does nothing if the node does not exist.
+
+        Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer.
         """
         request = tpu_v2.DeleteNodeRequest(name=self.node_path(zone, slice))
         _unless(
@@ -224,10 +254,18 @@ class TpuApi:
         )
 
     def set_labels(self, zone: str, slice: str, labels: Mapping[str, str], what: str) -> None:
-        """Start to replace all labels of a node (a running TPU slice). Does not wait for the end.
+        """Start to replace all labels of a node (a running TPU slice), without waiting until the change is complete.
 
-        Does nothing if the node does not exist, or is in a state in which it cannot be changed. Raises ProviderError if
-        the API refuses for another reason or does not answer.
+        Does nothing if the node does not exist, or is in a state in which the API does not change labels.
+
+        Args:
+            zone: The zone of the slice.
+            slice: The name of the slice.
+            labels: The new labels. Labels of the node that are not among them are removed.
+            what: The request in words, for error messages.
+
+        Raises:
+            ProviderError: The API refused the request for another reason, or did not answer.
         """
         request = tpu_v2.UpdateNodeRequest(
             node=tpu_v2.Node(name=self.node_path(zone, slice), labels=labels),
@@ -243,7 +281,7 @@ class TpuApi:
 def is_over(operation: Operation, what: str) -> bool:
     """Return True if an operation (Google's progress record of a change) has ended, and False if it still runs.
 
-    It asks the API once, and does not wait.
+    The function sends one request, and does not wait until the operation has ended.
 
     Args:
         operation: The operation.
@@ -261,16 +299,16 @@ def is_over(operation: Operation, what: str) -> bool:
 
 
 def raise_status(status: Status, what: str) -> NoReturn:
-    """Raise skypool's error for a `google.rpc.Status`, the form in which Google reports why a TPU slice failed.
+    """Raise skypool's error for a `google.rpc.Status`, the record in which Google reports why a TPU slice failed.
 
-    Never returns.
+    The function never returns.
 
     Args:
         status: The status.
         what: The request in words, for the error's message.
 
     Raises:
-        ProviderError: Always. Its class depends on the code of the status.
+        ProviderError: Always. The subclass depends on the code and the text of the status.
     """
     error = exceptions.from_grpc_status(status.code, status.message)
     raise _api.error_of(error, what) from error
@@ -279,11 +317,12 @@ def raise_status(status: Status, what: str) -> NoReturn:
 def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
     """Return all pages of a list.
 
-    They are fetched before it returns, so that every error of Google's SDK is translated.
+    All pages are fetched before the function returns, so that every error of Google's SDK is translated to an error of
+    skypool.
 
     Args:
         what: The request in words, for error messages.
-        ask: A function that sends the request and returns an iterable of pages.
+        ask: The function that sends the request and returns an iterable of pages.
 
     Raises:
         NoAnswer: The API or a zone did not answer. The message names the zones.
@@ -297,15 +336,21 @@ def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
 
 
 def _unless(codes: tuple[str, ...], what: str, ask: Callable[[], V]) -> V | None:
-    """Call `ask`, which sends a request, and return its result.
+    """Send a request and return the answer. Returns None if the API refuses with one of the given error codes.
 
-    Returns None if the API refuses with one of these codes. Other refusals raise ProviderError.
+    Args:
+        codes: The error codes.
+        what: The request in words, for error messages.
+        ask: The function that sends the request and returns the answer.
+
+    Raises:
+        ProviderError: The API refused with another code, or did not answer.
     """
     return retry.quietly(partial(_api.call, what, ask), *codes)
 
 
 def _current_client() -> tpu_v2.TpuClient:
-    """Return the client of Google's SDK for the present address of the API and the present credentials. It is cached.
+    """Return the cached client of Google's SDK for the present address of the API and the present credentials.
 
     Raises:
         CredentialsError: There are no credentials.
@@ -317,7 +362,11 @@ def _current_client() -> tpu_v2.TpuClient:
 def _client(address: str, credentials: Credentials) -> tpu_v2.TpuClient:
     """Make a client of Google's SDK for Cloud TPU. The last 16 are cached: equal arguments give the same object.
 
-    It uses gRPC for Google's own address ("") and for an address that begins with "grpc://", and REST for any other.
+    The client uses gRPC for Google's own address and for an address that begins with "grpc://", and REST for any other.
+
+    Args:
+        address: The address of the API; "" for Google's own.
+        credentials: The credentials that the requests carry. They are not used with "grpc://".
     """
     if address.startswith("grpc://"):
         channel = grpc.insecure_channel(address.removeprefix("grpc://"))

@@ -1,7 +1,8 @@
-"""Builds offers of Cloud TPU's slices with their prices, and derives the state of a rented slice. It sends no requests.
+"""Builds offers of Cloud TPU's slices with their prices, and derives the state of a rented slice.
 
-A slice is a group of TPU hosts that are rented together. The API lists the slices of a zone, but no prices. Those come
-from `skypool_gcp.billing`, which uses a table if Google's catalogue has none. A slice without a price is not offered.
+This module sends no requests. A slice is a group of TPU hosts that are rented together. The API lists the slice types
+of a zone without prices. The prices come from `skypool_gcp.billing`, which uses a table if Google's price catalogue
+lacks a price. A slice without a price is not offered.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ QUEUED: dict[str, State] = {
     "PROVISIONING": "starting",
     "ACTIVE": "running",
 }
-"""States of queued resources (requests for slices) that may have a node, with the state of the slice's hosts.
+"""States of queued resources (requests for slices), with the state of the slice's hosts.
 
-In any other state, the node (the running slice) is gone.
+In any other state, the node (the running slice) no longer exists or is ending.
 """
 
 NODE: dict[str, State] = {
@@ -41,11 +42,11 @@ NODE: dict[str, State] = {
 }
 """States of nodes (running slices) that exist, with the state of the slice's hosts.
 
-In any other state they are ending.
+In any other state, the hosts are ending.
 """
 
 NEW = frozenset({"STATE_UNSPECIFIED", "CREATING", "ACCEPTED"})
-"""States of a queued resource (request for a slice) in which Google has neither accepted nor refused it for good."""
+"""States of a queued resource (request for a slice) before Google has accepted or refused the request for good."""
 
 LOST = frozenset({"FAILED", "SUSPENDING", "SUSPENDED", "DELETING"})
 """States of a queued resource (request for a slice) whose running slice is lost, whatever the state of its node."""
@@ -57,19 +58,19 @@ _PRICED_BY_SIZE = ("v2", "v3")
 """Generations in which a slice of one host (a "device") and one of several hosts (a "pod") have different prices."""
 
 _LEAST_BILLED = 0.0
-"""The shortest time that is billed, in seconds: there is none.
+"""The shortest time that is billed, in seconds. 0 means that there is no minimum.
 
 A slice is charged while its node is READY. Single devices are charged in steps of one second, and no minimum is
-documented: https://cloud.google.com/tpu/pricing (read 2026-11-22). The minimum of a minute is a rule of Compute
-Engine's machine types. It applies to slices that are rented there, such as TPU7x.
+documented: https://cloud.google.com/tpu/pricing (read 2026-11-22). The minimum of one minute is a rule of Compute
+Engine's machine types. It applies only to slices of Compute Engine, such as TPU7x.
 """
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the types of TPU slices that meet a need, each with that accelerator of the need that it provides.
+    """Return the types of TPU slices that meet a need, each with the accelerator of the need that it provides.
 
-    A need of single chips, without a type of slice, is met by a slice of one host with exactly that number of chips.
-    Returns {} if the need names no TPUs.
+    The keys are names of slice types, such as "v5p-16". If the need names a number of chips without a type of slice, a
+    slice of one host with exactly this number of chips meets the need. Returns {} if the need names no TPUs.
     """
     return {
         type: accelerator
@@ -82,7 +83,8 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 def _serves(slice: Slice, accelerator: Accelerator) -> bool:
     """Return True if a TPU slice provides an accelerator that a need names.
 
-    That is so if the accelerator is this slice, or if it is this number of single chips and the slice has one host.
+    The accelerator may name this type of slice. Or it may name a number of chips without a type of slice. Then the
+    slice must have one host, and exactly this number of chips of this generation.
     """
     if accelerator.slice is not None:
         return accelerator.slice == slice
@@ -93,11 +95,11 @@ def _serves(slice: Slice, accelerator: Accelerator) -> bool:
 def regions(need: Need, rates: Rates) -> set[str]:
     """Return the regions in which Google states a price for a TPU slice that meets the need.
 
-    Only regions that match `need.regions` are returned. The set is empty if there are none. Slices that Cloud TPU's API
-    does not have are left out.
+    Only regions that match `need.regions` are returned. The set is empty if no region does. Slices that Cloud TPU's API
+    does not have, such as TPU7x, are left out.
     """
     kinds = [tables.slices()[type] for type in wanted(need)]
-    names = {_priced(each) for each in kinds if each.runtime_version}  # others are not in this API
+    names = {_priced(each) for each in kinds if each.runtime_version}  # Cloud TPU's API does not have the others
     return {*chosen((region for name in names for region, _ in rates.chips(name)), (), need.regions)}
 
 
@@ -111,7 +113,7 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
         sold: The types of slices that the zone has.
         need: The requirements.
         rates: Google's prices.
-        ends_itself: True if a slice ends itself, and its cost, when its lease (the time that it was granted) is over.
+        ends_itself: True if a slice deletes itself when its lease is over, which ends its cost.
     """
     serving = wanted(need)
     region = zone.rpartition("-")[0]
@@ -152,8 +154,8 @@ def state(queued: str, node: str) -> State:
     exists.
 
     Args:
-        queued: The state of its queued resource (the request for it); "ACTIVE" if only the node is left.
-        node: The state of its node (the running slice); "" if there is none.
+        queued: The state of the queued resource (the request for the slice); "ACTIVE" if only the node exists.
+        node: The state of the node (the running slice); "" if there is no node.
     """
     if queued in LOST:
         return "ending"
@@ -169,7 +171,7 @@ def _whole(slice: Slice, chip: Price, market: Market) -> float:
     Args:
         slice: The slice.
         chip: The price of one chip.
-        market: On demand or spot. The price of an address depends on it.
+        market: The market, "on-demand" or "spot", on which the price of the addresses depends.
     """
     return chip.usd * slice.chips + catalog.FACTS["address"][market] * slice.vms
 
@@ -177,7 +179,7 @@ def _whole(slice: Slice, chip: Price, market: Market) -> float:
 def _priced(slice: Slice) -> str:
     """Return the name under which `Rates.chips` has the price of a TPU slice's chips, such as "v5e" or "v2 pod".
 
-    Only v2 and v3 have a second word: "device" for a slice of one host, and "pod" for a larger one.
+    Only names of v2 and v3 have a second word: "device" for a slice of one host, and "pod" for one of several hosts.
     """
     if slice.generation not in _PRICED_BY_SIZE:
         return slice.generation

@@ -1,6 +1,6 @@
 """Builds the queued resource with which the driver asks Cloud TPU to create a slice (a group of TPU hosts).
 
-It sends no requests.
+This module sends no requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DEFAULT_SCOPES = [
     "https://www.googleapis.com/auth/logging.write",
     "https://www.googleapis.com/auth/monitoring.write",
 ]
-"""The scopes of the default account of hosts, if the settings name no account. Without them it would have all rights.
+"""The OAuth scopes of hosts, if the settings name no service account. They limit the rights of the default account.
 
 https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.types.ServiceAccount (read 2026-11-22).
 """
@@ -39,12 +39,12 @@ def queued_resource(
 
     Args:
         settings: The settings of the driver.
-        offer: The offer that is rented. Its reservation is used only if it is not a spot offer.
+        offer: The offer that is rented. For a spot offer, the reservation in the settings is not used.
         order: The request to rent: pool, node numbers, token and limits.
-        parent: The path of the zone.
+        parent: The path of the zone, "projects/P/locations/ZONE".
         slice: The name of the slice and of its node (Google's object for the running slice).
         labels: The labels of the node.
-        until: The time until which the slice waits for its chips. After it, Google refuses the request.
+        until: The time until which the slice waits for its chips. After this time, Google refuses the request.
     """
     spot = offer.market == "spot"
     node = tpu_v2.Node(
@@ -85,6 +85,9 @@ def request_id(path: str) -> str:
     """Return the UUID, as text, of the request that creates a queued resource.
 
     The same path always gives the same id, so that Google recognizes a repeated request.
+
+    Args:
+        path: The path of the queued resource.
     """
     return str(uuid.uuid5(uuid.NAMESPACE_URL, path))
 
@@ -92,9 +95,15 @@ def request_id(path: str) -> str:
 def _startup_script(settings: _api.Settings, order: Order, *, parent: str, slice: str) -> str:
     """Return the shell script that each host of a TPU slice runs as root at boot.
 
-    It gives the ssh server the host key that the client expects. It also starts the process that ends the machine when
-    its lease (the time that it was granted) is over. With a service account, that deletes the whole slice; without one,
-    it only switches the host off.
+    The script gives the ssh server the host key that the client expects. It also starts the process that acts when the
+    lease is over. If the settings name a service account, this process deletes the whole slice. Otherwise it only
+    switches the host off.
+
+    Args:
+        settings: The settings of the driver.
+        order: The request to rent. It gives the lease and the keys.
+        parent: The path of the zone, "projects/P/locations/ZONE".
+        slice: The name of the slice.
     """
     end = userdata.OFF
     if settings.service_account:
