@@ -119,7 +119,9 @@ def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(clo
             bound.result(60)
         with pytest.raises(NodeInterrupted, match=r"had yielded \d+ items, which cannot be taken back"):
             list(stream)
-        with pytest.raises(NodeInterrupted, match="what the call read of an iterator argument cannot be read again"):
+        with pytest.raises(
+            NodeInterrupted, match="the items that the call read from an iterator argument cannot be read again"
+        ):
             fed.result(60)
     (again,) = pool.heard(events.CallRetried)
     assert (again.call, again.node, again.attempt) == ("where", 0, 2)

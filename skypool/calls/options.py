@@ -221,4 +221,4 @@ def no_such_node(pool: str, missing: Collection[int], there: Collection[int]) ->
         there: the numbers of the nodes that the pool has.
     """
     names = ", ".join(map(str, sorted(missing)))
-    return UsageError(f"pool {pool!r} has no node {names}; it has {sorted(there)}")
+    return UsageError(f"pool {pool!r} has no node {names}; its nodes are {sorted(there)}")
