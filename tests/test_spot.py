@@ -64,7 +64,7 @@ def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud
             NodeInterrupted, match="where was lost: the provider took node 0 back, and the call was sent to"
         ):
             waiting.result(60)
-        with pytest.raises(NodeInterrupted, match="to that node only"):
+        with pytest.raises(NodeInterrupted, match="to node 0 only"):
             pool.send(where(), node=0).result(60)
         eventually(lambda: pool.nodes.get(2) == "ready", what="its replacement")
         assert dict(pool.nodes) == {0: "leaving", 1: "ready", 2: "ready"}

@@ -244,7 +244,7 @@ class Agent:
         """
         handle = self._handlers.get(f.kind)
         if handle is None:
-            raise protocol_violation(f"the client sent a {f.kind.name} message, which only nodes may send")
+            raise protocol_violation(f"the client sent a {f.kind.name} message, which a client must not send")
         handle(f)
 
     def _handle(self) -> dict[Kind, Callable[[Frame], None]]:
@@ -520,8 +520,8 @@ class Agent:
                 self._queue.again([f.header["id"]])  # its worker ends now, and then the call goes to another one
             case _:
                 raise ProtocolError(
-                    f"a worker process on this node sent a {f.kind.name} message, which workers never send; "
-                    "this is a bug of skypool, so please report it"
+                    f"a worker process on this node sent a {f.kind.name} message, which a worker must not send; this "
+                    "is a bug of skypool, so please report it"
                 )
 
     def _on_outcome(self, slot: Slot, f: Frame, packet: bytes) -> None:

@@ -267,7 +267,7 @@ def message_of(f: Frame) -> Said:
     """
     read = _PARSERS.get(f.kind)
     if read is None:
-        raise protocol_violation(f"the node sent a {f.kind.name} message, which only clients may send")
+        raise protocol_violation(f"the node sent a {f.kind.name} message, which a node must not send")
     return read(f)
 
 

@@ -292,7 +292,8 @@ class Inbox:
             received = incoming.turns.receive(incoming.decoder.space(), wait)
             if received == 0:
                 raise ConnectionResetError(
-                    "the connection was closed on the node's side, as when its machine or the network fails"
+                    "the connection was closed on the node's side, as happens when the node's machine or the network "
+                    "fails"
                 )
             self.heard = self._clock()
             frames = incoming.decoder.advance(received)
