@@ -62,10 +62,11 @@ class Pieces:
             self.rooms.pop(piece.call, None)
             if piece.call not in awaited():
                 return
-            if piece.size + sum(len(room.memory) for room in self.rooms.values()) > MEMORY:
+            others = sum(len(room.memory) for room in self.rooms.values())
+            if piece.size + others > MEMORY:
                 raise ProtocolError(
-                    f"the node sends a result of {piece.size} bytes, which does not fit, together with other "
-                    f"unfinished results, into the client's memory of {MEMORY} bytes; return less, or write the result "
+                    f"a result of {piece.size} bytes, together with {others} bytes of unfinished results of other "
+                    f"calls, does not fit into the client's memory of {MEMORY} bytes; return less, or write the result "
                     "to a file or bucket"
                 )
             self.rooms[piece.call] = _Room(piece.seq, piece.size)
