@@ -482,6 +482,19 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
     return gone
 
 
+def protocol_violation(what: str) -> ProtocolError:
+    """Return the error for a message that breaks the protocol between client and node. It is not raised.
+
+    The error's text is `what` and an advice to use the same version of skypool on client and node.
+
+    Args:
+        what: what was wrong with the message, with the expected and the found value; no full stop at its end.
+    """
+    return ProtocolError(
+        f"{what}; use the same version of skypool on client and node, and report a bug if the versions are the same"
+    )
+
+
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:
     """Return up to `n` of `choices` that a mistyped `word` may stand for, the most similar first.
 

@@ -1,6 +1,6 @@
 """Functions that user code calls on a node (a rented machine): `instance_info`, `shard`, `is_head`, `interruption`.
 
-Outside of a pool they work, too, as on a single node.
+Outside of a pool, these functions work as in a pool of one node.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class InstanceInfo:
         node: number of this node, from 0.
         nodes: number of nodes that take part.
         slot: index of the slot among the node's slots of the same kind, from 0.
-        slots: number of the node's slots of this kind.
+        slots: number of the node's slots of the same kind as this slot.
         call: id of the running call, 0 outside of a call.
         hostname: host name of this machine.
         vcpus: number of CPU cores that this process may use.
         accelerators: devices that this process may use, as `skypool.devices` finds them.
-        host: index of this node in its TPU slice, from 0. 0 for a single machine.
-        hosts: number of hosts in the slice. 1 for a single machine.
+        host: index of this node in its TPU slice (machines that are rented together), from 0. 0 for a single machine.
+        hosts: number of machines in the slice. 1 for a single machine.
         chips: TPU chips of this node, 0 if it has none.
         slice_chips: TPU chips of the whole slice, 0 if there are none.
         address: address of this node in its own network, "" if unknown.
         addresses: addresses of all nodes of a call sent with `@`, by node. Empty for any other call. The nodes can
-            connect to these if the pool has `private_network=True`, or if they share a network anyway.
+            connect to these addresses if the pool has `private_network=True`, or if the nodes share a network anyway.
         slot_kind: "device" for a slot that has devices of the node, "cpu" for a slot without devices.
     """
 
@@ -69,28 +69,29 @@ class InstanceInfo:
     def slice(self) -> int:
         """Return the index of the pool's slice that this node belongs to, from 0.
 
-        A slice is a group of TPU machines that are rented together. For single machines it is the node's number.
+        A slice is a group of TPU machines that are rented together. A single machine counts as a slice of its own, so
+        the index is the node's number.
         """
         return (self.node - self.host) // self.hosts
 
     @property
     def is_head(self) -> bool:
-        """Return True if this is node 0 of the nodes that take part. Outside of a pool it always is."""
+        """Return True if this is node 0 of the nodes that take part. The value is always True outside of a pool."""
         return self.node == 0
 
     @property
     def head_address(self) -> str:
-        """Return the address of node 0, where the nodes of a call can meet. Works only in a call sent with `@`.
+        """Return the address of node 0, to which the other nodes of the call can connect.
 
-        Such a call runs on all nodes at once.
+        The address is known only in a call sent with `@`, which runs on all nodes at once.
 
         Raises:
             UsageError: the call was not sent with `@`, or node 0 does not know its own address.
         """
         if not self.addresses:
             raise UsageError(
-                "head_address is known only in a call that runs on all nodes, and this one runs on a single "
-                "node: send it with `call @ pool`"
+                "head_address is known only in a call that runs on all nodes, and this call runs on a single node; "
+                "send the call with `call @ pool`"
             )
         if not self.addresses[0]:
             raise UsageError(
@@ -113,8 +114,8 @@ _world: tuple[int, Sequence[str]] | None = None
 def instance_info() -> InstanceInfo:
     """Return the place where the running call runs: pool, node, slot (place on the node) and devices.
 
-    Outside of a pool it is node 0 of 1, with the pool's name "". In a call that was sent with `@` to all nodes, `node`
-    and `nodes` count the nodes of that call. The first call in a process detects the devices.
+    Outside of a pool, the result is node 0 of 1, and the pool's name is "". In a call that was sent with `@` to all
+    nodes, `node` and `nodes` count the nodes of that call. The first use in a process detects the devices.
     """
     info = _process or InstanceInfo()
     if _world is not None:
@@ -126,15 +127,15 @@ def instance_info() -> InstanceInfo:
 def _devices() -> tuple[Device, ...]:
     """Return the devices that this process may use; () if there are none.
 
-    They are detected at the first call in a process. Later calls return the same tuple.
+    The devices are detected at the first call in a process. Later calls return the same tuple.
     """
     return devices.detect()
 
 
 def is_head() -> bool:
-    """Return True if this call runs on node 0 of the nodes that take part. Use it for work that one node should do.
+    """Return True if this call runs on node 0 of the nodes that take part. Always True outside of a pool.
 
-    Outside of a pool it is always True.
+    Use this function for work that only one node should do.
     """
     return instance_info().is_head
 
@@ -142,14 +143,14 @@ def is_head() -> bool:
 def enter(info: InstanceInfo) -> None:
     """Set the place of this worker process, which `instance_info` returns from now on.
 
-    The worker calls it once. It holds for all threads.
+    The worker process calls this function once, before its first call. The place is the same for all threads.
     """
     global _process
     _process = info
 
 
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
-    """Set the call that begins in this worker process. It holds for all threads, until the next call begins.
+    """Set the call that begins in this worker process, for all threads, until the next call begins.
 
     Args:
         call: id of the call.
@@ -172,12 +173,13 @@ def shard(
 def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> Any:
     """Return this node's part of `data`: consecutive rows, in parts that are as equal as possible.
 
-    The rows of all nodes' parts together are all rows, each once, unless `drop_last` is set. Outside of a pool, the
-    part is everything.
+    Together, the parts of all nodes have each row exactly once, unless `drop_last` is set. Outside of a pool, the part
+    has all rows.
 
     Args:
-        data: lists, tuples, numpy arrays, torch tensors, ranges, strings or other sequences. Several sequences are cut
-            in the same way, so that rows that belong together stay together. They are not changed.
+        data: lists, tuples, numpy arrays, torch tensors, ranges, strings or other sequences. A row is one element.
+            Several sequences are cut in the same way, so that rows with the same index stay together. The sequences are
+            not changed.
         shuffle: distribute the rows in random order. The order depends only on `seed` and the length, and is the same
             on every node. Default False.
         seed: seed of the random order. Default 0.
@@ -185,9 +187,9 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
             parts then have one row more.
 
     Returns:
-        A value of the same type as `data`. It is a list for other kinds of sequences, and for a range that is shuffled.
-        It is empty if there are fewer rows than nodes and none is left for this node. For several sequences, a tuple of
-        such values.
+        A value of the same type as `data`, such as a list. Exceptions are a range that is shuffled, and sequences of
+        other types that are shuffled or do not support slices: for these, the result is a list. The value is empty if
+        there are fewer rows than nodes and none is left for this node. For several sequences, a tuple of such values.
 
     Raises:
         UsageError: no data was given, the lengths differ, or an argument is not a sequence. Dictionaries and sets are
@@ -197,10 +199,14 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
         raise UsageError("shard() needs at least one sequence to divide among the nodes, such as shard(items)")
     for each in data:
         if not hasattr(each, "__len__") or isinstance(each, (Mapping, Set)):
-            raise UsageError(f"shard() needs sequences, and {type(each).__name__} is not one: make a list of it")
+            raise UsageError(
+                f"shard() needs sequences, and {type(each).__name__} is not a sequence; pass a list instead"
+            )
     lengths = [len(each) for each in data]
     if len(set(lengths)) > 1:
-        raise UsageError(f"shard() needs sequences of equal length, but these have {lengths}; make them equally long")
+        raise UsageError(
+            f"shard() needs sequences of equal length, but their lengths are {lengths}; make them equally long"
+        )
     info = instance_info()
     rows = part(lengths[0], info.node, info.nodes, drop_last)
     order = _shuffled(lengths[0], seed)[rows] if shuffle else None
@@ -211,8 +217,8 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
 def part(length: int, index: int, parts: int, drop_last: bool = False) -> slice:
     """Return the rows of part `index` (from 0) of `parts` as a slice.
 
-    If the rows do not divide evenly, the first parts have one row more. With `drop_last`, the extra rows at the end
-    belong to no part. If there are fewer rows than parts, the last parts are empty slices.
+    If `length` (the number of rows) is not a multiple of `parts`, the first parts have one row more. With `drop_last`,
+    the extra rows at the end belong to no part. If there are fewer rows than parts, the last parts are empty slices.
     """
     each, left = divmod(length, parts)
     if drop_last:
@@ -252,24 +258,24 @@ class Interruption:
     """A provider's notice that it takes this machine back.
 
     Attributes:
-        at: when the machine goes, in seconds since 1970.
+        at: when the provider takes the machine, in seconds since 1970.
     """
 
     at: float
 
     @property
     def left(self) -> float:
-        """Return the seconds until the machine is taken back, by its wall clock; 0.0 if that time has passed."""
+        """Return the seconds until the machine is taken back, by the machine's clock; 0.0 if that time has passed."""
         return max(0.0, self.at - time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """A function as it is sent to a node, with the function to call when its machine is taken back.
+    """A function as it is sent to a node, with a function to call when the provider takes the node's machine back.
 
     Attributes:
         function: the function that the call runs.
-        on_interruption: function that gets the notice as its only argument.
+        on_interruption: function to call at the provider's notice, with the notice as its only argument.
     """
 
     function: Callable[..., Any]
@@ -279,25 +285,29 @@ class Attended:
 def interruption() -> Interruption | None:
     """Return the notice that the provider takes this machine back.
 
-    Returns None while there is no notice, and outside of a pool. The call only reads a number in memory, so a loop may
-    make it in every turn.
+    Returns None while there is no notice, and outside of a pool. This function only reads a number in memory, so a loop
+    may call it in every iteration.
     """
     at = 0.0 if taken is None else taken()
     return Interruption(at) if at else None
 
 
 taken: Callable[[], float] | None = None
-"""Function that the worker sets: returns when the machine goes, in seconds since 1970, or 0.0 without a notice."""
+"""A function that the worker process sets; None outside of a worker.
+
+It returns when the provider takes the machine back, in seconds since 1970, or 0.0 if there is no notice.
+"""
 
 
 class Upstream(Iterator[Any]):
     """An iterator argument of a call, as the function on the node sees it.
 
-    Each `next()` waits for one item from the iterator on the client. It raises StopIteration after the last item, and
-    whatever the iterator raises on the client. Outside of a worker process on a node, it raises UsageError.
+    Each `next()` waits for one item from the iterator on the client. After the last item, `next()` raises
+    StopIteration. If the iterator on the client raises an exception, `next()` raises that exception. Outside of a
+    worker process on a node, `next()` raises UsageError.
 
     Args:
-        number: the index among the iterator arguments of the call.
+        number: the index of this iterator among the iterator arguments of the call, from 0.
     """
 
     def __init__(self, number: int) -> None:
@@ -306,11 +316,14 @@ class Upstream(Iterator[Any]):
     def __next__(self) -> Any:
         if pull is None:
             raise UsageError(
-                "an iterator argument can only be read on the node, by the call that received it: iterate over "
-                "it inside the function"
+                "an iterator argument can be read only on the node, by the call that received the argument; iterate "
+                "over the argument inside the function"
             )
         return pull(self.number)
 
 
 pull: Callable[[int], Any] | None = None
-"""Function that the worker sets: returns the next item of the running call's iterator argument with this number."""
+"""A function that the worker process sets; None outside of a worker.
+
+It returns the next item of the running call's iterator argument with this number.
+"""

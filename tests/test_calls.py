@@ -144,7 +144,7 @@ def test_calls_joined_with_what_is_no_call_are_refused() -> None:
 def test_a_call_has_no_truth_value() -> None:
     with pytest.raises(UsageError, match="has no truth value"):
         bool(lazily(len, "a"))
-    with pytest.raises(UsageError, match="`a > b > c`, it means"):
+    with pytest.raises(UsageError, match="`a > b > c`, that means"):
         _ = lazily(len, "a") and 3
 
 

@@ -243,7 +243,7 @@ def test_calls_for_some_nodes_outlive_one_of_them_and_fail_with_the_last() -> No
     assert isinstance(error, ConnectionLost)
     assert str(error) == "train was lost with node 1: node 1 fell silent"
     assert office.links[2].calls == []
-    with pytest.raises(UsageError, match=r"has no node 0, 1; it has \[2\]"):
+    with pytest.raises(UsageError, match=r"has no node 0, 1; its nodes are \[2\]"):
         office.send(node=(0, 1))
 
 
@@ -303,7 +303,7 @@ def test_a_call_for_some_nodes_that_wait_fails_when_the_pool_ends() -> None:
 
 
 def test_a_call_pinned_to_a_node_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"has no node 7; it has \[0, 1\]"):
+    with pytest.raises(UsageError, match=r"has no node 7; its nodes are \[0, 1\]"):
         Office(1, 1).send(node=7)
 
 
@@ -686,7 +686,7 @@ def test_calls_bound_to_a_leaving_node_fail_with_the_reason() -> None:
     running, waiting = office.send_many(2, node=0, retries=5)
     office.dispatch.drain(0)
     assert str(error_of(waiting)) == (
-        "train was lost: the provider took node 0 back, and the call was sent to that node only"
+        "train was lost: the provider took node 0 back, and the call was sent to node 0 only"
     )
     late = office.send(node=0)
     assert isinstance(error_of(late), NodeInterrupted)
@@ -720,7 +720,7 @@ def test_a_stream_and_a_reader_of_an_iterator_say_why_they_end_with_a_leaving_no
     with pytest.raises(NodeInterrupted, match="the call had yielded 2 items, which cannot be taken back"):
         next(items)
     assert other.at == 1
-    assert "what the call read of an iterator argument cannot be read again" in str(error_of(read))
+    assert "the items that the call read from an iterator argument cannot be read again" in str(error_of(read))
 
 
 def test_a_leaving_node_whose_link_is_back_is_asked_again_for_what_it_has_not_begun() -> None:

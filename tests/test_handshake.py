@@ -38,16 +38,16 @@ def test_a_configuration_shows_no_secrets() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"lease": "long"}, "the configuration of a node has an invalid 'lease': 'long'"),
-        ({"node": -1}, "the configuration of a node has an invalid 'node': -1"),
-        ({"node": True}, "the configuration of a node has an invalid 'node': True"),
-        ({"slots": 0}, "the configuration of a node has an invalid 'slots': 0"),
+        ({"lease": "long"}, "the configuration of a node has an invalid field 'lease': 'long'"),
+        ({"node": -1}, "the configuration of a node has an invalid field 'node': -1"),
+        ({"node": True}, "the configuration of a node has an invalid field 'node': True"),
+        ({"slots": 0}, "the configuration of a node has an invalid field 'slots': 0"),
         ({"speed": 1}, "the configuration of a node has an unknown field 'speed'"),
-        ({"trust": "none"}, "the configuration of a node has an invalid 'trust': 'none'"),
-        ({"keep": ["9"]}, "has an invalid 'keep'"),
+        ({"trust": "none"}, "the configuration of a node has an invalid field 'trust': 'none'"),
+        ({"keep": ["9"]}, "has an invalid field 'keep'"),
         ({"slots": [{"env": {}, "gpu": 1}]}, "a slot of a node has an unknown field 'gpu'"),
-        ({"slice": {"host": "first"}}, "the place of a node in its slice has an invalid 'host': 'first'"),
-        ({"env": {"TOKEN": 7}}, "the configuration of a node has an invalid 'env': dict"),
+        ({"slice": {"host": "first"}}, "the place of a node in its slice has an invalid field 'host': 'first'"),
+        ({"env": {"TOKEN": 7}}, "the configuration of a node has an invalid field 'env': dict"),
     ],
 )
 def test_a_field_that_means_nothing_is_refused_by_its_name(changed: dict[str, Any], says: str) -> None:
@@ -56,7 +56,7 @@ def test_a_field_that_means_nothing_is_refused_by_its_name(changed: dict[str, An
 
 
 def test_a_configuration_needs_its_folders() -> None:
-    with pytest.raises(ProtocolError, match="the configuration of a node has no 'cwd'"):
+    with pytest.raises(ProtocolError, match="the configuration of a node has no field 'cwd'"):
         AgentConfig.from_json({"folder": "/a", "spool": "/b"})
     with pytest.raises(ProtocolError, match="the configuration of a node must be a JSON object, not list"):
         AgentConfig.from_json([])

@@ -95,7 +95,7 @@ def test_gather_streams_in_order_or_as_calls_end(pool: sky.ComputePool, tmp_path
 
 def test_a_call_can_be_pinned_to_a_node(pool: sky.ComputePool) -> None:
     assert [where().with_options(node=n) >> pool for n in (1, 0, 1, 1)] == [1, 0, 1, 1]
-    with pytest.raises(sky.UsageError, match=r"has no node 7; it has \[0, 1\]"):
+    with pytest.raises(sky.UsageError, match=r"has no node 7; its nodes are \[0, 1\]"):
         where().with_options(node=7) >> pool
 
 
@@ -153,14 +153,14 @@ def test_map_runs_on_the_nodes_that_its_function_names(pool: sky.ComputePool) ->
     assert set(pool.map(me.with_options(node=[0, 1]), range(20))) == {0, 1}
     assert set(pool.map(me.with_options(node="all"), range(20))) == {0, 1}
     assert list(pool.map(me.with_options(node=0), range(3), buffersize=1)) == [0, 0, 0]
-    with pytest.raises(sky.UsageError, match=r"has no node 7; it has \[0, 1\]"):
+    with pytest.raises(sky.UsageError, match=r"has no node 7; its nodes are \[0, 1\]"):
         pool.map(me.with_options(node=[0, 7]), range(3))
 
 
 def test_nodes_that_the_pool_does_not_have_are_named(pool: sky.ComputePool) -> None:
-    with pytest.raises(sky.UsageError, match=r"has no node 7, 9; it has \[0, 1\]"):
+    with pytest.raises(sky.UsageError, match=r"has no node 7, 9; its nodes are \[0, 1\]"):
         where().with_options(node=[9, 0, 7]) >> pool
-    with pytest.raises(sky.UsageError, match=r"has no node 7; it has \[0, 1\]"):
+    with pytest.raises(sky.UsageError, match=r"has no node 7; its nodes are \[0, 1\]"):
         pool.send(where(), node=[7])
     with pytest.raises(sky.UsageError, match="node must not be an empty sequence"):
         pool.send(where(), node=[])

@@ -205,13 +205,13 @@ def test_nothing_to_cut_is_refused() -> None:
 
 
 def test_sequences_of_different_lengths_are_refused_with_their_lengths() -> None:
-    with pytest.raises(UsageError, match=r"equal length, but these have \[3, 2\]"):
+    with pytest.raises(UsageError, match=r"equal length, but their lengths are \[3, 2\]"):
         shard([1, 2, 3], [1, 2])
 
 
 @pytest.mark.parametrize("value", [iter([1, 2]), 3, None, {"a": 1}, {1}], ids=lambda value: type(value).__name__)
 def test_what_is_no_sequence_is_refused_with_what_to_do(value: Any) -> None:
-    with pytest.raises(UsageError, match=f"{type(value).__name__} is not one: make a list of it"):
+    with pytest.raises(UsageError, match=f"{type(value).__name__} is not a sequence; pass a list instead"):
         shard(value)
 
 
@@ -240,14 +240,14 @@ def test_a_broadcast_counts_its_own_nodes() -> None:
 
 
 def test_nodes_that_cannot_meet_say_why() -> None:
-    with pytest.raises(UsageError, match="send it with `call @ pool`"):
+    with pytest.raises(UsageError, match="send the call with `call @ pool`"):
         _ = InstanceInfo().head_address
     with pytest.raises(UsageError, match="node 0 does not know its own address"):
         _ = InstanceInfo(addresses=("", "10.0.0.5")).head_address
 
 
 def test_an_iterator_argument_can_only_be_read_where_its_call_runs() -> None:
-    with pytest.raises(UsageError, match="by the call that received it"):
+    with pytest.raises(UsageError, match="by the call that received the argument"):
         next(runtime.Upstream(0))
 
 

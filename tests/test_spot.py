@@ -64,7 +64,7 @@ def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud
             NodeInterrupted, match="where was lost: the provider took node 0 back, and the call was sent to"
         ):
             waiting.result(60)
-        with pytest.raises(NodeInterrupted, match="to that node only"):
+        with pytest.raises(NodeInterrupted, match="to node 0 only"):
             pool.send(where(), node=0).result(60)
         eventually(lambda: pool.nodes.get(2) == "ready", what="its replacement")
         assert dict(pool.nodes) == {0: "leaving", 1: "ready", 2: "ready"}
@@ -119,7 +119,9 @@ def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(clo
             bound.result(60)
         with pytest.raises(NodeInterrupted, match=r"had yielded \d+ items, which cannot be taken back"):
             list(stream)
-        with pytest.raises(NodeInterrupted, match="what the call read of an iterator argument cannot be read again"):
+        with pytest.raises(
+            NodeInterrupted, match="the items that the call read from an iterator argument cannot be read again"
+        ):
             fed.result(60)
     (again,) = pool.heard(events.CallRetried)
     assert (again.call, again.node, again.attempt) == ("where", 0, 2)

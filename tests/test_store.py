@@ -51,5 +51,5 @@ def test_a_module_that_comes_again_is_whole_for_whoever_reads_it_just_then(tmp_p
 
 
 def test_a_module_that_is_not_what_its_hash_says_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProtocolError, match="module mine with source that does not match its hash"):
+    with pytest.raises(ProtocolError, match="module mine with source that does not match the module's hash"):
         store(tmp_path).on_module(module(SOURCE[:-1]))

@@ -1066,9 +1066,9 @@ def test_the_page_shows_what_a_refusal_says() -> None:
     [
         ([Piece(7, 0, 0, 1 << 45)], "does not fit into"),
         ([Piece(7, 0, 0, 1 << 20), Piece(9, 1, 0, MEMORY)], "does not fit into"),
-        ([Piece(7, 0, 0, 100_000), Piece(7, 0, 50, 100_000)], "byte 50 instead of 10"),
+        ([Piece(7, 0, 0, 100_000), Piece(7, 0, 50, 100_000)], "item 0, byte 50 of 100000 instead of item 0, byte 10"),
         ([Piece(7, 0, 50, 100_000)], "at byte 50 instead of 0"),
-        ([Piece(7, 1, 0, 100_000), Piece(7, 2, 10, 100_000)], "byte 10 instead of 10"),
+        ([Piece(7, 1, 0, 100_000), Piece(7, 2, 10, 100_000)], "item 2, byte 10 of 100000 instead of item 1, byte 10"),
     ],
 )
 def test_values_that_have_holes_or_no_room_are_refused(pieces: list[Piece], why: str) -> None:
@@ -1089,7 +1089,7 @@ def test_pieces_of_a_value_that_nobody_waits_for_take_no_memory() -> None:
 def test_a_stream_that_runs_far_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futures, "_MOST_UNTAKEN", 1000)
     items: futures.Items[Any] = futures.Items("count")
-    with pytest.raises(ProtocolError, match="before they were read here, and the limit is 1000"):
+    with pytest.raises(ProtocolError, match="that were not read here yet, and the limit is 1000"):
         for seq in range(1, 10):
             items.feed(seq, True, [b"x" * 300], READER)
 

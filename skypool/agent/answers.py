@@ -65,11 +65,14 @@ class Answers:
         """
         error: SkypoolError
         if call.doomed == "timeout":
-            error = CallTimeout(f"{call.name} ran longer than its timeout of {call.timeout:g} s and was ended")
+            error = CallTimeout(
+                f"{call.name} ran longer than its timeout of {call.timeout:g} s and was ended; set a longer timeout= "
+                "if the call needs more time"
+            )
         elif call.doomed == "stopped":
             error = ConnectionLost(
-                f"the worker running {call.name} was stopped (as by SIGSTOP) for longer than liveness="
-                f"{self._liveness:g} s and was replaced",
+                f"the worker process that ran {call.name} was stopped (as by SIGSTOP) for longer than "
+                f"liveness={self._liveness:g} s and was replaced; send the call again",
                 self._node,
             )
         else:
@@ -90,7 +93,10 @@ class Answers:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         hint = ""
         if number == signal.SIGKILL:
-            hint = "skypool did not send this signal; usually the kernel does when memory runs out: try a smaller input"
+            hint = (
+                "skypool did not send this signal; usually the kernel sends it when the machine's memory runs out: "
+                "try a smaller input"
+            )
         error = WorkerDied(
             call.name,
             signal=number,

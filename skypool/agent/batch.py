@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from skypool.agent.call import NodeCall
 from skypool.agent.value_storage import Blob
-from skypool.errors import ProtocolError
+from skypool.errors import protocol_violation
 from skypool.wire.frames import TOGETHER, Buffer, Frame, Kind, encode
 
 LARGEST_END = select.PIPE_BUF
@@ -72,21 +72,16 @@ class Batch:
         self._offered = False
         numbers = {type(each) for each in (*self.ids, *self._lengths)}
         if numbers != {int} or len(self.ids) != len(self._lengths) or min(*self.ids, *self._lengths) < 0:
-            raise ProtocolError(
-                "the client sent a message with several calls whose ids or lengths are invalid; closing its "
-                "connection. Use the same version of skypool on client and node; if you do, report this bug"
-            )
+            raise protocol_violation("the client sent a message with several calls whose ids or lengths are invalid")
         if len(self.ids) > TOGETHER or len(set(self.ids)) < len(self.ids) or max(self.ids) >= 1 << 64:
-            raise ProtocolError(
-                f"the client sent {len(self.ids)} calls in one message, where only {TOGETHER} with different "
-                "64-bit ids are allowed; closing its connection. Use the same version of skypool on client and "
-                "node; if you do, report this bug"
+            raise protocol_violation(
+                f"the client sent {len(self.ids)} calls with {len(set(self.ids))} different ids in one message; at "
+                f"most {TOGETHER} calls with different ids below 2^64 are allowed"
             )
         if sum(self._lengths) != len(f.body):
-            raise ProtocolError(
-                f"the client sent a message of {len(self.ids)} calls with {len(f.body)} bytes of arguments "
-                f"instead of {sum(self._lengths)}; closing its connection. Use the same version of skypool on "
-                "client and node; if you do, report this bug"
+            raise protocol_violation(
+                f"the client sent a message of {len(self.ids)} calls with {len(f.body)} bytes of arguments instead of "
+                f"{sum(self._lengths)}"
             )
 
     @property

@@ -16,7 +16,7 @@ from skypool.agent.connection import Connection
 from skypool.agent.unacknowledged import Unacknowledged
 from skypool.agent.value_storage import SpareMemory
 from skypool.clock import RunningClock
-from skypool.errors import ProtocolError
+from skypool.errors import ProtocolError, protocol_violation
 from skypool.wire.frames import Buffer, Frame, Kind, frame, header_of, long_frame
 
 OUTPUT_WINDOW = 4 << 20
@@ -112,7 +112,9 @@ class Client:
         except (OSError, ProtocolError) as e:
             self._complain(connection, e)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
-            self._complain(connection, ProtocolError(f"invalid frame: {type(e).__name__}: {e}"))
+            self._complain(
+                connection, protocol_violation(f"the client sent an invalid message: {type(e).__name__}: {e}")
+            )
         if connection is self._current:
             self.heard = self._clock()  # the agent's loop flushes this connection
         else:
@@ -131,7 +133,7 @@ class Client:
         elif f.kind is Kind.HELLO:
             self._greet(connection, header_of(f))
         else:
-            raise ProtocolError(f"{f.kind.name} frame before HELLO")
+            raise protocol_violation(f"the client sent a {f.kind.name} message before its first message, HELLO")
 
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
         """Accept the client that sent a HELLO (its first message), or answer TAKEN if another client uses the node.

@@ -77,7 +77,8 @@ class Lease:
             trouble = ""
         except OSError as e:
             trouble = (
-                f"this machine will end although its client is connected, because its lease cannot be extended: {e}"
+                "this machine will end although its client is connected, because its lease cannot be extended in the "
+                f"file {self._guard}: {e}"
             )
         if trouble and trouble != self._trouble:
             print(trouble, file=sys.stderr, flush=True)

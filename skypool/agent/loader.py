@@ -21,7 +21,7 @@ def take(size: int) -> bytes:
     while len(data) < size:
         part = os.read(0, size - len(data))
         if not part:
-            sys.exit("the client went away during the handshake")
+            sys.exit("the client closed the connection during the handshake")
         data += part
     return data
 

@@ -33,7 +33,7 @@ from skypool.agent.stops import Stops
 from skypool.agent.store import Arrivals, Store
 from skypool.agent.value_storage import SpareMemory
 from skypool.clock import RunningClock
-from skypool.errors import ProtocolError, SpoolFull
+from skypool.errors import ProtocolError, SpoolFull, protocol_violation
 from skypool.wire import codec
 from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, Frame, Kind, end_of, ends_in, parse_frame
 
@@ -244,10 +244,7 @@ class Agent:
         """
         handle = self._handlers.get(f.kind)
         if handle is None:
-            raise ProtocolError(
-                f"the client sent a {f.kind.name} message, which clients never send; closing its connection. "
-                "Use the same version of skypool on client and node; if you do, report this bug"
-            )
+            raise protocol_violation(f"the client sent a {f.kind.name} message, which a client must not send")
         handle(f)
 
     def _handle(self) -> dict[Kind, Callable[[Frame], None]]:
@@ -408,10 +405,8 @@ class Agent:
                 never sent.
         """
         if len(f.raw) > PACKET:
-            raise ProtocolError(
-                f"the client sent a message of {len(f.raw)} bytes with several calls, and the limit is "
-                f"{PACKET} bytes; closing its connection. Use the same version of skypool on client and node; "
-                "if you do, report this bug"
+            raise protocol_violation(
+                f"the client sent a message of {len(f.raw)} bytes with several calls, and the limit is {PACKET} bytes"
             )
         batch = Batch(f, self._store.name(f.header["fn"]), self._slots.kind_of(f.header))
         new = batch.ids
@@ -534,8 +529,8 @@ class Agent:
                 self._queue.again([f.header["id"]])  # its worker ends now, and then the call goes to another one
             case _:
                 raise ProtocolError(
-                    f"a worker process on this node sent a {f.kind.name} message, which workers never send; "
-                    "this is a bug of skypool, so please report it"
+                    f"a worker process on this node sent a {f.kind.name} message, which a worker must not send; this "
+                    "is a bug of skypool, so please report it"
                 )
 
     def _on_outcome(self, slot: Slot, f: Frame, packet: bytes) -> None:

@@ -189,7 +189,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
     listener.close()
     _adopt_orphans()
     status = _watch(agent, page)
-    print(f"agent ended ({status}); ending what is left", flush=True)
+    print(f"the agent ended ({status}); ending the processes that it left", flush=True)
     kill_descendants()
     os.chdir("/")
     shutil.rmtree(config.folder, ignore_errors=True)

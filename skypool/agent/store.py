@@ -13,7 +13,7 @@ from typing import Any
 from skypool.agent import value_storage
 from skypool.agent.slots import Slot, Slots
 from skypool.agent.value_storage import Blob, SpareMemory
-from skypool.errors import ProtocolError, SpoolFull
+from skypool.errors import SpoolFull, protocol_violation
 from skypool.wire.frames import Buffer, Frame, Kind, encode, frame
 
 Shelf = dict[str, tuple[dict[str, Any], bytes | Blob]]
@@ -53,18 +53,14 @@ class Arrivals:
         size = f.header["size"]
         if at == 0:
             if size <= 0 or key in self._blobs:
-                raise ProtocolError(
-                    f"the client began to send a large value of {size} bytes that is empty or was begun "
-                    "before; closing its connection. Use the same version of skypool on client and node; if "
-                    "you do, report this bug"
-                )
+                fault = f"the large value {key!r} twice" if key in self._blobs else f"a large value of {size} bytes"
+                raise protocol_violation(f"the client began to send {fault}")
             self._blobs[key] = (self._room(size), 0)
         blob, arrived = self._blobs.get(key, (None, -1))
         if blob is None or at != arrived or at + len(f.body) > size:
-            raise ProtocolError(
-                f"the client sent a piece of a large value that begins at byte {at}, but {max(arrived, 0)} of "
-                f"{size} bytes have arrived; closing its connection. Use the same version of skypool on client "
-                "and node; if you do, report this bug"
+            raise protocol_violation(
+                f"the client sent {len(f.body)} bytes of the large value {key!r} of {size} bytes at byte {at} instead "
+                f"of byte {max(arrived, 0)}"
             )
         if isinstance(blob, Blob):
             try:
@@ -94,10 +90,9 @@ class Arrivals:
         """
         blob, arrived = self._blobs.pop(key, (None, 0))
         if blob is None or (isinstance(blob, Blob) and arrived != blob.size):
-            raise ProtocolError(
-                f"the client sent a message that refers to the large value {key!r}, of which only {arrived} "
-                "bytes have arrived; closing its connection. Use the same version of skypool on client and "
-                "node; if you do, report this bug"
+            raise protocol_violation(
+                f"the client sent a message that refers to the large value {key!r}, of which only {arrived} bytes have "
+                "arrived"
             )
         return blob
 
@@ -207,10 +202,7 @@ class Store:
         """
         header = self.functions[key][0] if key in self.functions else self._coming.get(("function", key))
         if header is None:
-            raise ProtocolError(
-                f"the client sent a call of the function {key!r}, but never sent that function; closing its "
-                "connection. Use the same version of skypool on client and node; if you do, report this bug"
-            )
+            raise protocol_violation(f"the client sent a call of the function {key!r}, but never sent that function")
         return str(header["name"])
 
     def drop(self, key: str) -> None:
@@ -321,9 +313,8 @@ class Store:
         }
         if h["found"] and h.get("file"):
             if hashlib.sha256(f.body).hexdigest()[:16] != h["hash"]:
-                raise ProtocolError(
-                    f"the client sent the module {name} with source that does not match its hash; closing its "
-                    "connection. Use the same version of skypool on client and node; if you do, report this bug"
+                raise protocol_violation(
+                    f"the client sent the module {name} with source that does not match the module's hash"
                 )
             folder = os.path.join(self._folder, "modules", h["hash"])
             os.makedirs(folder, exist_ok=True)

@@ -178,8 +178,8 @@ def full(size: int, folder: str, cause: OSError) -> SpoolFull:
     """
     return SpoolFull(
         cause.errno,
-        f"no room for a value of {size / 2**20:,.1f} MiB: {os.strerror(cause.errno or 0)}; "
-        f"free some of the disk or give the node a larger one",
+        f"no room for a value of {size / 2**20:,.1f} MiB: {os.strerror(cause.errno or 0)}; free some space in this "
+        "folder of the node, or use a node with a larger disk",
         folder,
     )
 

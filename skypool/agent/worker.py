@@ -237,8 +237,8 @@ class Worker:
             reply, fds = self._channel.fetch("object", key)
             if not reply.header.get("found"):
                 raise KeyError(
-                    f"this node has no value {key} of put(): it was freed, or put into another pool; call "
-                    "put() on this pool again"
+                    f"this node has no value {key} of put(), because the value was freed or put into another pool; "
+                    "call put() on this pool again"
                 )
             if "full" in reply.header:
                 raise SpoolFull(reply.header["full"])
@@ -423,7 +423,7 @@ class Worker:
                 value = asyncio.run(value)
         except BaseException as e:
             if printed := end():
-                e.add_note(f"what it printed:\n{printed}")
+                e.add_note(f"what the call printed:\n{printed}")
             raise
         return codec.Captured(value, end())
 

@@ -166,7 +166,9 @@ def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
         except PickleError as e:
             return PickleError(str(e), e.path)
     return PickleError(
-        f"the arguments of {function.name} cannot be pickled together, although each can be alone", function.name
+        f"the arguments of {function.name} cannot be pickled together, although each of them can be pickled alone; "
+        "use plain data",
+        function.name,
     )
 
 

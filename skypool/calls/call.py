@@ -658,8 +658,8 @@ class Call(Generic[T_co]):
         Python asks for a truth value in `if call:`, and in `a > b > c`, which means `a > b and b > c`.
         """
         raise UsageError(
-            f"{self!r} has not run, so it has no truth value; send it with `>> pool`. If you wrote "
-            f"`a > b > c`, it means `a > b and b > c`: add parentheses"
+            f"{self!r} has not run, so it has no truth value; send the call with `>> pool`. If you wrote `a > b > c`, "
+            "that means `a > b and b > c`: add parentheses"
         )
 
     def __repr__(self) -> str:

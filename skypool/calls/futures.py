@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from skypool.errors import PickleError, ProtocolError, UntrustedResult
+from skypool.errors import PickleError, UntrustedResult, protocol_violation
 from skypool.trust import Reader as Reader
 from skypool.wire import codec
 from skypool.wire.frames import Buffer
@@ -61,8 +61,8 @@ def _opened(raw: Returned, name: str) -> Any:
     except Exception as e:
         what = f"the result of {name}"
         raise PickleError(
-            f"{what} arrived, but cannot be unpickled here: {type(e).__name__}: {e}; install the packages that "
-            "it needs here too, or return plain data",
+            f"{what} arrived, but cannot be unpickled here: {type(e).__name__}: {e}; install the packages that the "
+            "result needs on this computer too, or return plain data",
             what,
         ) from e
 
@@ -421,10 +421,9 @@ class Items(Generic[T]):
         self.seen = seq
         self._fed += sum(map(len, buffers))
         if self._fed - self._eaten > _MOST_UNTAKEN and not self._batches.empty():
-            raise ProtocolError(
-                f"the node sent {self._fed - self._eaten} bytes of items of {self._name} before they were read "
-                f"here, and the limit is {_MOST_UNTAKEN}; giving up this node. Use the same version of skypool "
-                "on client and node; if you do, report this bug"
+            raise protocol_violation(
+                f"the node sent {self._fed - self._eaten} bytes of items of {self._name} that were not read here yet, "
+                f"and the limit is {_MOST_UNTAKEN}"
             )
         self._batches.put((seq, single, Returned(buffers, reader)))
 

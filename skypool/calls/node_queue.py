@@ -13,7 +13,7 @@ from typing import Any
 
 from skypool.calls.futures import Items
 from skypool.calls.pending import SMALL, PendingCall
-from skypool.errors import ProtocolError
+from skypool.errors import protocol_violation
 from skypool.link.connection import Link
 from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
 
@@ -427,9 +427,8 @@ class NodeQueue:
         self.lanes[-1 if on_cpu else 0].recalling = False
         self.asked_back -= count
         if self.asked_back < 0:
-            raise ProtocolError(
-                "the node gave back more waiting calls than this client asked back; giving up this node. Use "
-                "the same version of skypool on client and node; if you do, report this bug"
+            raise protocol_violation(
+                f"the node gave back {-self.asked_back} more waiting calls than this client asked for"
             )
 
     def stray(self) -> None:
@@ -440,9 +439,9 @@ class NodeQueue:
         """
         self.strays += 1
         if self.strays > _MOST_STRAYS:
-            raise ProtocolError(
-                f"the node sent more than {_MOST_STRAYS} messages about calls that it does not run; giving up "
-                "this node. Use the same version of skypool on client and node; if you do, report this bug"
+            raise protocol_violation(
+                f"the node sent more than {_MOST_STRAYS} messages about calls that were not sent to the node or have "
+                "ended"
             )
 
     def acks(self, least: int = 32) -> list[Buffer]:

@@ -202,7 +202,7 @@ def node_asked(node: object) -> NamedNodes:
             f'node must be the number of a node, "all", or a list of numbers such as [0, 2], not {node!r:.80}'
         )
     if not node:
-        raise UsageError('node must not be an empty sequence: leave it out for any node, or write "all"')
+        raise UsageError('node must not be an empty sequence: leave node= out for any node, or write "all"')
     for each in node:
         whole("node", each, "the number of a node, in a list of them", least=0)
         if node.count(each) > 1:
@@ -221,4 +221,4 @@ def no_such_node(pool: str, missing: Collection[int], there: Collection[int]) ->
         there: the numbers of the nodes that the pool has.
     """
     names = ", ".join(map(str, sorted(missing)))
-    return UsageError(f"pool {pool!r} has no node {names}; it has {sorted(there)}")
+    return UsageError(f"pool {pool!r} has no node {names}; its nodes are {sorted(there)}")

@@ -125,11 +125,11 @@ class PendingCall:
             if not any(node in nodes for node in self.node):
                 return f"the call was sent to nodes {', '.join(map(str, self.node))} only"
         elif self.node is not None and self.node not in nodes:
-            return "the call was sent to that node only"
+            return f"the call was sent to node {self.node} only"
         if begun and isinstance(self.outlet, Items) and self.outlet.seen > 0:
             return f"the call had yielded {self.outlet.seen} items, which cannot be taken back"
         if begun and self.feeds:
-            return "what the call read of an iterator argument cannot be read again"
+            return "the items that the call read from an iterator argument cannot be read again"
         return ""
 
     def finish(self, end: BaseException | Returned) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from skypool.calls.futures import Items, Returned
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.pending import PendingCall
-from skypool.errors import ConnectionLost, ProtocolError, WorkerDied, taken_back
+from skypool.errors import ConnectionLost, WorkerDied, protocol_violation, taken_back
 from skypool.link.inbound import ItemWanted, Outcome, Yielded
 from skypool.trust.text import plain_error
 from skypool.wire import exceptions
@@ -66,19 +66,15 @@ class CallProgress:
             node_queue.stray()
         elif isinstance(said, ItemWanted):
             if said.arg >= len(pending.feeds):
-                raise ProtocolError(
-                    f"the node asks for an item of iterator argument {said.arg} of {pending.name}, which has "
-                    f"only {len(pending.feeds)} such arguments; giving up this node. Use the same version of "
-                    "skypool on client and node; if you do, report this bug"
+                raise protocol_violation(
+                    f"the node asks for an item of iterator argument {said.arg} of {pending.name}, but that call has "
+                    f"{len(pending.feeds)} iterator arguments, numbered from 0"
                 )
             self._on_feed(pending, said.arg, said.n)
         elif isinstance(pending.outlet, Items):
             pending.outlet.feed(said.seq, said.single, list(buffers), node_queue.link.reader)
         else:
-            raise ProtocolError(
-                f"the node sent an item of {pending.name}, which is not a generator; giving up this node. Use "
-                "the same version of skypool on client and node; if you do, report this bug"
-            )
+            raise protocol_violation(f"the node sent an item of {pending.name}, which is not a generator function")
 
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended) -> None:
         """Handle the results of calls that shared a frame (one message).
@@ -188,8 +184,6 @@ def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buf
     try:
         return plain_error(exceptions.load_error(buffers))
     except Exception as e:
-        raise ProtocolError(
-            f"the node sent an exception of {pending.name} that cannot be read: {type(e).__name__}: {e}; "
-            "giving up this node. Use the same version of skypool on client and node; if you do, report this "
-            "bug"
+        raise protocol_violation(
+            f"the node sent an exception of {pending.name} that cannot be read: {type(e).__name__}: {e}"
         ) from e

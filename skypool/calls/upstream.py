@@ -11,7 +11,7 @@ from typing import Any
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.pending import PendingCall
-from skypool.errors import ProtocolError
+from skypool.errors import protocol_violation
 from skypool.wire import codec, exceptions
 
 
@@ -52,10 +52,9 @@ class Feeder:
         with self._more:
             last = self._last[0]
             if n > last + 1:
-                raise ProtocolError(
-                    f"the node asks for item {n} of an iterator argument before it has received item "
-                    f"{last + 1}; giving up this node. Use the same version of skypool on client and node; if "
-                    "you do, report this bug"
+                raise protocol_violation(
+                    f"the node asks for item {n} of an iterator argument of {self._pending.name}, although item "
+                    f"{last + 1} is the next one"
                 )
             if n == last and connection != self._sent_by:
                 self._sent_by = connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 
-from skypool.errors import ProtocolError
+from skypool.errors import ProtocolError, protocol_violation
 from skypool.link import buffers as memory
 from skypool.link.inbound import Outcome, Piece, Yielded
 from skypool.wire.frames import Buffer, split_buffers
@@ -62,26 +62,23 @@ class Pieces:
             self.rooms.pop(piece.call, None)
             if piece.call not in awaited():
                 return
-            if piece.size + sum(len(room.memory) for room in self.rooms.values()) > MEMORY:
+            others = sum(len(room.memory) for room in self.rooms.values())
+            if piece.size + others > MEMORY:
                 raise ProtocolError(
-                    f"the node sends a result of {piece.size} bytes, which does not fit into this machine's "
-                    f"memory of {MEMORY} bytes; giving up this node. Return less, or write the result to a "
-                    "file or bucket"
+                    f"a result of {piece.size} bytes, together with {others} bytes of unfinished results of other "
+                    f"calls, does not fit into the client's memory of {MEMORY} bytes; return less, or write the result "
+                    "to a file or bucket"
                 )
             self.rooms[piece.call] = _Room(piece.seq, piece.size)
         room = self.rooms.get(piece.call)
         if room is None:
             if piece.call in awaited():
-                raise ProtocolError(
-                    f"the node began to send a large result at byte {piece.at} instead of 0; giving up this "
-                    "node. Use the same version of skypool on client and node; if you do, report this bug"
-                )
+                raise protocol_violation(f"the node began to send a large result at byte {piece.at} instead of 0")
             return
         if (piece.seq, piece.at, piece.size) != (room.seq, room.filled, len(room.memory)):
-            raise ProtocolError(
-                f"the node sent a piece of a large result that does not continue it: byte {piece.at} instead "
-                f"of {room.filled}; giving up this node. Use the same version of skypool on client and node; "
-                "if you do, report this bug"
+            raise protocol_violation(
+                f"the node sent a piece that does not continue a large result: item {piece.seq}, byte {piece.at} of "
+                f"{piece.size} instead of item {room.seq}, byte {room.filled} of {len(room.memory)}"
             )
         room.memory[piece.at : piece.at + len(body)] = body
         room.filled += len(body)
@@ -119,8 +116,8 @@ class Pieces:
             return ()
         seq = said.seq if isinstance(said, Yielded) else 0
         if room is None or room.seq != seq or room.filled != len(room.memory):
-            raise ProtocolError(
-                "the node ended a large result before all pieces of it had arrived; giving up this node. Use "
-                "the same version of skypool on client and node; if you do, report this bug"
+            arrived = 0 if room is None else room.filled
+            raise protocol_violation(
+                f"the node ended a large result before all pieces had arrived: {arrived} bytes have arrived here"
             )
         return split_buffers(room.memory, said.lens)

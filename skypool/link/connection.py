@@ -197,7 +197,7 @@ class Link:
         except BaseException as e:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (OSError, EOFError)):
-                why = "the node did not answer in time" if isinstance(e, TimeoutError) else str(e)
+                why = f"the node did not answer within {patience:.3g} s" if isinstance(e, TimeoutError) else str(e)
                 raise refusal(self._transport, self.node, printable(said) or why) from e
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
                 raise ProtocolError(f"node {self.node}: {complaint(e)}", self.node) from e
@@ -229,13 +229,15 @@ class Link:
             now = self._clock()
             silent = now - self._inbox.heard
             if self.is_up and silent > self._liveness:
-                silence = f"node {self.node} has been silent for {silent:.1f} s (liveness is {self._liveness:g} s)"
+                silence = (
+                    f"node {self.node} has been silent for {silent:.1f} s (the limit is liveness={self._liveness:g} s)"
+                )
                 self._give_up(ConnectionLost(silence, self.node))
             elif self.is_up and now - max(self._inbox.heard, self._connected) > min(self._liveness / 2, _STALE):
                 senseless = now - self._inbox.understood
                 if senseless > self._liveness:  # and another connection would not help
-                    what = f"node {self.node} has sent only parts of a frame for {senseless:.1f} s"
-                    self._give_up(ConnectionLost(f"{what} (liveness is {self._liveness:g} s)", self.node))
+                    what = f"node {self.node} has sent only parts of a message for {senseless:.1f} s"
+                    self._give_up(ConnectionLost(f"{what} (the limit is liveness={self._liveness:g} s)", self.node))
                     continue
                 self._break(f"nothing was received for {silent:.1f} s", self._stream)
             elif self.is_up:
@@ -273,7 +275,8 @@ class Link:
                 self._listener.on_up(welcome)
         except Exception as e:  # noqa: BLE001 - any failure that a node causes gives up that node alone
             silent = self._clock() - self._inbox.heard
-            late = f", silent for {silent:.1f} s (liveness is {self._liveness:g} s)" if silent >= self._liveness else ""
+            limit = f"(the limit is liveness={self._liveness:g} s)"
+            late = f", silent for {silent:.1f} s {limit}" if silent >= self._liveness else ""
             self._give_up(
                 ConnectionLost(
                     f"node {self.node} was given up{late}: {complaint(e)} (the connection broke: {why})", self.node

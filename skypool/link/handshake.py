@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch
+from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch, protocol_violation
 from skypool.link import inbound
 from skypool.link.inbound import Taken, Welcome
 from skypool.shipping import bundle
@@ -78,8 +78,8 @@ class Handshake:
         answer = inbound.greeting(json.loads(line))
         if answer.gone:
             raise Gone(
-                f"skypool's agent process on node {self.node} has ended, and with it the calls that ran there; "
-                "with retries=1 such calls run again on another node",
+                f"skypool's agent process on node {self.node} has ended, and with it the calls that ran there; set "
+                "retries=1 to run such calls again on another node",
                 self.node,
             )
         self._check_python(answer.python)
@@ -88,14 +88,14 @@ class Handshake:
         line, rest = await _line(stream, rest)
         if line == b"gone":
             raise Gone(
-                f"skypool's agent process on node {self.node} has ended, and with it the calls that ran there; "
-                "with retries=1 such calls run again on another node",
+                f"skypool's agent process on node {self.node} has ended, and with it the calls that ran there; set "
+                "retries=1 to run such calls again on another node",
                 self.node,
             )
         if line != b"ready":
             raise ProtocolError(
-                f"the node answered {line[:80]!r} instead of 'ready' when skypool connected; check that shell "
-                "start files there (~/.bashrc, ~/.profile) print nothing"
+                f"the node answered {line[:80]!r} instead of 'ready' when skypool connected; check that shell start "
+                "files on the node (~/.bashrc, ~/.profile) print nothing"
             )
         hello = {"wire": WIRE_VERSION, "session": self.session, "calls": list(self.awaited())}
         await loop.sock_sendall(stream.socket, b"".join(long_frame(Kind.HELLO, hello)))
@@ -110,8 +110,9 @@ class Handshake:
         if python[:2] != ours:
             theirs = ".".join(map(str, python))
             raise PythonMismatch(
-                f"node {self.node} runs Python {theirs} and this is Python {ours[0]}.{ours[1]}: functions travel as "
-                f"bytecode, so the minor versions must agree; give the node python{ours[0]}.{ours[1]}"
+                f"node {self.node} runs Python {theirs}, and this client runs Python {ours[0]}.{ours[1]}. Functions "
+                f"travel as bytecode, so the minor versions must be the same; install python{ours[0]}.{ours[1]} on the "
+                "node"
             )
 
     async def _welcome(self, stream: CommandStream, decoder: Decoder, rest: bytes) -> tuple[Welcome, list[Frame]]:
@@ -138,22 +139,19 @@ class Handshake:
             received = await loop.sock_recv_into(stream.socket, decoder.space())
             if received == 0:
                 raise EOFError(
-                    "skypool's agent process on the node closed the connection before it answered; check that "
-                    "its machine has free memory and disk space"
+                    f"skypool's agent process on node {self.node} closed the connection before the agent answered; "
+                    "check that the node has free memory and disk space"
                 )
             frames = decoder.advance(received)
         first = inbound.message_of(frames[0])
         if isinstance(first, Taken):
             raise Gone(
-                f"node {self.node} is used by another client, last heard {first.silent:g} s ago; end that "
-                "client's pool, or wait until it has been silent for the liveness= of its pool",
+                f"node {self.node} is used by another client, which sent its last message {first.silent:g} s ago; end "
+                "that client's pool, or wait until that client has been silent for the liveness= of its pool",
                 self.node,
             )
         if not isinstance(first, Welcome):
-            raise ProtocolError(
-                f"the node's first message is {frames[0].kind.name} instead of WELCOME; giving up this node. "
-                "Use the same version of skypool on client and node; if you do, report this bug"
-            )
+            raise protocol_violation(f"the node's first message is {frames[0].kind.name} instead of WELCOME")
         return first, frames[1:]
 
 
@@ -176,14 +174,14 @@ async def _line(stream: CommandStream, got: bytes) -> tuple[bytes, bytes]:
         part = await loop.sock_recv(stream.socket, _LONGEST_LINE)
         if not part:
             raise EOFError(
-                "the command that connects to the node ended before the node answered: "
-                f"{' '.join(stream.argv[:2])} …; check that the machine still runs"
+                f"the command `{' '.join(stream.argv[:2])} …`, which connects to the node, ended before the node "
+                "answered; check that the node's machine still runs"
             )
         got += part
         if len(got) > _LONGEST_LINE:
             raise ProtocolError(
-                f"the node answered with a line of more than {_LONGEST_LINE} bytes when skypool connected; "
-                "check that shell start files there (~/.bashrc, ~/.profile) print nothing"
+                f"the node answered with a line of more than {_LONGEST_LINE} bytes when skypool connected; check that "
+                "shell start files on the node (~/.bashrc, ~/.profile) print nothing"
             )
     line, _, rest = got.partition(b"\n")
     return line, rest

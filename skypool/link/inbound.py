@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 from skypool.devices.device import Device
-from skypool.errors import ProtocolError
+from skypool.errors import ProtocolError, protocol_violation
 from skypool.trust.text import printable
 from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header_of, total_length
 from skypool.wire.handshake import NodeHealth
@@ -267,10 +267,7 @@ def message_of(f: Frame) -> Said:
     """
     read = _PARSERS.get(f.kind)
     if read is None:
-        raise ProtocolError(
-            f"the node sent a {f.kind.name} message, which nodes never send; giving up this node. Use the same "
-            "version of skypool on client and node; if you do, report this bug"
-        )
+        raise protocol_violation(f"the node sent a {f.kind.name} message, which a node must not send")
     return read(f)
 
 
@@ -286,7 +283,7 @@ def greeting(said: object) -> Greeting:
     """
     if type(said) is not dict:
         raise ProtocolError(
-            "the node's first line is not skypool's greeting; check that shell start files there (~/.bashrc, "
+            "the node's first line is not skypool's greeting; check that shell start files on the node (~/.bashrc, "
             "~/.profile) print nothing"
         )
     python = said.get("python")
@@ -300,10 +297,7 @@ def greeting(said: object) -> Greeting:
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
     """Raise a ProtocolError: in the message called `what`, the field `name` has the invalid value `value`."""
-    raise ProtocolError(
-        f"the node sent {what} with an invalid {name!r}: {_short(value)}; giving up this node. Use the same "
-        "version of skypool on client and node; if you do, report this bug"
-    )
+    raise protocol_violation(f"the node sent {what} with an invalid field {name!r}: {_short(value)}")
 
 
 def _short(value: object) -> str:
@@ -419,10 +413,7 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
     if large and (size != _number(what, h, "blob", 1, _LARGEST_VALUE) or f.body):
         _refuse(what, "blob", h["blob"])
     if not large and size != len(f.body):
-        raise ProtocolError(
-            f"the node sent {what} of {len(f.body)} bytes, but its header announces {size}; giving up this "
-            "node. Use the same version of skypool on client and node; if you do, report this bug"
-        )
+        raise protocol_violation(f"the node sent {what} of {len(f.body)} bytes, but the header announces {size} bytes")
     return lens, large
 
 
@@ -436,7 +427,7 @@ def _outcome(f: Frame) -> Outcome:
         ProtocolError: a field is missing or not valid, or the body does not have the length that the fields tell.
     """
     h = f.header
-    what = "an outcome"
+    what = "the result of a call"
     lens, large = _buffers(what, f)
     return Outcome(_number(what, h, "id"), _flag(what, h, "ok"), _seconds(what, h, "seconds"), lens, large)
 
@@ -449,10 +440,7 @@ def _outcomes(f: Frame) -> Outcomes:
     """
     ends = list(ends_in(bytes(f.body)))
     if not all(0 <= seconds < 1e12 for _, _, seconds, _ in ends):
-        raise ProtocolError(
-            "the node sent the result of a call with an invalid duration; giving up this node. Use the same "
-            "version of skypool on client and node; if you do, report this bug"
-        )
+        raise protocol_violation("the node sent the result of a call whose duration is not from 0 to 10^12 seconds")
     return Outcomes(ends)
 
 
@@ -506,10 +494,9 @@ def _piece(f: Frame) -> Piece:
     size = _number(what, h, "size", INLINE + 1, _LARGEST_VALUE)  # smaller values are not sent in pieces
     at = _number(what, h, "at", 0, size)
     if len(f.body) != min(CHUNK, size - at):
-        raise ProtocolError(
-            f"the node sent {what} of {size} bytes that has {len(f.body)} bytes at byte {at} instead of "
-            f"{min(CHUNK, size - at)}; giving up this node. Use the same version of skypool on client and "
-            "node; if you do, report this bug"
+        raise protocol_violation(
+            f"the node sent {what} of {size} bytes: the piece at byte {at} has {len(f.body)} bytes instead of "
+            f"{min(CHUNK, size - at)}"
         )
     return Piece(call, seq, at, size)
 
@@ -643,10 +630,7 @@ def _device(said: Mapping[str, Any]) -> Device:
     try:
         return Device(**clean)
     except TypeError as e:
-        raise ProtocolError(
-            f"the node sent {what} that is not valid: {printable(str(e))[:200]}; giving up this node. Use the "
-            "same version of skypool on client and node; if you do, report this bug"
-        ) from None
+        raise protocol_violation(f"the node sent {what} that is not valid: {printable(str(e))[:200]}") from None
 
 
 _PARSERS: dict[Kind, Callable[[Frame], Said]] = {

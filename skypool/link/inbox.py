@@ -1,7 +1,7 @@
-"""`Inbox`: receives the messages of one node (a rented machine). It is the counterpart of `outbox`.
+"""`Inbox`: receives the messages of one node (a rented machine). The module `outbox` has the class that sends.
 
 An `Inbox` reads in the thread of the pool's event loop, or in the thread of a caller that waits for a result. A
-connection may break and be replaced while a thread reads it.
+connection may break and be replaced while a thread reads from that connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from skypool.clock import RunningClock
-from skypool.errors import ProtocolError, SkypoolError
+from skypool.errors import ProtocolError, SkypoolError, protocol_violation
 from skypool.link import inbound
 from skypool.link.chunks import Pieces
 from skypool.link.inbound import Bye, Outcome, Outcomes, Piece, Pong, Printed, Said, Taken, Welcome, Yielded
@@ -24,7 +24,10 @@ from skypool.wire.frames import Buffer, Decoder, Frame
 from skypool.wire.transport import CommandStream
 
 _PONGS_AHEAD = 1000
-"""The most status reports that a node may send without a ping. It sends one with each notice of an interruption."""
+"""The most status reports (PONG) that a node may send without a request (PING).
+
+A node also sends a report, unasked, when its provider announces that the machine will be taken back.
+"""
 
 
 class Arrival(NamedTuple):
@@ -74,18 +77,18 @@ class Inbox:
     Connections are opened and closed in the thread of the pool's event loop. Any thread may read, one at a time.
 
     Args:
-        clock: measures how long the node is silent.
+        clock: returns the time in seconds. It measures how long the node is silent.
         awaited: returns the ids of the calls that somebody waits for. Pieces of large values of other calls are
             dropped.
-        on_arrivals: gets the messages, in the order they came, in the thread that read them.
-        on_bye: called when the node announces that it ends its work for this client, in the thread that read the
-            message.
-        on_broken: called as (connection, reason) when a connection broke. It may be called in any thread.
-        on_senseless: called as (connection, reason) when a message is not valid. It may be called in any thread.
+        on_arrivals: called with the messages, in the order they came, in the thread that read them.
+        on_bye: called when the node announces that the node ends its work for this client. The thread that read the
+            message makes the call.
+        on_broken: called with the connection and the reason when a connection broke, in any thread.
+        on_senseless: called with the connection and the reason when a message is not valid, in any thread.
 
     Attributes:
         current: the current connection; None while there is none.
-        heard: when any bytes came last, in seconds by `clock`.
+        heard: when any bytes came last, in seconds by `clock`; 0 at first.
         understood: when a complete frame (message) came last, in seconds by `clock`; 0 before the first one.
     """
 
@@ -118,7 +121,7 @@ class Inbox:
         return None if current is None else current.stream
 
     def await_first_sign(self) -> None:
-        """Count the node's silence from now, although the node has not sent anything yet. Does not wait."""
+        """Start to measure the node's silence now, before the node has sent anything. Does not wait for the node."""
         self.heard = self._clock()
 
     def note_sign_of_life(self) -> None:
@@ -127,9 +130,9 @@ class Inbox:
         self.understood = self.heard
 
     def expect_pong(self) -> None:
-        """Allow the node one more status report, because a ping is being sent.
+        """Allow the node one more status report, because the client is about to request one (PING).
 
-        A node that sends over 1000 more reports than allowed is given up.
+        A node is given up if it sends over 1000 reports more than were requested.
         """
         self._pongs_expected += 1
 
@@ -152,6 +155,10 @@ class Inbox:
         """Handle the frames (messages) that arrived with the handshake, and have the event loop read from now on.
 
         If a frame is not valid, call `on_senseless` instead of raising.
+
+        Args:
+            incoming: the reading side of the connection, which `open` returned.
+            frames: the frames. The list may be empty.
         """
         self._digest(incoming, frames)
         incoming.turns.watch()
@@ -187,9 +194,9 @@ class Inbox:
         """Return a context manager in which the calling thread reads, instead of the thread of the event loop.
 
         Yields:
-            A function that handles what has arrived, without waiting. It returns True also if nothing has arrived. It
-            returns False if there is nothing to read from: another thread reads already, or the connection is missing
-            or over.
+            A function that handles the messages that have arrived, without waiting. The function returns True even if
+            nothing has arrived. It returns False if another thread reads already, or if the connection is missing or
+            over.
         """
         incoming = self._take_turn()
         if incoming is None:
@@ -218,9 +225,10 @@ class Inbox:
         return current
 
     def _give_turn_back(self, incoming: Incoming) -> None:
-        """Stop being the reader, and let the thread of the event loop read again.
+        """Make the calling thread stop reading, and let the thread of the event loop read again.
 
-        If the connection was replaced meanwhile, the new one is read. Call this in the thread that called `_take_turn`.
+        If the connection was replaced meanwhile, the new connection is read. Call this in the thread that called
+        `_take_turn`, with the value that `_take_turn` returned.
         """
         try:
             incoming.turns.give_back()
@@ -233,8 +241,8 @@ class Inbox:
     def _read_here(self, incoming: Incoming, wait: bool) -> bool:
         """Read once in a caller's thread. Return False if the connection is over, otherwise True.
 
-        Returns True also if nothing has arrived. With `wait`, waits up to 0.1 s for data. If an exception such as
-        KeyboardInterrupt interrupts the thread, report the connection as broken and raise the exception again. The node
+        Returns True even if nothing has arrived. With `wait`, waits up to 0.1 s for data. If an exception such as
+        KeyboardInterrupt interrupts the thread, this method calls `on_broken` and raises the exception again. The node
         sends its messages again after the reconnection.
         """
         if self.current is not incoming:
@@ -242,7 +250,9 @@ class Inbox:
         try:
             return self._read(incoming, wait)
         except BaseException:
-            self._on_broken(incoming.stream, "interrupted while reading; what came will come again")
+            self._on_broken(
+                incoming.stream, "the reading thread was interrupted, as by Ctrl-C; the node sends its messages again"
+            )
             raise
 
     def _on_readable(self) -> None:
@@ -282,7 +292,8 @@ class Inbox:
             received = incoming.turns.receive(incoming.decoder.space(), wait)
             if received == 0:
                 raise ConnectionResetError(
-                    "the connection was closed on the node's side, as when its machine or the network fails"
+                    "the connection was closed on the node's side, as happens when the node's machine or the network "
+                    "fails"
                 )
             self.heard = self._clock()
             frames = incoming.decoder.advance(received)
@@ -302,8 +313,8 @@ class Inbox:
     def _digest(self, incoming: Incoming, frames: list[Frame]) -> None:
         """Handle frames (messages) that have arrived, in their order. If that raises an Exception, call `on_senseless`.
 
-        Messages are handed to `on_arrivals` all together, and only if no frame is invalid. They are dropped if a newer
-        connection has replaced `incoming`, because the node sends them again over the newer one.
+        One call of `on_arrivals` gets all messages, and only if no frame is invalid. If a newer connection has replaced
+        `incoming`, the messages are dropped, because the node sends them again over the newer connection.
         """
         arrivals: list[Arrival] = []
         try:
@@ -315,14 +326,14 @@ class Inbox:
             self._on_senseless(incoming.stream, complaint(e))
 
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:
-        """Handle one frame (message). Add its message to `arrivals` if it is for the listener.
+        """Handle one frame (message), and add the message in the frame to `arrivals` unless it is handled here.
 
-        A piece of a large value is stored. The announcement that the node ends its work is passed to `on_bye`. Every
-        other message is added.
+        A piece of a large value is stored here. For the announcement that the node ends its work, `on_bye` is called.
+        Every other message is added to `arrivals`.
 
         Raises:
-            ProtocolError: the message is not valid; it is a WELCOME or a refusal, which only a handshake may have; or
-                the node has sent over 1000 status reports more than it was asked for.
+            ProtocolError: the message is not valid. This is also raised for a WELCOME or TAKEN, which are allowed only
+                at the start of a connection, and for over 1000 status reports more than were requested.
         """
         said = inbound.message_of(frame)
         pieces = incoming.pieces
@@ -339,19 +350,16 @@ class Inbox:
         elif isinstance(said, Bye):
             self._on_bye()
         elif isinstance(said, (Welcome, Taken)):
-            raise ProtocolError(
-                f"the node sent a {frame.kind.name} message, which is allowed only at the start of a "
-                "connection; giving up this node. Use the same version of skypool on client and node; if you "
-                "do, report this bug"
+            raise protocol_violation(
+                f"the node sent a {frame.kind.name} message, which is allowed only at the start of a connection"
             )
         else:
             if isinstance(said, Pong):
                 self._pongs += 1
                 if self._pongs > self._pongs_expected + _PONGS_AHEAD:
-                    raise ProtocolError(
-                        f"the node sent {self._pongs} status reports, although only {self._pongs_expected} "
-                        "were requested; giving up this node. Use the same version of skypool on client and "
-                        "node; if you do, report this bug"
+                    raise protocol_violation(
+                        f"the node sent {self._pongs} status reports, and the limit is "
+                        f"{self._pongs_expected + _PONGS_AHEAD} after {self._pongs_expected} requests"
                     )
             arrivals.append(_make_arrival((said, ())))
 
@@ -359,7 +367,7 @@ class Inbox:
 def complaint(error: BaseException) -> str:
     """Return the text of an error that a message of a node caused, without control characters and safe to show.
 
-    At most 500 characters of the error's own text are kept. The text of an error that is not skypool's own begins with
+    At most 500 characters of `str(error)` are kept. For an error that is not a SkypoolError, the result begins with
     "invalid message:" and the error's type.
     """
     said = printable(str(error))[:500]

@@ -10,24 +10,24 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from skypool.errors import ProtocolError
+from skypool.errors import protocol_violation
 from skypool.wire.frames import CHUNK, Buffer, Kind, cut, encode, total_length
 
 _GATHER = 256
 """The most buffers in one write. Systems accept 1024 (IOV_MAX)."""
 _TURNS = 16
-"""The most writes in a row, so that the engine's thread gets to its other work."""
+"""The most writes in a row, so that the thread of the pool's event loop gets to its other work."""
 _MOST_OWED = 16 << 20
-"""The most bytes of answers that may wait for a node to read them. A node that asks for more is refused."""
+"""The most bytes of answers that may wait until a node reads them. A node that then asks for more is given up."""
 
 
 class Outbox:
     """A send queue for one socket at a time, from `open` until `close`. Any thread may send.
 
     Args:
-        wake: called when something waits to be written. The owner must then call `write_more` whenever the socket can
-            be written to, until that returns True. `wake` may be called in any thread.
-        broken: called with the reason when writing fails. It may be called in any thread.
+        wake: called in any thread when data waits to be written. The creator of the Outbox must then call `write_more`
+            whenever the socket can be written to, until `write_more` returns True.
+        broken: called in any thread with the reason when writing fails.
     """
 
     def __init__(self, wake: Callable[[], object], broken: Callable[[str], object]) -> None:
@@ -47,7 +47,7 @@ class Outbox:
         return self._socket is not None
 
     def open(self, connected: socket.socket) -> None:
-        """Send over this connected socket from now on. What was sent before is not sent again.
+        """Send over this connected socket from now on. Frames (messages) that were sent before are not sent again.
 
         On Linux the socket may be blocking. On systems where MSG_DONTWAIT does not work for `send`, it must be
         non-blocking.
@@ -56,7 +56,10 @@ class Outbox:
             self._socket = connected
 
     def close(self) -> None:
-        """Drop all queued frames (messages), and drop what is sent before the next `open`. The socket stays open."""
+        """Drop all queued frames (messages), and drop all frames that are sent before the next `open`.
+
+        The socket itself is not closed.
+        """
         with self._lock:
             self._socket = None
             self._waiting = False
@@ -68,12 +71,12 @@ class Outbox:
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Send small frames (messages) without blocking. Drop them silently if there is no socket.
 
-        They are written at once if nothing waits in the queue and there are fewer than 256 buffers. Otherwise they are
-        queued, and go out before the next piece of a large value. If writing fails, `broken` is called with the reason,
-        and nothing is raised.
+        The frames are written at once if nothing waits in the queue and there are fewer than 256 buffers. Otherwise the
+        frames are queued, and are written before the next piece of a large value. If writing fails, `broken` is called
+        with the reason, and nothing is raised.
 
         Args:
-            buffers: the encoded frames. They must not be changed afterwards.
+            buffers: the encoded frames. The buffers must not be changed afterwards.
         """
         with self._lock:
             if self._socket is None:
@@ -86,35 +89,36 @@ class Outbox:
             self._wait()
 
     def reply(self, buffers: Sequence[Buffer]) -> None:
-        """Send a small frame (message) that answers a request of the node. It is sent or dropped as `send` does it.
+        """Send a small frame (message) that answers a request of the node, in the same way as `send`.
+
+        Args:
+            buffers: the encoded frame. The buffers must not be changed afterwards.
 
         Raises:
-            ProtocolError: more than 16 MiB of earlier answers wait, because the node does not read them. This frame is
-                queued all the same. The count starts anew when no small frames wait any more.
+            ProtocolError: more than 16 MiB of answers were sent since the queue of small frames was last empty, so the
+                node does not read its answers. This frame is queued nevertheless.
         """
         self.send(buffers)
         with self._lock:
             if not self._small:
                 self._owed = 0
             elif self._owed > _MOST_OWED:
-                raise ProtocolError(
-                    f"the node sends requests but leaves {self._owed} bytes of answers unread (limit "
-                    f"{_MOST_OWED}); giving up this node. Use the same version of skypool on client and node; "
-                    "if you do, report this bug"
+                raise protocol_violation(
+                    f"the node sends requests but leaves {self._owed} bytes of answers unread (limit {_MOST_OWED})"
                 )
             else:
                 self._owed += sum(map(len, buffers))
 
     def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
-        """Queue a large value in pieces of 1 MiB, and then the frame that refers to it. Does not block.
+        """Queue a large value in pieces of 1 MiB, and after them the frame (message) `then`. Does not block.
 
         Drop the value and the frame silently if there is no socket. Large values are sent one after the other. Small
-        frames may go out between their pieces.
+        frames may be sent between the pieces of a value.
 
         Args:
-            key: names the value in its pieces and in that frame: the id of a call, or a text.
-            buffers: the value. They must not be changed until they are sent.
-            then: the encoded frame (message) that refers to the value.
+            key: identifies the value in its pieces and in `then`: the id of a call, or a text.
+            buffers: the buffers of the value. The buffers must not be changed until they are sent.
+            then: the encoded frame that refers to the value by its key.
         """
         with self._lock:
             if self._socket is not None:
@@ -122,16 +126,19 @@ class Outbox:
                 self._wait()
 
     def _wait(self) -> None:
-        """Ask the owner to call `write_more` when the socket can be written to. Do nothing if it was asked already."""
+        """Call `wake`, so that `write_more` is called when the socket can be written to.
+
+        Do nothing if `wake` was called already and data still waits. The calling thread must hold the lock.
+        """
         if not self._waiting:
             self._waiting = True
             self._wake()
 
     def _write_at_once(self, connected: socket.socket, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write to the socket without blocking, and return what it did not accept.
+        """Write to the socket without blocking, and return the data that the socket did not accept.
 
         Returns:
-            The buffers that are left; the first of them may be the rest of a buffer. Returns () if all was written. It
+            The buffers that are left; the first of them may be the rest of a buffer. Returns () if nothing is left. It
             also returns () if writing failed; `broken` is then called with the reason.
         """
         try:
@@ -151,8 +158,8 @@ class Outbox:
         """Write as much of the queue as the socket accepts now, in at most 16 writes. Does not block.
 
         Returns:
-            False if the owner must call this again. True if nothing is left, there is no socket, or writing failed. If
-            writing failed, `broken` is called with the reason.
+            False if data is left, so that this must be called again. True if nothing is left, there is no socket, or
+            writing failed. If writing failed, `broken` is called with the reason.
         """
         with self._lock:
             for _ in range(_TURNS):
@@ -173,7 +180,7 @@ class Outbox:
             return False
 
     def _next(self) -> bool:
-        """Choose what is written next, and return True. Return False if nothing is left.
+        """Put the data to write next into `_rest`, and return True. Return False if nothing is left to write.
 
         The rest of the last write comes first, then up to 256 buffers of small frames (messages), then one piece of a
         large value.
@@ -190,10 +197,11 @@ class Outbox:
 
 
 def _pieces(key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield a BLOB frame (message) for each piece of a large value, and then `then`, the frame that refers to it.
+    """Yield a BLOB frame (message) for each piece of a large value, and after them the frame `then`.
 
-    Each frame is a list of buffers. A piece has 1 MiB of the value, the last one the rest. The header of a piece has
-    the key, its position in bytes and the size of the value. The value's buffers are padded as `frames.pad` does it.
+    Each frame is a list of buffers. A piece has 1 MiB of the value, the last piece the rest. The header of a BLOB frame
+    has the key of the value, the position of the piece in bytes and the size of the value in bytes. Between the value's
+    buffers there is padding, so that each begins at a multiple of `frames.ALIGN` bytes.
     """
     size = total_length([len(b) for b in buffers])
     at = 0

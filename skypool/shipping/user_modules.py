@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 from zipimport import zipimporter
 
-from skypool.errors import ProtocolError
+from skypool.errors import ProtocolError, protocol_violation
 from skypool.wire.pickling import SCRIPT
 
 _LONGEST_NAME = 500
@@ -176,9 +176,9 @@ class Lender:
         self._missing = {each: until for each, until in self._missing.items() if until > now}
         if len(self._missing) >= _MOST_MISSING:
             raise ProtocolError(
-                f"the node asked for {len(self._missing)} modules that do not exist here within "
-                f"{_MISSING_FOR:g} s; giving up this node. Import fewer optional modules in your functions, or "
-                "report this bug"
+                f"the node asked within {_MISSING_FOR:g} s for {len(self._missing)} modules that do not exist on the "
+                "client; import fewer optional modules in your functions, or report a bug of skypool if they import "
+                "none"
             )
         self._missing[name] = now + _MISSING_FOR
         return header, source
@@ -199,10 +199,8 @@ class Lender:
         count = max(0.0, count - (now - since) * _ANSWERS_A_SECOND) + 1
         self._asked[name] = now, count
         if count > _MOST_ANSWERS:
-            raise ProtocolError(
-                f"the node asked for the module {name!r} more than {_MOST_ANSWERS} times in a short time; "
-                "giving up this node. Use the same version of skypool on client and node; if you do, report "
-                "this bug"
+            raise protocol_violation(
+                f"the node asked for the module {name!r} more than {_MOST_ANSWERS} times in a short time"
             )
 
 

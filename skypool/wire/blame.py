@@ -31,7 +31,7 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
     seen: set[int] = set()
     for _ in range(_DEEPEST):
         if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
-            return path, f"{name_of(type(value))} is nested too deeply to pickle"
+            return path, f"{name_of(type(value))} is nested too deeply to be pickled; use a flatter structure"
         if _refuses(value):
             break
         seen.add(id(value))
@@ -46,7 +46,8 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
                 break
         else:
             break
-    return path, f"{name_of(type(value))} cannot be pickled ({type(error).__name__}: {text_of(error)})"
+    why = f"{name_of(type(value))} cannot be pickled ({type(error).__name__}: {text_of(error)})"
+    return path, f"{why}; use plain data, or create the object where it is used"
 
 
 def _refuses(value: object) -> bool:

@@ -211,6 +211,7 @@ def object_of(key: str) -> Any:
     """
     if resolve_object is None:
         raise RuntimeError(
-            "a reference from pool.put() becomes its value only on the pool's nodes; pass it to a call as an argument"
+            "a reference from pool.put() becomes its value only on the pool's nodes; pass the reference to a call as "
+            "an argument"
         )
     return resolve_object(key)

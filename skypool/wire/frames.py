@@ -23,7 +23,7 @@ from functools import partial
 from json.scanner import make_scanner
 from typing import Any, NamedTuple
 
-from skypool.errors import ProtocolError
+from skypool.errors import ProtocolError, protocol_violation
 
 WIRE_VERSION = 3
 """The version of the protocol. Both sides must have the same one.
@@ -206,9 +206,8 @@ def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
     for length in lengths:
         at += -at % ALIGN
         if type(length) is not int or length < 0 or at + length > len(body):
-            raise ProtocolError(
-                f"skypool received a message whose body of {len(body)} bytes has no room for parts of lengths "
-                f"{lengths}; use the same version of skypool on client and node, and if you do, report this bug"
+            raise protocol_violation(
+                f"skypool received a message whose body of {len(body)} bytes cannot have parts of the lengths {lengths}"
             )
         out.append(body[at : at + length])
         at += length
@@ -278,17 +277,15 @@ def ends_in(body: bytes) -> Iterator[End]:
     while at < len(body):
         start = at + _END.size
         if start > len(body):
-            raise ProtocolError(
-                f"skypool received a truncated result of a call: {len(body) - at} bytes instead of at least "
-                f"{_END.size}; use the same version of skypool on client and node, and if you do, report this "
-                "bug"
+            raise protocol_violation(
+                f"skypool received an incomplete result of a call: {len(body) - at} bytes instead of at least "
+                f"{_END.size}"
             )
         id_, length, ok, seconds = _END.unpack_from(body, at)
         at = start + length
         if at > len(body):
-            raise ProtocolError(
-                f"skypool received a truncated result of a call: {len(body) - start} bytes instead of "
-                f"{length}; use the same version of skypool on client and node, and if you do, report this bug"
+            raise protocol_violation(
+                f"skypool received an incomplete result of a call: {len(body) - start} bytes instead of {length}"
             )
         yield id_, ok, seconds, body[start:at]
 
@@ -303,9 +300,9 @@ def parse_frame(packet: memoryview) -> Frame:
     """
     frames, used = scan(packet)
     if len(frames) != 1 or used != len(packet):
-        raise ProtocolError(
-            f"skypool received {len(packet)} bytes that are not exactly one message of its protocol; use the "
-            "same version of skypool on client and node, and if you do, report this bug"
+        raise protocol_violation(
+            f"skypool received a packet of {len(packet)} bytes with {len(frames)} complete messages in {used} bytes "
+            "instead of exactly one message"
         )
     return frames[0]
 
@@ -326,7 +323,7 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
     while end - at >= 16:
         magic, version, kind, head, body = _unpack(view, at)
         if magic != b"sk" or version != WIRE_VERSION or kind not in KINDS or head > MAX_HEADER or body > MAX_BODY:
-            raise ProtocolError(_complaint(magic, version, kind, head, body))
+            raise _complaint(magic, version, kind, head, body)
         middle = at + 16 + head
         stop = middle + body
         if stop > end:
@@ -349,15 +346,11 @@ def _object_in(data: memoryview) -> dict[str, Any]:
     try:
         found, used = _scan_json(text, 0)
     except (ValueError, RecursionError, StopIteration) as e:
-        raise ProtocolError(
-            f"skypool received a message whose header is not JSON: {text[:60]!r}: {e}; use the same version of "
-            "skypool on client and node, and if you do, report this bug"
+        raise protocol_violation(
+            f"skypool received a message whose header is not valid JSON: {text[:60]!r} ({e})"
         ) from e
     if type(found) is not dict or used != len(text):
-        raise ProtocolError(
-            f"skypool received a message whose header is not a JSON object but {text[:60]!r}; use the same "
-            "version of skypool on client and node, and if you do, report this bug"
-        )
+        raise protocol_violation(f"skypool received a message whose header is not a JSON object: {text[:60]!r}")
     return found
 
 
@@ -373,33 +366,38 @@ def _check_json(data: bytes) -> None:
     count = data.count
     memory = 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
     if memory > _JSON_GROWS * len(data) + _JSON_SPARE:
-        raise ProtocolError(
-            f"skypool received a message whose header would take too much memory: {len(data)} bytes of JSON "
-            f"need {memory} bytes (limit {_JSON_GROWS * len(data) + _JSON_SPARE}); use the same version of "
-            "skypool on client and node, and if you do, report this bug"
+        limit = _JSON_GROWS * len(data) + _JSON_SPARE
+        raise protocol_violation(
+            f"skypool received a message whose header of {len(data)} bytes of JSON would take {memory} bytes of memory "
+            f"(limit {limit})"
         )
 
 
-def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> str:
-    """Return the message for the prefix of a frame that is not allowed. It names the first problem that is found.
+def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> ProtocolError:
+    """Return the error for the prefix of a frame that is not allowed. It names the first problem that is found.
 
-    These are, in this order: wrong first bytes, another version of the protocol, and an unknown kind or a size over the
-    limits.
+    The problems are, in this order: wrong first bytes, another version of the protocol, an unknown kind, and a size
+    over the limits. The error is not raised.
 
     Args:
         magic, version, kind: the first fields of the prefix.
-        head, body: the lengths of header and body that it announces, in bytes.
+        head, body: the lengths of header and body that the prefix announces, in bytes.
     """
     if magic != b"sk":
-        return f"received bytes that are not a skypool frame (they begin with {magic!r})"
-    if version != WIRE_VERSION:
-        return (
-            f"the other side speaks wire version {version}, this side {WIRE_VERSION}: "
-            "use the same version of skypool on both sides"
+        return ProtocolError(
+            f"skypool received bytes that are not a message of skypool (they begin with {magic!r}); check that no "
+            "other program writes into the connection, such as a shell start file of the node (~/.bashrc, ~/.profile)"
         )
-    return (
-        f"a frame of kind {kind} with a header of {head} and a body of {body} bytes is not allowed: "
-        f"the kind is unknown, or a size exceeds {MAX_HEADER} or {MAX_BODY} bytes"
+    if version != WIRE_VERSION:
+        return ProtocolError(
+            f"the other side uses version {version} of skypool's protocol and this side version {WIRE_VERSION}; use "
+            "the same version of skypool on client and node"
+        )
+    if kind not in KINDS:
+        return protocol_violation(f"skypool received a message of the unknown kind {kind}")
+    return protocol_violation(
+        f"skypool received a message with a header of {head} bytes (limit {MAX_HEADER}) and a body of {body} bytes "
+        f"(limit {MAX_BODY})"
     )
 
 

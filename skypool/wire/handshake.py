@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NoReturn
 
 from skypool.devices.device import Device
-from skypool.errors import ProtocolError
+from skypool.errors import protocol_violation
 
 _WHAT = "the configuration of a node"
 
@@ -126,7 +126,7 @@ class AgentConfig:
             given[name] = tuple(given.get(name, ()))
         missing = [name for name in ("folder", "spool", "cwd") if name not in given]
         if missing:
-            raise ProtocolError(f"{_WHAT} has no {missing[0]!r}")
+            raise protocol_violation(f"{_WHAT} has no field {missing[0]!r}")
         return cls(**given)
 
 
@@ -239,17 +239,11 @@ def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, A
         ProtocolError: it is not an object, or a field is unknown or has a value that is not allowed.
     """
     if type(said) is not dict:
-        raise ProtocolError(
-            f"{what} must be a JSON object, not {type(said).__name__}; use the same version of skypool on "
-            "client and node, and if you do, report this bug"
-        )
+        raise protocol_violation(f"{what} must be a JSON object, not {type(said).__name__}")
     for name, value in said.items():
         check = checks.get(name)
         if check is None:
-            raise ProtocolError(
-                f"{what} has an unknown field {name!r}; use the same version of skypool on client and node, "
-                "and if you do, report this bug"
-            )
+            raise protocol_violation(f"{what} has an unknown field {name!r}")
         if not check(value):
             _refuse(what, name, value)
     return dict(said)
@@ -257,7 +251,4 @@ def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, A
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
     shown = type(value).__name__ if name == "env" else f"{value!r:.80}"  # the environment contains secrets
-    raise ProtocolError(
-        f"{what} has an invalid {name!r}: {shown}; use the same version of skypool on client and node, and if "
-        "you do, report this bug"
-    )
+    raise protocol_violation(f"{what} has an invalid field {name!r}: {shown}")

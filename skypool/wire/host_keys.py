@@ -60,13 +60,14 @@ def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
         return ssh, ""
     if strict:
         raise HostKeyMismatch(
-            f"the host key of {label} is unknown, and strict=True: log in there by hand once, or pass the key "
-            f"(host_key=); nothing was sent to it"
+            f"the host key of {label} is unknown, and strict=True accepts known keys only, so nothing was sent to "
+            f"{label}; log in once with `ssh` to store the key, or pass the key as host_key="
         )
     ours = str(folder() / "known_hosts")
     # pin only while no key is known: otherwise accept-new would add a key of another type
     seen = fingerprint(name, ours)
-    notice = f"the host key of {label} was unknown; skypool trusts the first one seen: {seen} in {ours}"
+    notice = f"the host key of {label} was unknown; skypool trusts the first one seen"
+    notice += f": {seen}, stored in {ours}" if seen else f", and stores that key in {ours}"
     return replace(ssh, known_hosts=(ours,), pin=not seen), notice
 
 
@@ -114,8 +115,8 @@ def _where(ssh: SSH) -> tuple[str, list[str]]:
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     if done.returncode or "hostname" not in said:
         raise UsageError(
-            f"ssh cannot use your configuration for {ssh.host}: {done.stderr.strip()}; correct it until `ssh "
-            f"-G {ssh.host}` succeeds"
+            f"ssh cannot read your configuration for {ssh.host}: {done.stderr.strip()}; correct the configuration "
+            f"until `ssh -G {ssh.host}` succeeds"
         )
     name = said["hostname"].lower() if said["port"] == "22" else f"[{said['hostname'].lower()}]:{said['port']}"
     known = f"{said.get('userknownhostsfile', '')} {said.get('globalknownhostsfile', '')}"

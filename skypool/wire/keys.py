@@ -121,5 +121,6 @@ def _keygen(file: Path, comment: str) -> None:
         raise UsageError("the program ssh-keygen is not installed on this computer: install openssh-client") from e
     except subprocess.CalledProcessError as e:
         raise UsageError(
-            f"ssh-keygen could not create a key in {file.parent}: {e.stderr.strip()}; make that folder writable"
+            f"ssh-keygen could not create a key in {file.parent}: {e.stderr.strip()}; check that this folder is "
+            "writable and its disk has free space"
         ) from e

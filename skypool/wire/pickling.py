@@ -27,7 +27,7 @@ def _no_file(file: io.TextIOWrapper) -> Any:
     Raises:
         TypeError: always. The message advises to send the path or the content of the file instead.
     """
-    raise TypeError(f"cannot pickle the open file {file.name!r}; send its path or its content")
+    raise TypeError(f"cannot pickle the open file {file.name!r}; send the path or the content of the file instead")
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

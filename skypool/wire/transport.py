@@ -366,8 +366,8 @@ class Errand:
                     os.killpg(self._process.pid, signal.SIGKILL)
                 if isinstance(e, subprocess.TimeoutExpired):
                     raise TimeoutError(
-                        "the command did not end in time and was killed; check that the machine it connects to "
-                        "runs and can be reached"
+                        "the command did not end in time and was killed; check that the machine to which the command "
+                        "connects runs and can be reached"
                     ) from e
                 raise
             self._said.seek(0)
@@ -389,15 +389,15 @@ def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
     match transport.trouble(said):
         case Trouble.HOST_KEY:
             return HostKeyMismatch(
-                f"the machine of node {node} has another host key than the known one; nothing was sent to it. If it "
-                f"is your own and its key has changed, remove the old one (`ssh-keygen -R HOST`); a rented machine "
-                f"gets its key when it starts: do not trust the machine that answers, and rent another:\n{said}",
+                f"the machine of node {node} has another SSH host key than the known one, so nothing was sent to that "
+                "machine. If the machine is your own and its key has changed, remove the old key with `ssh-keygen -R "
+                f"HOST`. If the machine is rented, do not trust it: rent another one. ssh printed:\n{said}",
                 node,
             )
         case Trouble.LOGIN:
             return LoginRefused(
-                f"the machine of node {node} refused the login: check user and identity, and try `ssh` by hand:\n"
-                f"{said}",
+                f"the machine of node {node} refused the SSH login; check the user and identity settings, and try "
+                f"`ssh` by hand. ssh printed:\n{said}",
                 node,
             )
         case _:
