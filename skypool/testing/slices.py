@@ -16,11 +16,11 @@ from skypool.testing.trial import Trial
 class SliceContract:
     """Tests of slices (several hosts that are rented together), a part of `DriverContract`.
 
-    They are skipped if the fixture `slice_need` returns None.
+    The tests are skipped if the fixture `slice_need` returns None.
 
     Attributes:
         patience: seconds within which a machine boots or ends.
-        real: True if commands can run on the machines.
+        real: True if commands can run on the machines. False skips the test that needs this.
     """
 
     patience: ClassVar[float]
@@ -28,32 +28,34 @@ class SliceContract:
 
     @pytest.fixture
     def slice_need(self) -> Need | None:
-        """Return the requirements of a slice of several hosts; None (the default) if the driver sells none.
+        """Return the requirements of a slice of several hosts; None (the default) if the driver sells no slices.
 
-        Override this fixture for a driver that sells slices. The tests rent up to two such slices at the same time.
+        Override this fixture for a driver that sells slices. The tests rent up to two of these slices at the same time.
         """
         return None
 
     @pytest.fixture
     def slices(self, driver: Driver, control: object, slice_need: Need | None) -> Iterator[Trial]:
-        """Yield a `Trial` (the driver with the helpers of a test) in which each offer is a slice.
+        """Yield a `Trial` (the driver with helpers for tests) whose offers are slices that meet `slice_need`.
 
-        The machines that the test rented are ended after it. The test is skipped if `slice_need` is None.
+        After the test, the machines that the test rented are ended. The test is skipped if `slice_need` returns None.
         """
         if slice_need is None:
-            pytest.skip("it sells no slices of several hosts, or the fixture slice_need is missing")
+            pytest.skip("slice_need returns None: override this fixture if the driver sells slices of several hosts")
         trial = Trial(driver, control, slice_need, self.patience)
         yield trial
         trial.close()
 
     def test_a_slice_comes_with_all_its_hosts_in_order(self, slices: Trial) -> None:
         hosts = slices.offer.hosts
-        assert hosts > 1, "the best offer for slice_need has only one host"
+        assert hosts > 1, f"the best offer for slice_need must be a slice of several hosts: {slices.offer}"
         order = slices.order(*range(3 * hosts, 5 * hosts))
         first = slices.launch(order)
         second = slices.launch(order)
         assert [each.node for each in first] == [*order.nodes]
-        assert [(each.id, each.slice) for each in first] == [(each.id, each.slice) for each in second], "not idempotent"
+        assert [(each.id, each.slice) for each in first] == [(each.id, each.slice) for each in second], (
+            "a repeated launch with the same order must return the same machines"
+        )
         assert len({each.id for each in first}) == 2 * hosts
         for each in first:
             assert (each.offer, each.token) == (slices.offer, order.token)
@@ -71,7 +73,7 @@ class SliceContract:
             launched = slices.launch(slices.order(*range(2 * hosts)))
         except (CapacityError, OfferGone):
             launched = []
-        assert [each.node for each in launched] in ([*range(hosts)], []), "launch must return whole slices or fail"
+        assert [each.node for each in launched] in ([*range(hosts)], []), "launch must return whole slices, or raise"
         assert slices.count() == len(launched)
 
     def test_a_slice_ends_as_a_whole_whichever_host_is_named(self, slices: Trial) -> None:
@@ -87,7 +89,7 @@ class SliceContract:
 
     def test_a_pool_has_a_node_for_each_host_of_its_slices(self, slices: Trial) -> None:
         if not self.real:
-            pytest.skip("no command can run on this cloud's machines: `real` is False")
+            pytest.skip("`real` is False: no command can run on the machines")
         from skypool.pool.pool import ComputePool
 
         need = slices.need
@@ -101,17 +103,14 @@ class SliceContract:
 
 
 def _whole(instances: Sequence[Instance], hosts: int) -> None:
-    """Assert that the instances, sorted by node, form slices: groups of `hosts` that share an `Instance.slice`.
+    """Raise AssertionError unless the instances, sorted by node, form whole slices of `hosts` machines each.
 
-    All hosts of a slice must have the same `Instance.slice`, which is not empty and differs from slice to slice. The
-    number of instances is not checked.
+    All hosts of a slice must have the same `Instance.slice`. The name must not be empty, and must differ from slice to
+    slice. The number of instances is not checked.
 
     Args:
         instances: the instances, in any order.
         hosts: the number of hosts of each slice.
-
-    Raises:
-        AssertionError: the instances do not form such slices.
     """
     ranked = sorted(instances, key=lambda each: each.node)
     names = [each.slice for each in ranked]
