@@ -142,7 +142,9 @@ class DriverContract(SliceContract):
         assert re.fullmatch(r"[a-z][a-z0-9-]*", driver.name), (
             f"the driver's name must be small letters, digits and hyphens, and begin with a letter, not {driver.name!r}"
         )
-        assert isinstance(abilities(driver), Abilities)
+        assert isinstance(abilities(driver), Abilities), (
+            "`abilities` of a driver must be an object of the class Abilities"
+        )
 
     def test_making_one_is_free(self, driver: Driver) -> None:
         """Test that constructing the driver opens no file or connection, and starts and imports nothing else."""
@@ -169,13 +171,15 @@ class DriverContract(SliceContract):
         assert time.monotonic() - began < self.quick, f"offers() must take less than {self.quick:g} s"
         assert offers, "offers() must return an offer for the fixture need, but returned none"
         for each in offers:
-            assert isinstance(each, Offer)
-            assert each.provider == trial.driver.name
-            assert each.instance_type, each
-            assert math.isfinite(each.usd_per_hour), each
-            assert each.usd_per_hour >= 0, each
-            assert each.accelerator is None or isinstance(each.accelerator, Accelerator), each
-            assert each.hosts >= 1, each
+            assert isinstance(each, Offer), f"offers() must return objects of the class Offer, not {each!r}"
+            assert each.provider == trial.driver.name, f"Offer.provider must be the driver's name: {each}"
+            assert each.instance_type, f"Offer.instance_type must not be empty: {each}"
+            assert math.isfinite(each.usd_per_hour), f"Offer.usd_per_hour must be finite: {each}"
+            assert each.usd_per_hour >= 0, f"Offer.usd_per_hour must be at least 0: {each}"
+            assert each.accelerator is None or isinstance(each.accelerator, Accelerator), (
+                f"Offer.accelerator must be an Accelerator or None: {each}"
+            )
+            assert each.hosts >= 1, f"Offer.hosts must be at least 1: {each}"
 
     def test_offers_of_the_spot_market_come_from_who_says_that_there_is_one(self, trial: Trial) -> None:
         need = dataclasses.replace(trial.need, market="cheapest")
@@ -189,30 +193,38 @@ class DriverContract(SliceContract):
     def test_launch_rents_a_machine_for_each_rank(self, trial: Trial) -> None:
         order = trial.order(1, 3)
         launched = trial.launch(order)
-        assert [each.node for each in launched] == [1, 3]
-        assert len({each.id for each in launched}) == 2
+        assert [each.node for each in launched] == [1, 3], (
+            "launch must return one machine for each node, in the order of the nodes"
+        )
+        assert len({each.id for each in launched}) == 2, "each machine must have an id of its own"
         for each in launched:
-            assert isinstance(each, Instance)
-            assert (each.provider, each.pool, each.token) == (trial.driver.name, trial.pool, order.token)
+            assert isinstance(each, Instance), f"launch must return objects of the class Instance, not {each!r}"
+            assert (each.provider, each.pool, each.token) == (trial.driver.name, trial.pool, order.token), (
+                "an Instance must have the driver's name, and the pool and token of its order"
+            )
             assert each.offer in self._rentable(trial), "Instance.offer must be the offer that was rented"
             assert each.state in ("starting", "running")
         regions = {each.id: each.region for each in trial.instances()}
         for each in launched:  # `instances` may lack the newest machines
             assert regions.get(each.id, each.region) == each.region, "launch and instances must return the same region"
-        assert trial.count() == 2
+        assert trial.count() == 2, "launch must make one machine for each node"
 
     def test_launch_with_the_same_token_is_the_same_machines(self, trial: Trial) -> None:
         order = trial.order(0, 1)
         first = trial.launch(order)
         second = trial.launch(order)
-        assert [each.id for each in first] == [each.id for each in second]
-        assert all(each.offer in self._rentable(trial) for each in second)
-        assert trial.count() == 2
+        assert [each.id for each in first] == [each.id for each in second], (
+            "a repeated launch must return the same machines"
+        )
+        assert all(each.offer in self._rentable(trial) for each in second), (
+            "Instance.offer must be the offer that was rented"
+        )
+        assert trial.count() == 2, "a repeated launch with the same token must make no further machines"
 
     def test_launch_with_another_token_is_other_machines(self, trial: Trial) -> None:
         [first], [second] = trial.launch(trial.order(0)), trial.launch(trial.order(1))
-        assert first.id != second.id
-        assert trial.count() == 2
+        assert first.id != second.id, "a launch with another token must return another machine"
+        assert trial.count() == 2, "a launch with another token must make another machine"
 
     def test_launch_after_a_lost_reply_is_the_same_machines(self, trial: Trial) -> None:
         order = trial.order(0, 1)
@@ -221,7 +233,9 @@ class DriverContract(SliceContract):
             launched = trial.launch(order)
         except (ProviderError, OSError):
             launched = trial.launch(order)
-        assert sorted(each.node for each in launched) == [0, 1]
+        assert sorted(each.node for each in launched) == [0, 1], (
+            "a launch after a lost reply must return a machine for each node"
+        )
         assert trial.count() == 2, "a repeated launch with the same token must make no further machines"
 
     def test_what_a_lost_reply_left_is_found_by_its_tag(self, trial: Trial) -> None:
@@ -232,14 +246,16 @@ class DriverContract(SliceContract):
         except (ProviderError, OSError) as e:
             assert isinstance(e, NoAnswer), f"a lost reply must raise NoAnswer, not {e!r}"
         found = trial.instances()
-        assert [(each.node, each.token) for each in found] == [(0, order.token)]
-        assert trial.count() == 1
+        assert [(each.node, each.token) for each in found] == [(0, order.token)], (
+            "instances must find the machine that was made before the reply was lost"
+        )
+        assert trial.count() == 1, "a launch must make one machine for each node, also if the reply is lost"
 
     def test_launch_is_back_before_the_machine_has_booted(self, trial: Trial) -> None:
         trial.pull("never_boot")
         began = time.monotonic()
         [launched] = trial.launch(trial.order(0))
-        assert time.monotonic() - began < self.quick
+        assert time.monotonic() - began < self.quick, f"launch must return in less than {self.quick:g} s"
         assert launched.state == "starting"
         assert [each.state for each in trial.instances()] == ["starting"]
 
@@ -248,7 +264,7 @@ class DriverContract(SliceContract):
         with pytest.raises((CapacityError, OfferGone)) as refused:
             trial.driver.launch(trial.offer, trial.order(0))
         _in_words(refused.value, trial.driver)
-        assert trial.count() == 0
+        assert trial.count() == 0, "a launch that raises CapacityError must leave no machine"
 
     def test_launch_with_little_stock_gives_the_first_ranks_or_nothing(self, trial: Trial) -> None:
         trial.pull("stock_out", trial.offer, 1)
@@ -256,15 +272,17 @@ class DriverContract(SliceContract):
             launched = trial.driver.launch(trial.offer, trial.order(2, 5))
         except (CapacityError, OfferGone):
             launched = []
-        assert [each.node for each in launched] in ([2], [])
-        assert trial.count() == len(launched)
+        assert [each.node for each in launched] in ([2], []), (
+            "launch must return the machines of the first nodes, or raise"
+        )
+        assert trial.count() == len(launched), "launch must return every machine that it made, and end the others"
 
     def test_launch_of_machines_that_must_reach_each_other_is_all_or_none(self, trial: Trial) -> None:
         if not abilities(trial.driver).private_network:
             pytest.skip("abilities.private_network is False: the machines cannot reach each other")
         need = dataclasses.replace(trial.need, private_network=True)
         launched = trial.launch(trial.order(0, 1, need=need))
-        assert [each.node for each in launched] == [0, 1]
+        assert [each.node for each in launched] == [0, 1], "launch must return a machine for each node"
         trial.driver.terminate(launched)
         trial.pull("stock_out", trial.offer, 1)
         with pytest.raises((CapacityError, OfferGone)):
@@ -290,8 +308,10 @@ class DriverContract(SliceContract):
             assert trial.count() == 0, "a launch that was refused must leave no machine"
         else:
             assert kind is RateLimitError, f"the cloud refused the request, so launch must raise {kind.__name__}"
-            assert [each.node for each in launched] == [0]
-            assert trial.count() == 1
+            assert [each.node for each in launched] == [0], (
+                "a launch that waits and repeats the request must return the machine"
+            )
+            assert trial.count() == 1, "a launch that waits and repeats the request must make one machine"
 
     # --- instances -------------------------------------------------------------------------------------------
 
@@ -299,12 +319,18 @@ class DriverContract(SliceContract):
         mine = trial.order(1)
         other = trial.order(0, pool=trial.another_pool())
         [first], [second] = trial.launch(mine), trial.launch(other)
-        assert [each.id for each in trial.driver.instances(pool=mine.pool)] == [first.id]
-        assert [each.id for each in trial.driver.instances(pool=other.pool)] == [second.id]
+        assert [each.id for each in trial.driver.instances(pool=mine.pool)] == [first.id], (
+            "instances(pool=…) must return this pool's machine alone"
+        )
+        assert [each.id for each in trial.driver.instances(pool=other.pool)] == [second.id], (
+            "instances(pool=…) must return this pool's machine alone"
+        )
         everything = {each.id: each for each in trial.driver.instances()}
-        assert {first.id, second.id} <= set(everything)
+        assert {first.id, second.id} <= set(everything), "instances() must return the machines of all pools"
         found = everything[first.id]
-        assert (found.pool, found.node, found.token) == (mine.pool, 1, mine.token)
+        assert (found.pool, found.node, found.token) == (mine.pool, 1, mine.token), (
+            "pool, node and token must be read from the tags"
+        )
         assert trial.driver.instances(pool=f"{mine.pool[:-1]}") == [], "a part of a pool's name must not match the pool"
 
     def test_instances_say_until_when_they_are_needed(self, trial: Trial) -> None:
@@ -319,18 +345,22 @@ class DriverContract(SliceContract):
         launched = trial.launch(trial.order(0, 1))
         ids = " ".join(sorted(each.id for each in launched))
         assert elsewhere(["-m", "skypool.testing.find_and_end"], (trial.driver, trial.pool)).strip() == ids
-        assert trial.count() == 0
+        assert trial.count() == 0, "terminate in another process must end the machines"
 
     def test_verbs_may_be_called_from_several_threads_at_once(self, trial: Trial) -> None:
         orders = [trial.order(node) for node in range(3)]
         trial.offers  # noqa: B018 - the driver is asked once, before the threads start
         launched = [each for got in trial.at_once(*[lambda o=o: trial.launch(o) for o in orders]) for each in got]
-        assert {each.token for each in launched} == {each.token for each in orders}
+        assert {each.token for each in launched} == {each.token for each in orders}, (
+            "launches in several threads must return the machines of all orders"
+        )
         for found in trial.at_once(*[trial.instances] * 3):
-            assert {each.id for each in found} == {each.id for each in launched}
+            assert {each.id for each in found} == {each.id for each in launched}, (
+                "instances must return the same machines in several threads"
+            )
         trial.at_once(*[lambda i=i: trial.driver.terminate([i]) for i in launched])
-        assert trial.instances() == []
-        assert trial.count() == 0
+        assert trial.instances() == [], "instances must not return machines that terminate has ended"
+        assert trial.count() == 0, "terminate in several threads must end all machines"
 
     # --- on the machine --------------------------------------------------------------------------------------
 
@@ -348,7 +378,7 @@ class DriverContract(SliceContract):
 
         more: dict[str, Any] = {"accelerator": list(trial.need.accelerators) or None}
         with ComputePool(trial.driver, nodes=2, name=trial.pool, console="off", **more) as pool:
-            assert pool.submit(divmod, 7, 2).result() == (3, 1)
+            assert pool.submit(divmod, 7, 2).result() == (3, 1), "the pool must return the result of the call"
             with pytest.raises(ZeroDivisionError):
                 pool.submit(divmod, 7, 0).result()
             if trial.need.accelerators:
@@ -356,9 +386,11 @@ class DriverContract(SliceContract):
                 slots, devices = pool.submit(_slots_and_devices()).result()
                 assert slots == 1, f"a node with accelerators must run one call at once by default, not {slots}"
                 assert devices >= asked, f"a call must see all {asked} accelerators of its machine, not {devices}"
-            assert sorted(each.node for each in trial.driver.instances(pool=trial.pool)) == [0, 1]
-        assert trial.instances() == []
-        assert trial.count() == 0
+            assert sorted(each.node for each in trial.driver.instances(pool=trial.pool)) == [0, 1], (
+                "instances must return the machine of each node of a live pool"
+            )
+        assert trial.instances() == [], "the pool must end all its machines"
+        assert trial.count() == 0, "the pool must end all its machines"
 
     def test_an_interruption_is_told_on_the_machine(self, trial: Trial) -> None:
         self._needs_machines()
@@ -394,7 +426,7 @@ class DriverContract(SliceContract):
         trial.launch(trial.order(0, lease=300.0))
         trial.launch(trial.order(1, lease=900.0, lifetime=300.0))
         trial.pull("advance", 200)
-        assert trial.count() == 2
+        assert trial.count() == 2, "machines must not end before their lease and lifetime are over"
         trial.pull("advance", 101)
         trial.eventually(lambda: trial.count() == 0, "the end of machines whose lease and lifetime are over")
 
@@ -419,10 +451,10 @@ class DriverContract(SliceContract):
         assert [each.id for each in trial.instances()] == [second.id], (
             f"terminate must end {first.id} and leave {second.id}"
         )
-        assert trial.count() == 1
+        assert trial.count() == 1, "terminate must end the given machine alone"
         trial.driver.terminate([second])
-        assert trial.instances() == []
-        assert trial.count() == 0
+        assert trial.instances() == [], "instances must not return machines that terminate has ended"
+        assert trial.count() == 0, "terminate must end all given machines before it returns"
 
     def test_terminate_is_quiet_for_what_is_gone(self, trial: Trial) -> None:
         trial.driver.terminate([])
@@ -432,7 +464,7 @@ class DriverContract(SliceContract):
         if hasattr(trial.control, "kill"):
             trial.pull("kill", second)
         trial.driver.terminate([first, second])
-        assert trial.count() == 0
+        assert trial.count() == 0, "terminate must end the machines that are left"
 
     def test_terminate_is_loud_for_what_does_not_end_and_ends_the_rest(self, trial: Trial) -> None:
         trial.can("undying")
@@ -443,10 +475,12 @@ class DriverContract(SliceContract):
             trial.driver.terminate([first, second])
         assert [getattr(each, "id", None) for each in left.value.instances] == [first.id]
         assert first.id in str(left.value), f"StillRunning must name the machine {first.id}, which is still alive"
-        assert [each.id for each in trial.instances()] == [first.id]
+        assert [each.id for each in trial.instances()] == [first.id], (
+            "instances must return the machine that has not ended, and no other"
+        )
         trial.pull("undying", first, 1)
         trial.eventually(lambda: _ended(trial.driver, first), f"the end of {first.id} after repeated requests")
-        assert trial.count() == 0
+        assert trial.count() == 0, "both machines must have ended"
 
     # --- what else there is ----------------------------------------------------------------------------------
 
@@ -458,12 +492,16 @@ class DriverContract(SliceContract):
         if isinstance(trial.driver, Tidies):
             left = trial.driver.leftovers(pool=trial.pool)
             for each in left:
-                assert isinstance(each, Leftover)
-                assert (each.provider, each.pool) == (trial.driver.name, trial.pool), each
-                assert each.kind, each
+                assert isinstance(each, Leftover), (
+                    f"leftovers() must return objects of the class Leftover, not {each!r}"
+                )
+                assert (each.provider, each.pool) == (trial.driver.name, trial.pool), (
+                    f"a Leftover must have the driver's name, and the name of the pool: {each}"
+                )
+                assert each.kind, f"Leftover.kind must not be empty: {each}"
             trial.driver.tidy(left)
             trial.driver.tidy(left)  # must not raise for leftovers that are gone
-            assert trial.driver.leftovers(pool=trial.pool) == []
+            assert trial.driver.leftovers(pool=trial.pool) == [], "leftovers() must not return what tidy() has removed"
             trial.driver.terminate(trial.instances())
             trial.driver.tidy(trial.leftovers())
         if hasattr(trial.control, "leftovers"):
@@ -493,10 +531,10 @@ class DriverContract(SliceContract):
         findings = list(trial.driver.check())
         assert findings, "check() must return at least one finding"
         for each in findings:
-            assert isinstance(each, Finding)
-            assert each.what, each
+            assert isinstance(each, Finding), f"check() must return objects of the class Finding, not {each!r}"
+            assert each.what, f"Finding.what must not be empty: {each}"
             assert each.good or each.advice, f"a finding with good=False must have advice: {each}"
-        assert trial.count() == 0
+        assert trial.count() == 0, "check() must rent no machine"
 
     def _rentable(self, trial: Trial) -> Sequence[Offer]:
         """Return the offers on which `Trial.launch` may rent.

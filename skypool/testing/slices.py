@@ -52,19 +52,23 @@ class SliceContract:
         order = slices.order(*range(3 * hosts, 5 * hosts))
         first = slices.launch(order)
         second = slices.launch(order)
-        assert [each.node for each in first] == [*order.nodes]
+        assert [each.node for each in first] == [*order.nodes], (
+            "launch must return one machine for each node, in the order of the nodes"
+        )
         assert [(each.id, each.slice) for each in first] == [(each.id, each.slice) for each in second], (
             "a repeated launch with the same order must return the same machines"
         )
-        assert len({each.id for each in first}) == 2 * hosts
+        assert len({each.id for each in first}) == 2 * hosts, "each host must have an id of its own"
         for each in first:
-            assert (each.offer, each.token) == (slices.offer, order.token)
+            assert (each.offer, each.token) == (slices.offer, order.token), (
+                "an Instance must have the offer that was rented, and the token of its order"
+            )
         _whole(first, hosts)
         _whole(slices.instances(), hosts)
         assert {each.node: (each.id, each.slice) for each in slices.instances()} == {
             each.node: (each.id, each.slice) for each in first
         }, "the instances found by tag differ from those that launch returned"
-        assert slices.count() == 2 * hosts
+        assert slices.count() == 2 * hosts, "launch must make all hosts of both slices, and no further machines"
 
     def test_launch_with_little_stock_gives_whole_slices(self, slices: Trial) -> None:
         hosts = slices.offer.hosts
@@ -74,7 +78,7 @@ class SliceContract:
         except (CapacityError, OfferGone):
             launched = []
         assert [each.node for each in launched] in ([*range(hosts)], []), "launch must return whole slices, or raise"
-        assert slices.count() == len(launched)
+        assert slices.count() == len(launched), "launch must return every machine that it made, and end the others"
 
     def test_a_slice_ends_as_a_whole_whichever_host_is_named(self, slices: Trial) -> None:
         hosts = slices.offer.hosts
@@ -82,10 +86,10 @@ class SliceContract:
         slices.driver.terminate(launched[hosts - 1 : hosts])
         left = [each.id for each in launched[hosts:]]
         assert [each.id for each in slices.instances()] == left, "terminate must end the one slice and leave the other"
-        assert slices.count() == hosts
+        assert slices.count() == hosts, "terminate must end all hosts of the slice, and no other machine"
         slices.driver.terminate(launched)
-        assert slices.instances() == []
-        assert slices.count() == 0
+        assert slices.instances() == [], "instances must not return machines that terminate has ended"
+        assert slices.count() == 0, "terminate must end all hosts of the given slices"
 
     def test_a_pool_has_a_node_for_each_host_of_its_slices(self, slices: Trial) -> None:
         if not self.real:
@@ -97,9 +101,9 @@ class SliceContract:
         accelerators = list(need.accelerators)
         with ComputePool(slices.driver, accelerator=accelerators, name=slices.pool, console="off") as pool:
             assert pool.nodes == dict.fromkeys(range(hosts), "ready")
-            assert pool.submit(divmod, 7, 2).result() == (3, 1)
-        assert slices.instances() == []
-        assert slices.count() == 0
+            assert pool.submit(divmod, 7, 2).result() == (3, 1), "the pool must return the result of the call"
+        assert slices.instances() == [], "the pool must end all its machines"
+        assert slices.count() == 0, "the pool must end all its machines"
 
 
 def _whole(instances: Sequence[Instance], hosts: int) -> None:
