@@ -62,7 +62,7 @@ class FakeCloud:
         patience: seconds after which `terminate` raises StillRunning for a machine that has not ended.
         billing: the moment from which a machine is billed: "create" (its creation) or "running" (the end of its boot).
             All clients of one cloud must pass the same value.
-        tells_billing: True if each `Instance` tells since when it is billed, in `billed_from`. False: that is None.
+        tells_billing: True if `Instance.billed_from` tells since when a machine is billed. False: this field is None.
 
     Raises:
         UsageError: `state` is None or empty, and $SKYPOOL_FAKE_CLOUD is not set.
@@ -101,7 +101,7 @@ class FakeCloud:
     # --- the methods of a driver -----------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return an offer for everything that the cloud sells. Empty if it sells nothing.
+        """Return an offer for everything that the cloud sells. Empty if the cloud sells nothing.
 
         The field `available` of an offer tells if the offer is in stock now.
 

@@ -1,6 +1,6 @@
 """`DriverContract`: tests that every driver of a cloud provider must pass. The driver's author runs them with pytest.
 
-Subclass it in a test module:
+Subclass the class in a test module:
 
     class TestAcme(DriverContract):
         @pytest.fixture

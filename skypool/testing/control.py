@@ -143,9 +143,9 @@ class Control(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FakeCloudControl(Control):
-    """The control of a `FakeCloud`: it prepares failures, and reads the calls that the cloud received.
+    """The control of a `FakeCloud`, which prepares failures and reads the calls that the cloud received.
 
-    Every method works on the stored state, so it also affects other processes that use the same cloud.
+    Every method works on the stored state, and so affects all processes that use the same cloud.
 
     Attributes:
         state: the stored state of the cloud.

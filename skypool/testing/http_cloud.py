@@ -282,7 +282,7 @@ class HttpCloud:
         Raises:
             Refused: the cloud does not sell the type in the given zone and market, or a field of the body is missing or
                 has the wrong type (status 400).
-            ProviderError: the cloud refuses, for example because it is out of stock or the key is wrong.
+            ProviderError: the cloud refuses, for example because the type is out of stock or the key is wrong.
         """
         api = self._api(request)
         body = request.body
@@ -441,7 +441,7 @@ class HttpCloud:
 
 @dataclass(frozen=True, slots=True)
 class HttpCloudControl(FakeCloudControl):
-    """The control of an `HttpCloud`: it prepares failures, and reads the calls that the cloud received.
+    """The control of an `HttpCloud`, which prepares failures and reads the calls that the cloud received.
 
     It has all methods of `FakeCloudControl`, except that `kill_client` does not work.
     """

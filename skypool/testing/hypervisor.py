@@ -2,8 +2,8 @@
 
 The end of a machine is due when its lease, its lifetime or its interruption notice is over.
 
-Run it as `python -m skypool.testing.hypervisor FOLDER`, with the folder of the cloud. It exits when the last machine
-has ended.
+Run this module as `python -m skypool.testing.hypervisor FOLDER`, with the folder of the cloud. The process exits when
+the last machine has ended.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Heard(NamedTuple):
 
     Attributes:
         text: the whole text, "SERIAL SECONDS".
-        at: when it was written, in seconds since 1970 on this computer's clock.
+        at: when the text was written, in seconds since 1970 on this computer's clock.
         seconds: for how many seconds from then on the machine may live.
     """
 
@@ -94,7 +94,7 @@ def create(folder: str) -> None:
 
     If the folder exists already, its content is kept, except that the lease file is emptied.
     """
-    (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # it may exist: see Overtaken
+    (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # a lost change may have made it
     Path(guard(folder)).write_text(f"{'':<31}\n")  # overwritten in place: see `skypool.drivers.userdata`
 
 

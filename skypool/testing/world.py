@@ -44,8 +44,8 @@ class Stock:
         memory_gib: memory of each machine in GiB.
         disk_gib: disk of each machine in GiB.
         arch: the processor architecture: "x86_64" or "arm64".
-        hosts: how many machines one purchase yields; more than 1 makes them a slice. None: the number follows from the
-            accelerator, such as 2 for "v5p-16".
+        hosts: how many machines one purchase yields. If the number is more than 1, the machines form a slice. None: the
+            number follows from the accelerator, such as 2 for "v5p-16".
         least_billed: the shortest time that is billed, in seconds.
 
     Raises:
@@ -117,7 +117,7 @@ class Machine:
 
     Attributes:
         id: the machine's name.
-        pool: the name of the pool (a user's set of machines) that rented it.
+        pool: the name of the pool (a user's set of machines) that rented the machine.
         node: the number of the pool's node that the machine is.
         token: the idempotency token of the request that made the machine.
         stock: the kind of machine that was bought.
@@ -244,7 +244,7 @@ class World:
         key: the API key that clients must send; "" accepts any key.
         real: True if machines are processes on this computer; False if they are mere records, which run nothing.
         ends_itself: True if machines end when their lease is over.
-        billing: the moment from which a machine is billed: its "create", or when it is "running".
+        billing: the moment from which a machine is billed: "create" (its creation) or "running" (the end of its boot).
         offset: seconds by which the cloud's clock is ahead of this computer's.
         machines: all machines by id. Machines that have ended are included.
         things: key pairs and security groups, by (kind, name).
