@@ -422,7 +422,7 @@ def test_gc_asks_all_that_are_set_up_and_says_who_was_not(
     cloud.control.refuse(AccessError, "describe")
     done = skypool("gc", "--json")
     assert done.returncode == 1, "a pool is there that nobody can speak for"
-    assert "this account may not do that" in json.loads(done.stdout)["not_asked"]["fake"]
+    assert "the account lacks the permission" in json.loads(done.stdout)["not_asked"]["fake"]
 
 
 def test_gc_says_what_it_could_not_end(skypool: Run, cloud: FakeCloud, client: Callable[..., Client]) -> None:
@@ -432,7 +432,7 @@ def test_gc_says_what_it_could_not_end(skypool: Run, cloud: FakeCloud, client: C
     done = skypool("gc", "--provider", "fake", "--yes")
     assert done.returncode == 1
     assert re.search(
-        r"some machines or other resources could not be ended .* again:\n  .*this account may not do that", done.stderr
+        r"some machines or other resources could not be ended .* again:\n  .*account lacks the permission", done.stderr
     )
     cloud.control.refuse(CredentialsError, "describe")
     assert skypool("gc", "--provider", "fake").returncode == 1

@@ -5,12 +5,18 @@ A driver is the class through which skypool rents machines of one cloud provider
     from skypool.testing import FakeCloud, HttpCloud, Stock        # needs nothing but skypool
     from skypool.testing import Control, DriverContract            # DriverContract needs pytest
 
-- `cloud`: `FakeCloud`; `control`: makes it fail, change prices or move its clock; `api`: the calls its driver makes.
-- `http_cloud`: `HttpCloud`, the same cloud with an HTTP API; `template`: a driver for it, which `skypool new-driver`
-  copies.
-- `world`, `state`: the contents of the fake cloud, and their storage; `machine`, `hypervisor`: its machines and their
-  end.
-- `contract`, `slices`: `DriverContract`; `trial`, `free`: helpers of its tests.
+The modules of this package:
+
+- `cloud`: `FakeCloud`.
+- `control`: `Control`, with which a test makes the fake cloud fail, change prices or move its clock.
+- `api`: the calls that drivers make to the fake cloud.
+- `http_cloud`: `HttpCloud`, the same cloud with an HTTP API.
+- `template`: a driver for `HttpCloud`, which `skypool new-driver` copies.
+- `world`, `state`: the contents of the fake cloud, and their storage.
+- `machine`, `hypervisor`, `notice_watch`: the machines of the fake cloud, the process that ends them on time, and a
+  program that runs on them.
+- `contract`, `slices`: `DriverContract`.
+- `trial`, `free`, `find_and_end`: helpers of the tests in `DriverContract`.
 """
 
 from __future__ import annotations
@@ -39,14 +45,17 @@ _HOME = {
 __all__ = ["Control", "DriverContract", "FakeCloud", "HttpCloud", "Stock"]
 
 _ASSERTS = ("contract", "slices", "trial")
-if "pytest" in sys.modules:  # pytest then shows the values of a failed assertion of the contract
+if "pytest" in sys.modules:  # pytest then shows the values in a failed assertion of these modules
     sys.modules["pytest"].register_assert_rewrite(*(f"skypool.testing.{each}" for each in _ASSERTS))
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name of this package when it is first used, and return it.
+    """Import and return the class with a public name of this package. Python calls this when the name is used.
 
-    The class, function or value is imported only then, so that importing the package does not need pytest.
+    The class is imported this late so that `import skypool.testing` does not need pytest.
+
+    Args:
+        name: the name of the class, such as "FakeCloud".
 
     Raises:
         AttributeError: the package has no such name.

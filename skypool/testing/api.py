@@ -36,28 +36,28 @@ Place = tuple[str, str, str]
 _NOWHERE: Place = ("", "", "")
 
 _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
-    CredentialsError: ("InvalidKey", "the key is not known", "set $SKYPOOL_FAKE_KEY, or FakeCloud(key=…)"),
-    AccessError: ("Forbidden", "this account may not do that", "ask the account's owner for the permission"),
-    CapacityError: ("OutOfStock", "there are none left", "try another zone or type"),
-    QuotaError: ("QuotaExceeded", "the account's limit is reached", "ask for a higher one, or end some machines"),
-    RateLimitError: ("SlowDown", "too many requests", "wait, and ask again"),
-    FundsError: ("NoFunds", "the account has no money left", "add some"),
+    CredentialsError: ("InvalidKey", "the key is not known", "set $SKYPOOL_FAKE_KEY, or pass FakeCloud(key=…)"),
+    AccessError: ("Forbidden", "the account lacks the permission", "ask the owner of the account for the permission"),
+    CapacityError: ("OutOfStock", "there are no such machines left", "try another zone or instance type"),
+    QuotaError: ("QuotaExceeded", "the account's limit is reached", "ask for a higher limit, or end some machines"),
+    RateLimitError: ("SlowDown", "too many requests", "wait, and repeat the request"),
+    FundsError: ("NoFunds", "the account has no money left", "add money to the account"),
     OfferGone: ("OfferTaken", "another customer took the offer", "list the offers again"),
     ProviderError: ("InternalError", "the fake cloud has an internal error", "try again"),
 }
 
 
 def refusal(kind: type[ProviderError], what: str, provider: str, text: str | None = None) -> ProviderError:
-    """Return the error for a request that the fake cloud refuses. It carries an error code, a text and advice.
+    """Return (not raise) the error for a request that the fake cloud refuses, with an error code, a text and advice.
 
-    The caller raises the error. Its code and advice follow from the class. A class without an entry of its own in
-    `_SAYS` gets those of its nearest base class.
+    The code and the advice follow from the class of the error. A class without an entry of its own in `_SAYS` gets
+    those of its nearest base class.
 
     Args:
         kind: the class of the error.
         what: the refused action, to follow "refused to" in the message.
         provider: the driver's name.
-        text: the cloud's own explanation; None for the usual one of this class.
+        text: the cloud's own explanation; None for the usual explanation of this class.
     """
     code, usual, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
     text = usual if text is None else text
@@ -65,10 +65,10 @@ def refusal(kind: type[ProviderError], what: str, provider: str, text: str | Non
 
 
 class Api:
-    """A client's connection to a fake cloud.
+    """A client's connection to a fake cloud: each method is one call of the cloud's API.
 
-    Every method raises the failure that a test prepared for its call. Every method raises CredentialsError if the key
-    is wrong, and NoAnswer if the test let the reply be lost.
+    Every method raises CredentialsError if the key is wrong. Every method also raises the error that a test prepared
+    for the call (see `FakeCloudControl.refuse`), and NoAnswer if the test let the call's reply be lost.
 
     Args:
         state: the stored state of the cloud.
@@ -81,14 +81,20 @@ class Api:
         self._provider = provider
         self._key = key
 
-    # --- what can be asked -----------------------------------------------------------------------------------
+    # --- the calls -------------------------------------------------------------------------------------------
 
     def account(self) -> dict[str, int]:
-        """Return the account's limits: the maximum number of live machines for each quota. Empty if no limit is set."""
+        """Return the account's limits: the maximum number of live machines, by the name of the quota.
+
+        The dictionary is empty if no limit is set.
+        """
         return self._call("account", lambda world: dict(world.limits))
 
     def stock(self) -> list[tuple[Stock, bool]]:
-        """Return everything that the cloud sells, each with True if it is in stock now and False if it is sold out."""
+        """Return everything that the cloud sells, as pairs (stock, True if it is in stock now).
+
+        The list is empty if the cloud sells nothing.
+        """
         return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
 
     def create(
@@ -96,26 +102,28 @@ class Api:
     ) -> list[Machine]:
         """Make one machine, or all hosts of one slice (several hosts that are sold together), and return them.
 
-        The call is idempotent: if the token was used before, nothing is made, and the machines of that token are
-        returned. Machines may still be booting when this returns.
+        The call is idempotent: if a call with the same token made machines before, nothing is made, and those machines
+        are returned. Machines may still be booting when this method returns.
 
         Args:
             stock: what to buy.
-            order: the order; its pool, its lease and its lifetime are used.
-            nodes: the number of the pool's node that each machine becomes. One machine is made for each.
-            token: the idempotency token.
-            said: tags that the client writes on the machines itself; None for none.
+            order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
+            nodes: the numbers of the nodes that the machines become. One machine is made for each number.
+            token: the idempotency token: a text that the client makes up for each new purchase.
+            said: tags of the client's own, which the machines get in addition; None for none.
 
         Raises:
-            CapacityError: it is out of stock.
-            QuotaError: the account's limit is reached.
-            ProviderError: a machine of this token has ended already.
+            CapacityError: the stock is sold out.
+            QuotaError: the machines would exceed the account's limit.
+            ProviderError: a machine that was made with this token has ended.
         """
 
         def made(world: World) -> list[Machine]:
             if there := [each for each in world.machines.values() if each.token == token and each.tagged]:
                 if not all(each.lives for each in there):
-                    self._refuse(ProviderError, "create a machine", f"the machine of token {token} has ended")
+                    text = f"a machine that was made with the token {token!r} has ended"
+                    words = f"{self._provider} refused to create a machine: {text} (InternalError); use a new token"
+                    raise ProviderError(words, provider=self._provider, code="InternalError", text=text)
                 return there
             return self._made(world, stock, order, nodes, token, dict(said or {}))
 
@@ -124,18 +132,22 @@ class Api:
         return new
 
     def describe(self, pool: str | None) -> list[Machine]:
-        """Return the live machines of this user that are found by their tags.
+        """Return the live machines whose tags say that they belong to this user. Empty if there are none.
 
         Args:
-            pool: only the machines of this pool that were rented from this host; None for all pools, from any host.
+            pool: return only this pool's machines that were rented from this computer. None: the machines of all pools,
+                rented from any computer.
         """
         return self._call("describe", lambda world: _tagged(world.alive(), pool), pool=pool)
 
     def terminate(self, ids: Sequence[str]) -> None:
         """Ask the cloud to end machines, each together with all hosts of its slice.
 
-        The machines have ended when this returns, except for those that a test made ignore such requests: these, with
-        their slice, stay in the state "ending". Ids of unknown or ended machines are ignored.
+        The machines have ended when this method returns. The exception is a machine that a test made ignore such
+        requests: the machine and all hosts of its slice stay in the state "ending".
+
+        Args:
+            ids: the ids of the machines. Ids of unknown or ended machines are ignored.
         """
 
         def gone(world: World) -> None:
@@ -156,10 +168,10 @@ class Api:
     def tag(self, pool: str, until: datetime) -> None:
         """Set the time until which a pool needs its machines, key pairs and security groups.
 
-        Only those of this user that were made from this host are changed.
+        Only resources of this user that were made from this computer are changed.
 
         Args:
-            pool: the pool's name. One without resources is accepted, without effect.
+            pool: the pool's name. A pool that has none of these resources is accepted, without effect.
             until: the new time.
         """
 
@@ -175,7 +187,7 @@ class Api:
         Args:
             kind: "key-pair" or "security-group".
             pool: the pool's name.
-            until: the time until which the pool needs it; None for no such tag.
+            until: the time until which the pool needs the resource, to be written in its tag; None for no such tag.
         """
 
         def made(world: World) -> None:
@@ -185,10 +197,13 @@ class Api:
         self._call("make", made, kind=kind, pool=pool)
 
     def things(self, pool: str | None) -> list[Thing]:
-        """Return the key pairs and security groups of this user.
+        """Return the key pairs and security groups whose tags say that they belong to this user.
+
+        The list is empty if there are none.
 
         Args:
-            pool: only those of this pool that were made from this host; None for all pools, from any host.
+            pool: return only this pool's resources that were made from this computer. None: the resources of all pools,
+                made from any computer.
         """
         return self._call("things", lambda world: _tagged(world.things.values(), pool), pool=pool)
 
@@ -200,7 +215,8 @@ class Api:
             name: the id of the key pair or security group.
 
         Raises:
-            ProviderError: it is a security group, and a live machine of its pool and owner uses it.
+            ProviderError: a live machine uses the security group. Each machine uses the group of its pool that has the
+                same owner tag.
         """
 
         def removed(world: World) -> None:
@@ -208,40 +224,44 @@ class Api:
             there = [each for each in world.alive() if thing and each.pool == thing.pool]
             users = [each.id for each in there if thing and each.owner == thing.owner]
             if thing and users and kind == "security-group":
-                text = f"{', '.join(users)} use it"
+                text = f"machines use it: {', '.join(users)}"
                 words = f"{self._provider} refused to remove {kind} {name}: {text} (InUse); end these machines first"
                 raise ProviderError(words, provider=self._provider, code="InUse", text=text)
             world.things.pop((kind, name), None)
 
         self._call("remove", removed, kind=kind, name=name)
 
-    # --- what happens then -----------------------------------------------------------------------------------
+    # --- parts of the calls ----------------------------------------------------------------------------------
 
     def _made(
         self, world: World, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: dict[str, str]
     ) -> list[Machine]:
-        """Make one machine, or all hosts of one slice, and return them. Nothing is made if this raises.
+        """Make one machine, or all hosts of one slice, and return them. Nothing is made if this method raises.
 
         Args:
             world: the state of the cloud. The new machines are added to it.
             stock: what to buy.
-            order: the pool, its lease and its lifetime.
-            nodes: the node of each machine; one machine is made for each.
+            order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
+            nodes: the numbers of the nodes that the machines become. One machine is made for each number.
             token: the idempotency token.
-            said: tags that the client writes on the machines itself.
+            said: tags of the client's own, which the machines get in addition.
 
         Raises:
-            CapacityError: it is out of stock.
-            QuotaError: the account's limit would be exceeded.
+            CapacityError: the stock is sold out.
+            QuotaError: the machines would exceed the account's limit.
         """
         if world.limits or world.capacity or stock.capacity is not None:
             world.settle()  # machines that are due to end make room
         if _left(world, stock) <= 0:
-            self._refuse(CapacityError, "create a machine", f"there are no {stock.instance_type} left in {stock.zone}")
+            self._refuse(CapacityError, "create a machine", f"no {stock.instance_type} is left in {stock.zone}")
         if (limit := world.limits.get(stock.quota)) is not None:
             there = sum(each.stock.quota == stock.quota for each in world.alive())
             if there + stock.size > limit:
-                self._refuse(QuotaError, "create a machine", f"the account's limit {stock.quota} is {limit}")
+                text = (
+                    f"at most {limit} machines of the quota {stock.quota!r} may be alive at once: {there} are alive, "
+                    f"and {stock.size} more were requested"
+                )
+                self._refuse(QuotaError, "create a machine", text)
         name = f"s-{world.made + 1:04d}" if stock.size > 1 else ""
         made = [self._machine(world, stock, order, node, token, name, said) for node in nodes]
         world.settle(made)
@@ -252,17 +272,17 @@ class Api:
     ) -> Machine:
         """Add one machine to the state of the cloud, make its folder, and return it.
 
-        The machine is still "starting". It gets the next prepared defect, if there is one. Stock and limits are not
-        checked.
+        The new machine has the state "starting". If a test has prepared defects of machines, the first of these is
+        used up for this machine. Stock and limits are not checked.
 
         Args:
             world: the state of the cloud.
             stock: what to buy.
-            order: the pool, its lease and its lifetime.
-            node: the number of the pool's node that the machine becomes.
+            order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
+            node: the number of the node that the machine becomes.
             token: the idempotency token.
             slice_: the name of the slice that the machine is a host of; "" for none.
-            said: tags that the client writes on the machine itself.
+            said: tags of the client's own, which the machine gets in addition.
         """
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
@@ -296,7 +316,10 @@ class Api:
     def _look_after(self, new: Sequence[Machine]) -> None:
         """Start the background process that ends the cloud's machines on time, unless it runs already.
 
-        Does nothing if all new machines have ended, or if machines exist by name only (they are no processes).
+        Does nothing if all new machines have ended, or if the cloud's machines are not processes but mere records.
+
+        Args:
+            new: the machines that a call has just made.
         """
 
         def looked_after(world: World) -> None:
@@ -306,7 +329,7 @@ class Api:
         self._do(looked_after, settle=False)
 
     def _refuse(self, kind: type[ProviderError], what: str, text: str) -> NoReturn:
-        """Raise the error with which the cloud refuses a request. Never returns.
+        """Raise the error for a request that the cloud refuses. Never returns.
 
         Args:
             kind: the class of the error.
@@ -318,14 +341,21 @@ class Api:
     def _call(self, call: str, effect: Callable[[World], T], *, place: Place = _NOWHERE, **about: Any) -> T:
         """Perform one call of the API with the failures that a test prepared for it, and return the result of `effect`.
 
-        The call is counted and written to the journal first, even if it then fails. Then come, in this order: a
-        prepared kill of this process, a delay, the check of the key, and a prepared error. Then `effect` runs. After
-        it, a prepared kill or a lost reply follows.
+        The steps are, in this order:
+
+        1. The call is counted and written to the journal (a log file), even if the call then fails.
+        2. This process is killed, if a test prepared that for the time before the call.
+        3. The call waits for the prepared delay.
+        4. The key is checked.
+        5. An error is raised, if a test prepared one for the time before the call.
+        6. `effect` runs.
+        7. This process is killed or an error is raised, if a test prepared that for the time after the call.
 
         Args:
             call: the name of the call, one of `control.CALLS`.
-            effect: changes the state of the cloud and returns the result of the call.
-            place: instance type, zone and market. Prepared failures may be limited to some of them.
+            effect: function that changes the state of the cloud and returns the result of the call.
+            place: instance type, zone and market of a create, to which prepared failures may be limited; three empty
+                texts for other calls.
             about: arguments of the call, for the journal.
 
         Raises:
@@ -344,7 +374,7 @@ class Api:
         number, delay, error, known = self._do(before, settle=False)
         time.sleep(delay)
         if not known:
-            raise refusal(CredentialsError, call, self._provider)
+            raise refusal(CredentialsError, f"perform the call {call!r}", self._provider)
         self._raise(error, call)
 
         def during(world: World) -> tuple[T, Any]:
@@ -359,14 +389,14 @@ class Api:
         return result
 
     def _do(self, work: Callable[[World], T], *, settle: bool) -> T:
-        """Run a function on the locked state of the cloud, and return its result. Its changes are stored.
+        """Run a function on the locked state of the cloud, and return its result. The changes of the state are stored.
 
-        The function is run again if this process was stopped meanwhile (as by SIGSTOP) and other processes went on
-        without it. Its first changes are lost then.
+        The function is run again if this process was stopped meanwhile (as by SIGSTOP) and another process took the
+        lock away. The changes of the first run are then lost.
 
         Args:
             work: the function.
-            settle: first apply everything that is due by the cloud's clock, such as ends of leases.
+            settle: True to apply first everything that is due by the cloud's clock, such as ends of leases.
         """
         while True:
             try:
@@ -378,18 +408,19 @@ class Api:
     def _raise(self, error: Exception | type[Exception] | None, call: str) -> None:
         """Raise an error that a test prepared, in the form in which a driver would see it. Does nothing for None.
 
-        A class of ProviderError is raised as an error with fitting texts. A ConnectionError object becomes NoAnswer.
-        Any other error is raised as it is.
+        For ProviderError or a subclass of it, an error with fitting texts is made. A ConnectionError object is raised
+        as NoAnswer. Any other exception or class is raised unchanged.
 
         Args:
             error: an exception or a class of exceptions; None for no error.
             call: the name of the call, for the message.
         """
         if isinstance(error, type) and issubclass(error, ProviderError):
-            raise refusal(error, call, self._provider)
+            raise refusal(error, f"perform the call {call!r}", self._provider)
         if isinstance(error, ConnectionError):
             raise NoAnswer(
-                f"{self._provider} did not answer {call}: {error}; the call may have taken effect, so repeat it",
+                f"{self._provider} did not answer the call {call!r}: {error}; "
+                "the call may have taken effect, so repeat it with the same arguments",
                 provider=self._provider,
                 text=str(error),
             ) from error
@@ -401,7 +432,7 @@ class Api:
 
         Args:
             world: the state of the cloud. It is stored before the process dies.
-            number: the number of the call.
+            number: the number of the call, counted from 1 over all calls of this cloud.
             when: "before" or "after" the call takes effect.
         """
         if (number, when) in world.kills:
@@ -422,8 +453,8 @@ class Api:
 def _left(world: World, stock: Stock) -> float:
     """Return how many more machines (or slices) of a stock can be made now.
 
-    Returns infinity if there is no limit. Returns 0 if it is sold out, or a negative number if a test lowered the limit
-    below the number of live machines.
+    Returns infinity if the stock has no limit, and 0 if the stock is sold out. The number is negative if a test lowered
+    the limit below the number of live machines.
     """
     capacity = world.capacity.get(stock.place, stock.capacity)
     if capacity is None:
@@ -432,27 +463,34 @@ def _left(world: World, stock: Stock) -> float:
 
 
 def _tagged(all_: Any, pool: str | None) -> list[Any]:
-    """Return those machines, key pairs or security groups whose tags say that they belong to this user.
+    """Return the machines, key pairs or security groups whose tags say that they belong to this user.
 
-    Machines that have no tags are left out. The order is kept.
+    Machines without tags are left out. The order is kept. The list is empty if none belongs to this user.
 
     Args:
-        all_: what to choose from.
-        pool: only those of the pool of this name, made from this host; None means all pools of this user, from any
-            host.
+        all_: the machines, key pairs or security groups to choose from.
+        pool: choose only those of this pool that were made from this computer. None: those of all pools of this user,
+            made from any computer.
     """
     mine = [each for each in all_ if tags.ours({tags.POOL: each.pool, tags.OWNER: each.owner}, pool)]
     return [each for each in mine if getattr(each, "tagged", True)]
 
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:
-    """Find the prepared failures that match a call, count the call as one use of each, and return their effect.
+    """Use up the prepared failures and delays that match a call, and return their effect on the call.
 
-    The failures are rules in `world.rules`. A rule that is used up is removed from there.
+    Failures and delays are rules in `world.rules`. The call counts as one use of each rule that is applied. A rule with
+    no uses left is removed.
+
+    Args:
+        world: the state of the cloud.
+        call: the name of the call.
+        place: instance type, zone and market of a create; three empty texts for other calls.
+        when: the rules to use: those that act "before" or those that act "after" the call takes effect.
 
     Returns:
         (seconds, error): the delay of the call, and the error to raise, or None. The delays of all matching rules are
-        added. Only the first matching rule with an error is applied; later ones with an error stay for later calls.
+        added. Of the matching rules with an error, only the first is applied; the others stay for later calls.
     """
     delay = 0.0
     error = None

@@ -1,8 +1,9 @@
 """`FakeCloud`: a cloud for rehearsals and tests. Its machines are processes on this computer that run real pool nodes.
 
-Its prices are never charged. Its `control` makes it run out of stock, refuse requests, lose replies, take machines back
-or fail to end them. Tests can move its clock forward. Its state is stored in a folder. So it outlives a client that is
-killed, and several processes can share it.
+Nothing that this cloud rents costs money. With `FakeCloud.control`, a test makes the cloud run out of stock, refuse
+requests, lose replies, take machines back or fail to end them. With `FakeCloud.clock`, a test moves the cloud's clock
+forward. The cloud's state is stored in a folder. So the cloud outlives a client that is killed, and several processes
+can use the same cloud.
 """
 
 from __future__ import annotations
@@ -47,21 +48,24 @@ class FakeCloud:
     In a `with` block, all machines are ended at the end of the block.
 
     Args:
-        state: a folder for the cloud alone, which is made on first use. None means $SKYPOOL_FAKE_CLOUD.
-        stock: the kinds of machines that a new cloud sells; None means `world.USUAL`. An existing cloud keeps its
-            stock.
-        machines: True to run machines as processes here, which needs Linux. With False they exist by name only and
-            cannot be reached.
+        state: the folder for the cloud's state, which must hold nothing else and is made on first use. None means the
+            value of $SKYPOOL_FAKE_CLOUD.
+        stock: the kinds of machines that a new cloud sells; None means `world.USUAL`. If the folder holds a cloud
+            already, that cloud keeps its stock.
+        machines: True to run machines as processes on this computer, which needs Linux. False: machines are mere
+            records, which cannot be reached and run nothing. All clients of one cloud must pass the same value.
         ends_itself: True if machines end when their lease is over. A lease is the time that a machine lives on without
-            hearing from its client.
-        key: the API key. A new cloud accepts the first key that it sees, and later clients must use the same. None
-            means $SKYPOOL_FAKE_KEY, or "" if that is not set.
+            hearing from its client. All clients of one cloud must pass the same value.
+        key: the API key. The client that creates the cloud sets the cloud's key, and later clients must use the same
+            key. If the cloud's key is "", every key is accepted. None means $SKYPOOL_FAKE_KEY, or "" if that is not
+            set.
         patience: seconds after which `terminate` raises StillRunning for a machine that has not ended.
-        billing: the moment from which a machine is billed: its "create", or when it is "running".
-        tells_billing: True if the cloud reports since when a machine is billed.
+        billing: the moment from which a machine is billed: "create" (its creation) or "running" (the end of its boot).
+            All clients of one cloud must pass the same value.
+        tells_billing: True if `Instance.billed_from` tells since when a machine is billed. False: this field is None.
 
     Raises:
-        UsageError: no folder is given.
+        UsageError: `state` is None or empty, and $SKYPOOL_FAKE_CLOUD is not set.
     """
 
     state: str | Path | None = None
@@ -77,25 +81,32 @@ class FakeCloud:
     def __post_init__(self) -> None:
         state = self.state or os.environ.get("SKYPOOL_FAKE_CLOUD")
         if not state:
-            raise UsageError("a fake cloud needs a folder: FakeCloud(tmp_path / 'cloud'), or $SKYPOOL_FAKE_CLOUD")
+            raise UsageError(
+                "a fake cloud needs a folder for its state: pass one, such as FakeCloud('/tmp/cloud'), or set "
+                "$SKYPOOL_FAKE_CLOUD"
+            )
         object.__setattr__(self, "state", os.path.abspath(state))
         if self.key is None:
             object.__setattr__(self, "key", os.environ.get("SKYPOOL_FAKE_KEY", ""))
 
     @property
     def abilities(self) -> Abilities:
-        """Return what this cloud can do, as `Abilities`.
+        """Return what this cloud can do.
 
-        It has a spot market and a private network. The rest follows from the settings.
+        A fake cloud always has a spot market and a private network. `ends_itself` and `billed_from` are this object's
+        settings `ends_itself` and `billing`.
         """
         return Abilities(ends_itself=self.ends_itself, private_network=True, spot=True, billed_from=self.billing)
 
-    # --- the verbs -------------------------------------------------------------------------------------------
+    # --- the methods of a driver -----------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return an offer for everything that the cloud sells, in stock or not. The need is ignored.
+        """Return an offer for everything that the cloud sells. Empty if the cloud sells nothing.
 
-        The field `available` of an offer tells if it is in stock now.
+        The field `available` of an offer tells if the offer is in stock now.
+
+        Args:
+            need: ignored.
         """
         return [
             Offer(
@@ -122,23 +133,28 @@ class FakeCloud:
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent one machine for each node of the order, or one slice (several hosts) for each group of nodes.
 
-        Returns at once with the machines in the order of their nodes; they may still be booting. A repeated launch with
+        The machines are returned in the order of their nodes, without waiting for their boot. A repeated launch with
         the same token and nodes returns the same machines.
 
-        If stock or quota runs out on the way, fewer machines are returned: those of the first nodes. If the order needs
-        a private network, these are ended again instead, and the error is raised.
+        If stock or quota suffices for some nodes only, fewer machines are returned: those of the first nodes. But if
+        the order needs a private network, the machines that were made are ended again, and the error is raised.
+
+        Args:
+            offer: the offer to rent, from `offers`.
+            order: the order.
 
         Raises:
-            UsageError: machines would be processes here, and this computer does not run Linux.
-            CapacityError, QuotaError: stock or quota does not suffice; nothing is left rented.
-            ProviderError: the cloud refused for another reason, or did not answer. Machines that were made before are
-                not ended; a repeated launch returns them.
+            UsageError: `machines` is True, but this computer does not run Linux.
+            CapacityError, QuotaError: stock or quota does not suffice. No machine of the order is left.
+            ProviderError: the cloud refused for another reason, or did not answer. Machines that this launch made
+                before are not ended; a repeated launch with the same token returns them.
             StillRunning: machines that had to be ended again did not end.
         """
         if self.machines and not machine.run_here():
             raise UsageError(
-                "the machines of FakeCloud are processes of this computer and need Linux: rehearse in a Linux "
-                "container or machine, or use FakeCloud(machines=False), which rents but runs no calls"
+                "FakeCloud runs its machines as processes on this computer, which must run Linux, but does not: use a "
+                "Linux machine or container, or FakeCloud(machines=False), which rents machines but runs nothing on "
+                "them"
             )
         api = self._api()
         stock = offer.detail["stock"]
@@ -161,24 +177,32 @@ class FakeCloud:
         return launched
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the live machines of this user's pools, found by their tags. Empty if there are none.
+        """Return the live machines whose tags say that they belong to this user. Empty if there are none.
 
-        Their `offer` is None, because tags do not tell on which offer a machine was rented.
+        The `offer` of each `Instance` is None, because tags do not tell on which offer a machine was rented.
 
         Args:
-            pool: the pool's name; only machines that were rented from this host are returned then. None for all pools.
+            pool: return only this pool's machines that were rented from this computer. None: the machines of all pools,
+                rented from any computer.
         """
         return [self._instance(each) for each in self._api().describe(pool)]
 
     def access(self, instance: Instance) -> Access:
-        """Return how to run commands on a machine. It does not wait: a machine that is still booting refuses commands.
+        """Return how to run commands on a machine, without waiting for the machine's boot.
+
+        A machine that is still booting refuses commands.
 
         Raises:
-            ProviderError: the machine has ended or never existed, or this cloud's machines exist by name only.
+            ProviderError: the machine has ended or never existed, was not rented by this user from this computer, or
+                `machines` is False.
         """
         found = next((each for each in self._api().describe(instance.pool) if each.id == instance.id), None)
         if found is None or not self.machines:
-            why = "its machines exist by name only; use FakeCloud(machines=True)" if found else "it has ended"
+            why = (
+                "no command can run on a machine of FakeCloud(machines=False); use FakeCloud(machines=True)"
+                if found
+                else f"it has ended or never existed; instances(pool={instance.pool!r}) lists the live machines"
+            )
             raise ProviderError(
                 f"the machine {instance.id} of {self.name} cannot be reached: {why}", provider=self.name, text=why
             )
@@ -202,9 +226,10 @@ class FakeCloud:
         All hosts of a slice end together. Machines that no longer exist are ignored.
 
         Raises:
-            StillRunning: some are still alive after `patience` seconds; its `instances` are these.
-            NoAnswer, RateLimitError: the cloud answered no request within `patience` seconds.
-            ProviderError: the cloud refused for another reason, such as a wrong key. This is raised at once.
+            StillRunning: machines are still alive after `patience` seconds. The error's `instances` are these machines.
+            NoAnswer, RateLimitError: `patience` seconds are over, and the last request was not answered, or was refused
+                because there were too many.
+            ProviderError: the cloud refused for another reason, such as a wrong key. This error is raised at once.
         """
         ids = {each.id for each in instances}
         api = self._api()
@@ -220,17 +245,19 @@ class FakeCloud:
                 left = [each for each in instances if each.id in ids]
                 names = ", ".join(sorted(ids))
                 raise StillRunning(
-                    f"{self.name} was asked to end {names}, but still lists them after {self.patience:g} s; "
-                    "call terminate() again",
+                    f"{self.name} was asked to end machines, but still lists these after {self.patience:g} s: "
+                    f"{names}; call terminate() again",
                     left,
                 )
             time.sleep(0.05 if ids else 0)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Set the time in the tags of a pool's machines, key pairs and security groups until which the pool needs them.
+        """Write the time until which a pool needs its resources into the tags of these resources.
+
+        The resources are the pool's machines, key pairs and security groups that were made from this computer.
 
         Args:
-            pool: the pool's name. A pool that has nothing is accepted, without effect.
+            pool: the pool's name. A pool that has none of these resources is accepted, without effect.
             until: the new time.
         """
         self._api().tag(pool, until)
@@ -239,23 +266,22 @@ class FakeCloud:
         """Return the key pairs and security groups of a pool, also if machines still use them. Empty if there are none.
 
         Args:
-            pool: the pool's name; None for all pools of this user.
+            pool: return only this pool's resources that were made from this computer. None: the resources of all pools
+                of this user, made from any computer.
         """
         return [
             Leftover(self.name, each.kind, each.id, each.pool, until=each.until) for each in self._api().things(pool)
         ]
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove key pairs and security groups. All are tried before an error is raised.
-
-        Does nothing for those that no longer exist.
+        """Remove key pairs and security groups. All removals are tried before an error is raised.
 
         Args:
-            leftovers: what to remove.
+            leftovers: the key pairs and security groups, from `leftovers`. Those that no longer exist are ignored.
 
         Raises:
-            ProviderError: one could not be removed, for example because a machine still uses it. If several could not
-                for different reasons, an ErrorGroup of such errors.
+            ProviderError: a resource could not be removed, for example because a machine still uses it.
+            ErrorGroup: several resources could not be removed, with different errors. The group has these errors.
         """
         api = self._api()
         errors = list[ProviderError]()
@@ -266,16 +292,16 @@ class FakeCloud:
                 errors.append(e)
         if errors:
             raise together(
-                f"{self.name}: some leftover resources could not be removed; correct these causes and call "
-                "tidy() again",
+                f"{self.name}: {len(errors)} key pairs or security groups could not be removed, for the reasons in "
+                "this group; correct these causes and call tidy() again",
                 errors,
             )
 
     def check(self) -> Iterable[Finding]:
-        """Return a finding on the API key, and one for each of the account's limits.
+        """Return a `Finding` on the API key, and one on each of the account's limits. Rents nothing.
 
-        If the cloud refuses, for example because of a wrong key, the only finding tells that, and no error is raised. A
-        limit of 0 is a bad finding. The check costs nothing.
+        A limit of 0 gives a finding with `good` = False. If the cloud refuses the request, for example because of a
+        wrong key, no error is raised: the only finding is then on the key, with `good` = False and the refusal's text.
         """
         try:
             limits = self._api().account()
@@ -286,11 +312,11 @@ class FakeCloud:
             *(Finding(f"quota {name}", most > 0, f"at most {most}") for name, most in limits.items()),
         ]
 
-    # --- for tests -------------------------------------------------------------------------------------------
+    # --- for the authors of tests ----------------------------------------------------------------------------
 
     @property
     def control(self) -> FakeCloudControl:
-        """Return the control, with which a test prepares failures and reads the calls that the cloud received."""
+        """Return the object with which a test prepares failures and reads the calls that the cloud received."""
         return FakeCloudControl(self._state())
 
     @property
@@ -307,9 +333,12 @@ class FakeCloud:
         return len(self.control.alive(kind))
 
     def close(self) -> None:
-        """End all machines at once.
+        """End all machines of the cloud at once, also those of other users and those that a test made ignore requests.
 
-        Does nothing if the cloud was never used. The folder, key pairs and security groups are kept.
+        The cloud's folder, key pairs and security groups are kept. Does nothing if the cloud was never used.
+
+        Raises:
+            RuntimeError: processes of a machine survived SIGKILL for 10 seconds.
         """
         with contextlib.suppress(FileNotFoundError), State(Path(str(self.state))).open() as world:
             for each in world.alive():
@@ -321,7 +350,7 @@ class FakeCloud:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # --- its parts -------------------------------------------------------------------------------------------
+    # --- helpers ---------------------------------------------------------------------------------------------
 
     def _state(self) -> State:
         """Return the stored state of this cloud. The state is created when it is first opened."""
@@ -342,12 +371,12 @@ class FakeCloud:
     def _instance(self, made: Machine, offer: Offer | None = None) -> Instance:
         """Return the cloud's record of a machine as an `Instance`.
 
-        Its `billed_from` is None if `tells_billing` is False, or if the machine is billed only once it runs and does
-        not yet.
+        The `billed_from` of the instance is None if `tells_billing` is False. It is also None if `billing` is "running"
+        and the machine's boot has not ended yet.
 
         Args:
             made: the cloud's record of the machine.
-            offer: the offer that the machine was rented on; None if that is not known.
+            offer: the offer on which the machine was rented; None if the offer is not known.
         """
         token = made.token.rpartition("/")[0]
         billed_from = made.born if self.billing == "create" else made.ran_at

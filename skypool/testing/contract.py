@@ -1,13 +1,13 @@
 """`DriverContract`: tests that every driver of a cloud provider must pass. The driver's author runs them with pytest.
 
-Subclass it in a test module:
+Subclass the class in a test module:
 
     class TestAcme(DriverContract):
         @pytest.fixture
         def driver(self): return Acme(region="test-1")
 
         @pytest.fixture
-        def control(self): return acme_test_cloud       # has any of the methods in `trial.ABILITIES`; None for none
+        def control(self): return acme_test_cloud       # an object with any of the methods in `trial.ABILITIES`
 """
 
 from __future__ import annotations
@@ -49,34 +49,38 @@ _SECRET = re.compile(r"(^|_)(token|secret|password|passphrase|api_?key|access_ke
 
 
 def elsewhere(argv: Sequence[str], what: object) -> str:
-    """Run a new Python process with a pickled object on stdin, wait for its end, and return what it prints on stdout.
+    """Run a new Python process with a pickled object on stdin, wait for its end, and return its output on stdout.
 
-    The process has the same import path and environment as this one.
+    The new process has the same import path and environment as this process. There is no limit on the time to wait.
 
     Args:
         argv: the arguments of Python, such as ["-m", "module"].
         what: the object to pickle.
 
     Raises:
-        AssertionError: the exit status of the process is not 0. The message has what it wrote to stderr.
+        AssertionError: the exit status of the process is not 0. The message has the text that the process wrote to
+            stderr.
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))}
     done = subprocess.run([sys.executable, *argv], input=pickle.dumps(what), capture_output=True, env=env)
-    assert done.returncode == 0, f"python {argv[0]} failed in another process:\n{done.stderr.decode()}"
+    assert done.returncode == 0, (
+        f"`python {' '.join(argv)}` failed with exit status {done.returncode}:\n{done.stderr.decode()}"
+    )
     return done.stdout.decode()
 
 
 class DriverContract(SliceContract):
     """A pytest class with the tests that every driver must pass.
 
-    Subclass it as `TestSomething` with a fixture `driver`, and override the other fixtures and attributes that differ.
+    Subclass it as `TestSomething` with a fixture `driver`. Override the other fixtures and the attributes if their
+    defaults do not fit the driver.
 
     Attributes:
-        patience: seconds within which a machine boots or ends.
-        quick: seconds within which `offers` and `launch` return.
-        real: True if commands and pools can run on the machines. With False, the tests that need this are skipped.
-        several: True if one offer may serve for several machines. With False, each offer is one machine, and the tests
-            use several offers.
+        patience: seconds within which a machine must boot or end.
+        quick: seconds within which `offers` and `launch` must return.
+        real: True if commands and pools can run on the machines. False skips the tests that need this.
+        several: True if several machines can be rented on one offer. False: each offer is a single machine, and the
+            tests use several offers.
     """
 
     patience: ClassVar[float] = 60.0
@@ -90,10 +94,10 @@ class DriverContract(SliceContract):
     def driver(self) -> Driver:
         """Return the driver under test, ready to rent. A subclass must override this fixture.
 
-        At most three of its machines are alive at once.
+        The tests have at most three machines of the driver alive at once, or two slices (see `slice_need`).
 
         Raises:
-            NotImplementedError: always, if it is not overridden.
+            NotImplementedError: the subclass does not override this fixture.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a fixture `driver` that returns the driver to test")
 
@@ -101,8 +105,8 @@ class DriverContract(SliceContract):
     def control(self) -> object:
         """Return an object with which the tests change the driver's cloud, or None (the default) for none.
 
-        It may have any of the methods in `trial.ABILITIES`, such as one that lets the cloud run out of stock. A test
-        that needs a missing method is skipped.
+        The object may have any of the methods in `trial.ABILITIES`, such as `stock_out`, which makes the cloud run out
+        of stock. A test that needs a missing method is skipped.
         """
         return None
 
@@ -113,17 +117,17 @@ class DriverContract(SliceContract):
 
     @pytest.fixture
     def secrets(self) -> Sequence[str]:
-        """Return secret texts in the driver's settings, such as an API key, that its repr must not show.
+        """Return the secret texts in the driver's settings, such as an API key, which `repr(driver)` must not show.
 
-        The default is an empty tuple.
+        The default is an empty tuple: there are no secrets.
         """
         return ()
 
     @pytest.fixture
     def trial(self, driver: Driver, control: object, need: Need) -> Iterator[Trial]:
-        """Yield the driver, the control and the need as one `Trial`, which has the helpers of the tests.
+        """Yield the driver, the control and the need as one `Trial`, which has helpers for the tests.
 
-        After the test, everything that it rented is ended.
+        After the test, everything that the test rented is ended.
         """
         trial = Trial(driver, control, need, self.patience, self.several)
         yield trial
@@ -132,48 +136,56 @@ class DriverContract(SliceContract):
     # --- the driver itself -----------------------------------------------------------------------------------
 
     def test_it_is_a_frozen_dataclass_with_every_verb_and_a_name(self, driver: Driver) -> None:
-        assert isinstance(driver, Driver), "the driver lacks a method of skypool.drivers.contract.Driver"
-        assert dataclasses.is_dataclass(driver), "a driver must be a dataclass, to be compared and pickled"
+        assert isinstance(driver, Driver), "a driver must have all methods of skypool.drivers.contract.Driver"
+        assert dataclasses.is_dataclass(driver), "a driver must be a dataclass, so that it can be compared and pickled"
         assert getattr(type(driver), "__dataclass_params__").frozen, "a driver must be frozen: several threads share it"  # noqa: B009
-        assert re.fullmatch(r"[a-z][a-z0-9-]*", driver.name), driver.name
-        assert isinstance(abilities(driver), Abilities)
+        assert re.fullmatch(r"[a-z][a-z0-9-]*", driver.name), (
+            f"the driver's name must be small letters, digits and hyphens, and begin with a letter, not {driver.name!r}"
+        )
+        assert isinstance(abilities(driver), Abilities), (
+            "`abilities` of a driver must be an object of the class Abilities"
+        )
 
     def test_making_one_is_free(self, driver: Driver) -> None:
-        """Test that constructing the driver opens no file or connection, starts nothing, and imports no SDK."""
+        """Test that constructing the driver opens no file or connection, and starts and imports nothing else."""
         assert dataclasses.is_dataclass(driver)
         made = type(driver)
         settings = {each.name: getattr(driver, each.name) for each in dataclasses.fields(driver) if each.init}
         done = elsewhere(["-m", "skypool.testing.free"], (made.__module__, made.__qualname__, pickle.dumps(settings)))
-        assert done.split() == [], f"constructing a {made.__name__} must have no side effects:\n{done.strip()}"
+        assert done.split() == [], (
+            f"constructing {made.__name__}(…) must have no side effects, but had these:\n{done.strip()}"
+        )
 
     def test_its_repr_shows_no_secret(self, driver: Driver, secrets: Sequence[str]) -> None:
         assert dataclasses.is_dataclass(driver)
         shown = [each.name for each in dataclasses.fields(driver) if each.repr and _SECRET.search(each.name)]
-        assert shown == [], f"these fields look like secrets and need field(repr=False): {shown}"
+        assert shown == [], f"the names of these fields suggest secrets, so they need field(repr=False): {shown}"
         for secret in secrets:
-            assert secret not in f"{driver!r}{driver}", "the driver's repr shows a secret"
+            assert secret not in f"{driver!r}{driver}", "the driver's repr must not show its secrets"
 
     # --- offers ----------------------------------------------------------------------------------------------
 
     def test_offers_come_quickly_and_say_what_they_cost(self, trial: Trial) -> None:
         began = time.monotonic()
         offers = list(trial.driver.offers(trial.need))
-        assert time.monotonic() - began < self.quick, f"offers took {time.monotonic() - began:.1f} s"
-        assert offers, "the driver returned no offers"
+        assert time.monotonic() - began < self.quick, f"offers() must take less than {self.quick:g} s"
+        assert offers, "offers() must return an offer for the fixture need, but returned none"
         for each in offers:
-            assert isinstance(each, Offer)
-            assert each.provider == trial.driver.name
-            assert each.instance_type, each
-            assert math.isfinite(each.usd_per_hour), each
-            assert each.usd_per_hour >= 0, each
-            assert each.accelerator is None or isinstance(each.accelerator, Accelerator), each
-            assert each.hosts >= 1, each
+            assert isinstance(each, Offer), f"offers() must return objects of the class Offer, not {each!r}"
+            assert each.provider == trial.driver.name, f"Offer.provider must be the driver's name: {each}"
+            assert each.instance_type, f"Offer.instance_type must not be empty: {each}"
+            assert math.isfinite(each.usd_per_hour), f"Offer.usd_per_hour must be finite: {each}"
+            assert each.usd_per_hour >= 0, f"Offer.usd_per_hour must be at least 0: {each}"
+            assert each.accelerator is None or isinstance(each.accelerator, Accelerator), (
+                f"Offer.accelerator must be an Accelerator or None: {each}"
+            )
+            assert each.hosts >= 1, f"Offer.hosts must be at least 1: {each}"
 
     def test_offers_of_the_spot_market_come_from_who_says_that_there_is_one(self, trial: Trial) -> None:
         need = dataclasses.replace(trial.need, market="cheapest")
         markets = {each.market for each in trial.driver.offers(need)}
         assert ("spot" in markets) == abilities(trial.driver).spot, (
-            f"abilities.spot contradicts the markets of the offers: {markets}"
+            f"abilities.spot must be True exactly if there are spot offers; the markets of all offers are {markets}"
         )
 
     # --- launch ----------------------------------------------------------------------------------------------
@@ -181,30 +193,38 @@ class DriverContract(SliceContract):
     def test_launch_rents_a_machine_for_each_rank(self, trial: Trial) -> None:
         order = trial.order(1, 3)
         launched = trial.launch(order)
-        assert [each.node for each in launched] == [1, 3]
-        assert len({each.id for each in launched}) == 2
+        assert [each.node for each in launched] == [1, 3], (
+            "launch must return one machine for each node, in the order of the nodes"
+        )
+        assert len({each.id for each in launched}) == 2, "each machine must have an id of its own"
         for each in launched:
-            assert isinstance(each, Instance)
-            assert (each.provider, each.pool, each.token) == (trial.driver.name, trial.pool, order.token)
+            assert isinstance(each, Instance), f"launch must return objects of the class Instance, not {each!r}"
+            assert (each.provider, each.pool, each.token) == (trial.driver.name, trial.pool, order.token), (
+                "an Instance must have the driver's name, and the pool and token of its order"
+            )
             assert each.offer in self._rentable(trial), "Instance.offer must be the offer that was rented"
             assert each.state in ("starting", "running")
         regions = {each.id: each.region for each in trial.instances()}
-        for each in launched:  # a list may lack the newest
-            assert regions.get(each.id, each.region) == each.region, "launched and listed it is in the same region"
-        assert trial.count() == 2
+        for each in launched:  # `instances` may lack the newest machines
+            assert regions.get(each.id, each.region) == each.region, "launch and instances must return the same region"
+        assert trial.count() == 2, "launch must make one machine for each node"
 
     def test_launch_with_the_same_token_is_the_same_machines(self, trial: Trial) -> None:
         order = trial.order(0, 1)
         first = trial.launch(order)
         second = trial.launch(order)
-        assert [each.id for each in first] == [each.id for each in second]
-        assert all(each.offer in self._rentable(trial) for each in second)
-        assert trial.count() == 2
+        assert [each.id for each in first] == [each.id for each in second], (
+            "a repeated launch must return the same machines"
+        )
+        assert all(each.offer in self._rentable(trial) for each in second), (
+            "Instance.offer must be the offer that was rented"
+        )
+        assert trial.count() == 2, "a repeated launch with the same token must make no further machines"
 
     def test_launch_with_another_token_is_other_machines(self, trial: Trial) -> None:
         [first], [second] = trial.launch(trial.order(0)), trial.launch(trial.order(1))
-        assert first.id != second.id
-        assert trial.count() == 2
+        assert first.id != second.id, "a launch with another token must return another machine"
+        assert trial.count() == 2, "a launch with another token must make another machine"
 
     def test_launch_after_a_lost_reply_is_the_same_machines(self, trial: Trial) -> None:
         order = trial.order(0, 1)
@@ -213,8 +233,10 @@ class DriverContract(SliceContract):
             launched = trial.launch(order)
         except (ProviderError, OSError):
             launched = trial.launch(order)
-        assert sorted(each.node for each in launched) == [0, 1]
-        assert trial.count() == 2, "machines were made twice after a lost reply"
+        assert sorted(each.node for each in launched) == [0, 1], (
+            "a launch after a lost reply must return a machine for each node"
+        )
+        assert trial.count() == 2, "a repeated launch with the same token must make no further machines"
 
     def test_what_a_lost_reply_left_is_found_by_its_tag(self, trial: Trial) -> None:
         order = trial.order(0)
@@ -224,14 +246,16 @@ class DriverContract(SliceContract):
         except (ProviderError, OSError) as e:
             assert isinstance(e, NoAnswer), f"a lost reply must raise NoAnswer, not {e!r}"
         found = trial.instances()
-        assert [(each.node, each.token) for each in found] == [(0, order.token)]
-        assert trial.count() == 1
+        assert [(each.node, each.token) for each in found] == [(0, order.token)], (
+            "instances must find the machine that was made before the reply was lost"
+        )
+        assert trial.count() == 1, "a launch must make one machine for each node, also if the reply is lost"
 
     def test_launch_is_back_before_the_machine_has_booted(self, trial: Trial) -> None:
         trial.pull("never_boot")
         began = time.monotonic()
         [launched] = trial.launch(trial.order(0))
-        assert time.monotonic() - began < self.quick
+        assert time.monotonic() - began < self.quick, f"launch must return in less than {self.quick:g} s"
         assert launched.state == "starting"
         assert [each.state for each in trial.instances()] == ["starting"]
 
@@ -240,7 +264,7 @@ class DriverContract(SliceContract):
         with pytest.raises((CapacityError, OfferGone)) as refused:
             trial.driver.launch(trial.offer, trial.order(0))
         _in_words(refused.value, trial.driver)
-        assert trial.count() == 0
+        assert trial.count() == 0, "a launch that raises CapacityError must leave no machine"
 
     def test_launch_with_little_stock_gives_the_first_ranks_or_nothing(self, trial: Trial) -> None:
         trial.pull("stock_out", trial.offer, 1)
@@ -248,20 +272,22 @@ class DriverContract(SliceContract):
             launched = trial.driver.launch(trial.offer, trial.order(2, 5))
         except (CapacityError, OfferGone):
             launched = []
-        assert [each.node for each in launched] in ([2], [])
-        assert trial.count() == len(launched)
+        assert [each.node for each in launched] in ([2], []), (
+            "launch must return the machines of the first nodes, or raise"
+        )
+        assert trial.count() == len(launched), "launch must return every machine that it made, and end the others"
 
     def test_launch_of_machines_that_must_reach_each_other_is_all_or_none(self, trial: Trial) -> None:
         if not abilities(trial.driver).private_network:
-            pytest.skip("abilities.private_network is False: machines do not reach each other")
+            pytest.skip("abilities.private_network is False: the machines cannot reach each other")
         need = dataclasses.replace(trial.need, private_network=True)
         launched = trial.launch(trial.order(0, 1, need=need))
-        assert [each.node for each in launched] == [0, 1]
+        assert [each.node for each in launched] == [0, 1], "launch must return a machine for each node"
         trial.driver.terminate(launched)
         trial.pull("stock_out", trial.offer, 1)
         with pytest.raises((CapacityError, OfferGone)):
             trial.launch(trial.order(0, 1, need=need))
-        assert trial.count() == 0, "with private_network, a launch that fails must leave no machine"
+        assert trial.count() == 0, "if the order needs a private network, a launch that fails must leave no machine"
 
     @pytest.mark.parametrize(
         "kind",
@@ -272,18 +298,20 @@ class DriverContract(SliceContract):
         self, trial: Trial, kind: type[ProviderError]
     ) -> None:
         if trial.pull("refuse", kind) is False:
-            pytest.skip(f"this cloud has no {kind.__name__}")
+            pytest.skip(f"the cloud never raises {kind.__name__}: the control's refuse() returned False")
         try:
             launched = trial.driver.launch(trial.offer, trial.order(0))
         except ProviderError as e:
-            assert type(e) is kind, f"the cloud's {kind.__name__} was raised as {e!r}"
+            assert type(e) is kind, f"launch must raise {kind.__name__} for this refusal, not {e!r}"
             _in_words(e, trial.driver)
-            assert e.code, f"the error lacks the provider's own code: {e!r}"
-            assert trial.count() == 0, "the launch was refused, but a machine is alive"
+            assert e.code, f"the error must have the provider's own code in `code`: {e!r}"
+            assert trial.count() == 0, "a launch that was refused must leave no machine"
         else:
-            assert kind is RateLimitError, f"the cloud refused with {kind.__name__}, but launch raised nothing"
-            assert [each.node for each in launched] == [0]
-            assert trial.count() == 1
+            assert kind is RateLimitError, f"the cloud refused the request, so launch must raise {kind.__name__}"
+            assert [each.node for each in launched] == [0], (
+                "a launch that waits and repeats the request must return the machine"
+            )
+            assert trial.count() == 1, "a launch that waits and repeats the request must make one machine"
 
     # --- instances -------------------------------------------------------------------------------------------
 
@@ -291,17 +319,23 @@ class DriverContract(SliceContract):
         mine = trial.order(1)
         other = trial.order(0, pool=trial.another_pool())
         [first], [second] = trial.launch(mine), trial.launch(other)
-        assert [each.id for each in trial.driver.instances(pool=mine.pool)] == [first.id]
-        assert [each.id for each in trial.driver.instances(pool=other.pool)] == [second.id]
+        assert [each.id for each in trial.driver.instances(pool=mine.pool)] == [first.id], (
+            "instances(pool=…) must return this pool's machine alone"
+        )
+        assert [each.id for each in trial.driver.instances(pool=other.pool)] == [second.id], (
+            "instances(pool=…) must return this pool's machine alone"
+        )
         everything = {each.id: each for each in trial.driver.instances()}
-        assert {first.id, second.id} <= set(everything)
+        assert {first.id, second.id} <= set(everything), "instances() must return the machines of all pools"
         found = everything[first.id]
-        assert (found.pool, found.node, found.token) == (mine.pool, 1, mine.token)
-        assert trial.driver.instances(pool=f"{mine.pool[:-1]}") == [], "a prefix of a pool's name matches the pool"
+        assert (found.pool, found.node, found.token) == (mine.pool, 1, mine.token), (
+            "pool, node and token must be read from the tags"
+        )
+        assert trial.driver.instances(pool=f"{mine.pool[:-1]}") == [], "a part of a pool's name must not match the pool"
 
     def test_instances_say_until_when_they_are_needed(self, trial: Trial) -> None:
         if not isinstance(trial.driver, Renews):
-            pytest.skip("the driver has no method renew: its tags have no time")
+            pytest.skip("the driver has no method renew, so its tags need not hold a time")
         order = trial.order(0)
         trial.launch(order)
         [found] = trial.instances()
@@ -311,18 +345,22 @@ class DriverContract(SliceContract):
         launched = trial.launch(trial.order(0, 1))
         ids = " ".join(sorted(each.id for each in launched))
         assert elsewhere(["-m", "skypool.testing.find_and_end"], (trial.driver, trial.pool)).strip() == ids
-        assert trial.count() == 0
+        assert trial.count() == 0, "terminate in another process must end the machines"
 
     def test_verbs_may_be_called_from_several_threads_at_once(self, trial: Trial) -> None:
         orders = [trial.order(node) for node in range(3)]
-        trial.offers  # noqa: B018 - asks for the offers once, before the threads start
+        trial.offers  # noqa: B018 - the driver is asked once, before the threads start
         launched = [each for got in trial.at_once(*[lambda o=o: trial.launch(o) for o in orders]) for each in got]
-        assert {each.token for each in launched} == {each.token for each in orders}
+        assert {each.token for each in launched} == {each.token for each in orders}, (
+            "launches in several threads must return the machines of all orders"
+        )
         for found in trial.at_once(*[trial.instances] * 3):
-            assert {each.id for each in found} == {each.id for each in launched}
+            assert {each.id for each in found} == {each.id for each in launched}, (
+                "instances must return the same machines in several threads"
+            )
         trial.at_once(*[lambda i=i: trial.driver.terminate([i]) for i in launched])
-        assert trial.instances() == []
-        assert trial.count() == 0
+        assert trial.instances() == [], "instances must not return machines that terminate has ended"
+        assert trial.count() == 0, "terminate in several threads must end all machines"
 
     # --- on the machine --------------------------------------------------------------------------------------
 
@@ -340,24 +378,28 @@ class DriverContract(SliceContract):
 
         more: dict[str, Any] = {"accelerator": list(trial.need.accelerators) or None}
         with ComputePool(trial.driver, nodes=2, name=trial.pool, console="off", **more) as pool:
-            assert pool.submit(divmod, 7, 2).result() == (3, 1)
+            assert pool.submit(divmod, 7, 2).result() == (3, 1), "the pool must return the result of the call"
             with pytest.raises(ZeroDivisionError):
                 pool.submit(divmod, 7, 0).result()
             if trial.need.accelerators:
                 asked = min(each.slice.chips_per_vm if each.slice else each.count for each in trial.need.accelerators)
                 slots, devices = pool.submit(_slots_and_devices()).result()
-                assert slots == 1, "a node with accelerators must have one slot by default"
-                assert devices >= asked, f"a call must see all {asked} devices of its machine, not {devices}"
-            assert sorted(each.node for each in trial.driver.instances(pool=trial.pool)) == [0, 1]
-        assert trial.instances() == []
-        assert trial.count() == 0
+                assert slots == 1, f"a node with accelerators must run one call at once by default, not {slots}"
+                assert devices >= asked, f"a call must see all {asked} accelerators of its machine, not {devices}"
+            assert sorted(each.node for each in trial.driver.instances(pool=trial.pool)) == [0, 1], (
+                "instances must return the machine of each node of a live pool"
+            )
+        assert trial.instances() == [], "the pool must end all its machines"
+        assert trial.count() == 0, "the pool must end all its machines"
 
     def test_an_interruption_is_told_on_the_machine(self, trial: Trial) -> None:
         self._needs_machines()
         trial.can("interrupt")
         [instance] = trial.launch(trial.order(0))
         access = trial.reach(instance)
-        assert access.watch or not abilities(trial.driver).spot, "it sells spot machines, but Access.watch is empty"
+        assert access.watch or not abilities(trial.driver).spot, (
+            "a driver that sells spot machines must return an Access whose `watch` is not empty"
+        )
         source = f'print("begun", flush=True)\n{access.watch}'
         argv = access.transport.argv([access.python or "python3", "-uc", source])
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, bufsize=1) as watch:
@@ -365,7 +407,7 @@ class DriverContract(SliceContract):
                 out = watch.stdout
                 assert out is not None
                 assert out.readline() == "begun\n"
-                assert not select.select([out], [], [], 0.5)[0], "Access.watch printed before there was a notice"
+                assert not select.select([out], [], [], 0.5)[0], "Access.watch must print nothing before a notice"
                 trial.pull("interrupt", instance)
                 trial.eventually(lambda: select.select([out], [], [], 0)[0], "a notice on the machine")
                 told = out.readline()
@@ -374,17 +416,17 @@ class DriverContract(SliceContract):
         when = re.fullmatch(r"\d+(\.\d+)?\n", told)
         assert when, f"Access.watch must print a line with seconds since 1970, not {told!r}"
         assert abs(float(told) - time.time()) < 3600, (
-            f"the notice says {told.strip()}, but the time is {time.time():.0f}"
+            f"Access.watch printed {told.strip()}, which is more than an hour from now ({time.time():.0f})"
         )
 
     def test_a_machine_ends_itself_when_its_lease_is_over(self, trial: Trial) -> None:
         if not ends_itself(trial.driver, trial.offer):
-            pytest.skip("machines do not end themselves: ends_itself of the abilities or of the offer is False")
+            pytest.skip("the machines do not end themselves: `ends_itself` of the abilities or the offer is False")
         trial.can("advance", "count")
         trial.launch(trial.order(0, lease=300.0))
         trial.launch(trial.order(1, lease=900.0, lifetime=300.0))
         trial.pull("advance", 200)
-        assert trial.count() == 2
+        assert trial.count() == 2, "machines must not end before their lease and lifetime are over"
         trial.pull("advance", 101)
         trial.eventually(lambda: trial.count() == 0, "the end of machines whose lease and lifetime are over")
 
@@ -393,11 +435,11 @@ class DriverContract(SliceContract):
         trial.can("advance", "count")
         access = trial.reach(trial.launch(trial.order(0, lease=300.0))[0])
         if not access.guard:
-            pytest.skip("Access.guard is empty: machines have no lease file")
+            pytest.skip("Access.guard is empty: the machines have no lease file")
         trial.pull("advance", 200)
         assert trial.run(access, ["sh", "-c", 'printf "%-31s\\n" "1 300" 1<> "$0"', access.guard]).returncode == 0
         trial.pull("advance", 200)
-        assert trial.count() == 1, "the machine ended although its lease file was renewed"
+        assert trial.count() == 1, "a machine must live on if its lease file was rewritten"
         trial.pull("advance", 200)
         trial.eventually(lambda: trial.count() == 0, "the end of a machine whose client no longer renews the lease")
 
@@ -406,11 +448,13 @@ class DriverContract(SliceContract):
     def test_terminate_comes_back_when_the_end_is_proved(self, trial: Trial) -> None:
         first, second = trial.launch(trial.order(0, 1))
         trial.driver.terminate([first])
-        assert [each.id for each in trial.instances()] == [second.id], "terminate must end one and leave the other"
-        assert trial.count() == 1
+        assert [each.id for each in trial.instances()] == [second.id], (
+            f"terminate must end {first.id} and leave {second.id}"
+        )
+        assert trial.count() == 1, "terminate must end the given machine alone"
         trial.driver.terminate([second])
-        assert trial.instances() == []
-        assert trial.count() == 0
+        assert trial.instances() == [], "instances must not return machines that terminate has ended"
+        assert trial.count() == 0, "terminate must end all given machines before it returns"
 
     def test_terminate_is_quiet_for_what_is_gone(self, trial: Trial) -> None:
         trial.driver.terminate([])
@@ -420,7 +464,7 @@ class DriverContract(SliceContract):
         if hasattr(trial.control, "kill"):
             trial.pull("kill", second)
         trial.driver.terminate([first, second])
-        assert trial.count() == 0
+        assert trial.count() == 0, "terminate must end the machines that are left"
 
     def test_terminate_is_loud_for_what_does_not_end_and_ends_the_rest(self, trial: Trial) -> None:
         trial.can("undying")
@@ -430,11 +474,13 @@ class DriverContract(SliceContract):
         with pytest.raises(StillRunning) as left:
             trial.driver.terminate([first, second])
         assert [getattr(each, "id", None) for each in left.value.instances] == [first.id]
-        assert first.id in str(left.value), "StillRunning must name the machine that is still alive"
-        assert [each.id for each in trial.instances()] == [first.id]
+        assert first.id in str(left.value), f"StillRunning must name the machine {first.id}, which is still alive"
+        assert [each.id for each in trial.instances()] == [first.id], (
+            "instances must return the machine that has not ended, and no other"
+        )
         trial.pull("undying", first, 1)
         trial.eventually(lambda: _ended(trial.driver, first), f"the end of {first.id} after repeated requests")
-        assert trial.count() == 0
+        assert trial.count() == 0, "both machines must have ended"
 
     # --- what else there is ----------------------------------------------------------------------------------
 
@@ -446,17 +492,21 @@ class DriverContract(SliceContract):
         if isinstance(trial.driver, Tidies):
             left = trial.driver.leftovers(pool=trial.pool)
             for each in left:
-                assert isinstance(each, Leftover)
-                assert (each.provider, each.pool) == (trial.driver.name, trial.pool), each
-                assert each.kind, each
+                assert isinstance(each, Leftover), (
+                    f"leftovers() must return objects of the class Leftover, not {each!r}"
+                )
+                assert (each.provider, each.pool) == (trial.driver.name, trial.pool), (
+                    f"a Leftover must have the driver's name, and the name of the pool: {each}"
+                )
+                assert each.kind, f"Leftover.kind must not be empty: {each}"
             trial.driver.tidy(left)
             trial.driver.tidy(left)  # must not raise for leftovers that are gone
-            assert trial.driver.leftovers(pool=trial.pool) == []
+            assert trial.driver.leftovers(pool=trial.pool) == [], "leftovers() must not return what tidy() has removed"
             trial.driver.terminate(trial.instances())
             trial.driver.tidy(trial.leftovers())
         if hasattr(trial.control, "leftovers"):
             assert trial.pull_count("leftovers") <= before, (
-                "the pool left things that the driver does not find by their tags"
+                "resources of the pool are left that the driver's leftovers() did not return"
             )
 
     def test_renew_moves_what_the_tags_of_this_pool_say(self, trial: Trial) -> None:
@@ -479,31 +529,30 @@ class DriverContract(SliceContract):
         if not isinstance(trial.driver, Checks):
             pytest.skip("the driver has no method check")
         findings = list(trial.driver.check())
-        assert findings, "check returned no findings"
+        assert findings, "check() must return at least one finding"
         for each in findings:
-            assert isinstance(each, Finding)
-            assert each.what, each
-            assert each.good or each.advice, f"a finding that is not good must have advice: {each}"
-        assert trial.count() == 0
+            assert isinstance(each, Finding), f"check() must return objects of the class Finding, not {each!r}"
+            assert each.what, f"Finding.what must not be empty: {each}"
+            assert each.good or each.advice, f"a finding with good=False must have advice: {each}"
+        assert trial.count() == 0, "check() must rent no machine"
 
     def _rentable(self, trial: Trial) -> Sequence[Offer]:
-        """Return the offers on which a launch of this trial may rent.
+        """Return the offers on which `Trial.launch` may rent.
 
-        These are only the best offer, or all offers if each is a single machine (`several` is False).
+        These are the best offer alone, or all offers if each offer is a single machine (`several` is False).
         """
         return trial.offers[: 1 if self.several else None]
 
     def _needs_machines(self) -> None:
-        """Skip the running test if no command can run on the machines, that is, if `real` is False."""
+        """Skip the running test if `real` is False, that is, if no command can run on the machines."""
         if not self.real:
-            pytest.skip("no command can run on the machines: `real` is False")
+            pytest.skip("`real` is False: no command can run on the machines")
 
 
 def _slots_and_devices() -> Callable[[], tuple[int, int]]:
-    """Return a function that runs on a node and returns (slots, devices), two numbers that describe the node.
+    """Return a function that, run on a node, returns how many slots the node has and how many accelerators it sees.
 
-    The first is how many calls the node runs at once, the second how many accelerators the function sees. The function
-    is nested so that it is pickled by value, because a machine does not have this module.
+    The function is nested in this one, so that it is pickled by value: a machine need not have this module.
     """
 
     def count() -> tuple[int, int]:
@@ -516,41 +565,35 @@ def _slots_and_devices() -> Callable[[], tuple[int, int]]:
 
 
 def _in_words(error: ProviderError, driver: Driver) -> None:
-    """Assert that an error names its provider, has the provider's text, and adds at least four words of its own.
+    """Raise AssertionError unless an error has its provider's name and text, and at least four words besides that text.
 
     Args:
         error: an error that the driver raised.
-        driver: the driver, whose name the error must have in `provider`.
-
-    Raises:
-        AssertionError: the error lacks one of these.
+        driver: the driver, whose name must be the error's `provider`.
     """
-    assert error.provider == driver.name, f"the error's provider is not {driver.name}: {error!r}"
-    assert error.text, f"the error lacks the provider's own text: {error!r}"
+    assert error.provider == driver.name, f"the error must have {driver.name!r} in `provider`: {error!r}"
+    assert error.text, f"the error must have the provider's own text in `text`: {error!r}"
     own = str(error).replace(error.text, "").replace(error.code or "\0", "")
-    assert len(own.split()) >= 4, f"the error repeats the provider's text without advice: {error}"
+    assert len(own.split()) >= 4, f"the message must add advice to the provider's own text: {error}"
 
 
 def _near(said: datetime | None, asked: datetime | None) -> None:
-    """Assert that a time in a tag has a time zone and is at most a second from the time that was ordered.
+    """Raise AssertionError unless a time in a tag has a time zone and is at most a second from the time in the order.
 
     Args:
-        said: the time in the tag.
-        asked: the time that was ordered.
-
-    Raises:
-        AssertionError: it is not so, or one of the times is None.
+        said: the time in the tag. None, for a missing tag, is an error.
+        asked: the time in the order. None is an error.
     """
-    assert said is not None, "no tag holds the time until which it is needed"
+    assert said is not None, f"`until` must be the time in the resource's tag, {asked}, not None"
     assert asked is not None
-    assert said.tzinfo is not None, f"{said} has no time zone"
-    assert abs((said - asked).total_seconds()) <= 1, f"the tag says {said} instead of {asked}"
+    assert said.tzinfo is not None, f"`until` must have a time zone: {said}"
+    assert abs((said - asked).total_seconds()) <= 1, f"`until` must be the time in the resource's tag, {asked}: {said}"
 
 
 def _ended(driver: Driver, instance: Instance) -> bool:
-    """Ask the driver to end a machine. Return True if it has ended, and False if the driver raises StillRunning.
+    """Ask the driver to end a machine. Return True if the machine has ended.
 
-    Any other error of the driver is raised.
+    Return False if the driver raises StillRunning. Any other error of the driver is raised.
     """
     try:
         driver.terminate([instance])

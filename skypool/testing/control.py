@@ -1,7 +1,7 @@
 """Controls for tests of a fake cloud: make requests fail, change prices, move the clock, and read what the cloud did.
 
-`Control` is the protocol that the driver tests in `DriverContract` use. `FakeCloudControl` implements it for the fake
-cloud. `Clock` is the fake cloud's clock.
+`Control` is the protocol (the list of methods) that the driver tests in `DriverContract` use. `FakeCloudControl` has
+these methods for the fake cloud. `Clock` is the fake cloud's clock.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ class Clock:
             return datetime.fromtimestamp(world.now, UTC)
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward by a number of seconds, and apply everything that is due by then.
+        """Move the clock forward by a number of seconds at once, and apply everything that is due by the new time.
 
         Machines whose lease, lifetime or interruption notice is over by the new time have ended when this method
         returns. A lease is the time that a machine lives on without hearing from its client. Renewals that clients
-        wrote before this call count, but no client can renew a lease while the clock moves. The method does not wait
-        for the given time.
+        wrote before this call count, but no client can renew a lease while the clock moves.
 
         Args:
-            seconds: how far to move the clock. It is not checked: a negative number moves the clock back.
+            seconds: how far to move the clock. The value is not checked: a negative number moves the clock back.
         """
         with self.state.open() as world:
             world.offset += seconds
@@ -58,13 +57,13 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One API call that a fake cloud received, from its journal.
+    """One API call that a fake cloud received, as read from the cloud's journal (a log file of all calls).
 
     Attributes:
         number: the number of the call, from 1. All calls of one cloud are counted together.
         call: the name of the call, one of `CALLS`.
         pid: the process id of the process that made the call.
-        about: the arguments of the call by name, such as "pool". Which there are depends on the call.
+        about: arguments of the call by name, such as "pool". Each kind of call has other arguments.
     """
 
     number: int
@@ -76,22 +75,23 @@ class RecordedCall:
 class Control(Protocol):
     """Methods with which the tests in `DriverContract` change the cloud behind a driver.
 
-    The object that the fixture `control` of a test returns may have any of these methods. A test that needs a missing
-    method is skipped, with the reason. `FakeCloud.control` and `HttpCloud.control` have all of them.
+    The object that the fixture `control` returns may have any of these methods. A test that needs a missing method is
+    skipped, and the reason names the method. `FakeCloud.control` and `HttpCloud.control` have all methods.
     """
 
     def count(self) -> int:
-        """Return how many machines are alive according to the cloud itself, whatever their tags say."""
+        """Return how many machines are alive in the whole cloud, whatever tags they have."""
         ...
 
     def leftovers(self) -> int:
-        """Return how many other resources, such as key pairs, exist according to the cloud itself."""
+        """Return how many other resources, such as key pairs, exist in the whole cloud, whatever tags they have."""
         ...
 
     def stock_out(self, offer: Offer, left: int, /) -> None:
         """Limit the stock of an offer: from now on at most `left` of its machines (or slices) can be alive at once.
 
-        Machines that are alive already count, too. With `left` = 0 the offer is out of stock.
+        Machines that are alive already count, too. With `left` = 0 the offer is out of stock. A slice is several
+        machines that are sold together.
         """
         ...
 
@@ -102,21 +102,21 @@ class Control(Protocol):
             kind: a class of `skypool.errors`, such as CapacityError.
 
         Returns:
-            False if this cloud has no such error; then the test is skipped. Any other value, also None, means that the
-            failure is prepared.
+            False if the cloud has no error of this class; the test is then skipped. Any other value, also None, means
+            that the failure is prepared.
         """
         ...
 
     def lose_reply(self) -> None:
-        """Make the next create take effect, but drop its connection before the cloud answers."""
+        """Make the next request that creates a machine take effect, but drop its connection before the answer."""
         ...
 
     def never_boot(self) -> None:
-        """Make the next machine that is created boot forever, so that it never becomes reachable."""
+        """Make the next new machine boot forever, so that no command can ever run on the machine."""
         ...
 
     def interrupt(self, instance: Instance, /) -> None:
-        """Announce that the provider takes this machine back soon, as it happens with spot machines."""
+        """Announce on a machine that the provider takes the machine back soon, as providers do with spot machines."""
         ...
 
     def undying(self, instance: Instance, times: int | None, /) -> None:
@@ -129,23 +129,23 @@ class Control(Protocol):
         ...
 
     def kill(self, instance: Instance, /) -> None:
-        """End this machine behind the driver's back, as if it had crashed."""
+        """End a machine without telling the driver, as if the machine had crashed."""
         ...
 
     def advance(self, seconds: float, /) -> None:
-        """Let the machines read their lease files, and then move the cloud's clock forward by this many seconds.
+        """Let the machines read their lease files, and then move the cloud's clock forward by a number of seconds.
 
-        A lease file holds how long a machine lives on without its client. No client renews a lease while the clock
-        moves, so machines whose lease ends in that time end themselves.
+        In a lease file, the client writes for how long the machine may live on without hearing from the client. No
+        client renews a lease while the clock moves. So machines whose lease ends in that time end themselves.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FakeCloudControl(Control):
-    """The control of a `FakeCloud`: it prepares failures, and reads the calls that the cloud received.
+    """The control of a `FakeCloud`, which prepares failures and reads the calls that the cloud received.
 
-    Every method works on the stored state, so it also affects other processes that use the same cloud.
+    Every method works on the stored state, and so affects all processes that use the same cloud.
 
     Attributes:
         state: the stored state of the cloud.
@@ -153,34 +153,34 @@ class FakeCloudControl(Control):
 
     state: State
 
-    # --- what it refuses -------------------------------------------------------------------------------------
+    # --- requests that fail ----------------------------------------------------------------------------------
 
     def stock_out(self, offer: Offer, left: int = 0) -> None:
         """Limit the stock of an offer: from now on at most `left` of its machines (or slices) can be alive at once.
 
         A create beyond the limit raises CapacityError. Machines that are alive already count toward the limit, but are
-        not ended. The limit applies to the offer's instance type in its zone and market. It stays until it is set
-        again; `relent` does not remove it.
+        not ended. The limit applies to the offer's instance type in the offer's zone and market. The limit stays until
+        a test sets another one: `relent` does not remove the limit.
 
         Args:
-            offer: the offer. One that the cloud does not sell is accepted, without effect.
-            left: the maximum number; 0 means out of stock.
+            offer: the offer. An offer that the cloud does not sell is accepted, without effect.
+            left: the maximum number of live machines (or slices); 0 means out of stock.
         """
         with self.state.open() as world:
             world.capacity[offer.instance_type, offer.zone, offer.market] = left
 
     def spot_price(self, instance_type: str, usd_per_hour: float) -> None:
-        """Set the spot price of an instance type in all zones, also for its spot machines that are alive.
+        """Set the spot price of an instance type in all zones, also for live spot machines of the type.
 
-        On-demand prices stay as they are. A type that is not sold on the spot market is silently ignored.
+        On-demand prices stay as they are.
 
         Args:
-            instance_type: the cloud's name of the type.
+            instance_type: the cloud's name of the type. A type that is not sold on the spot market is ignored.
             usd_per_hour: the price in USD per hour of one machine, or of one whole slice (hosts that are sold
                 together).
 
         Raises:
-            UsageError: the price is negative.
+            UsageError: the price is negative, and the type is sold on the spot market.
         """
         with self.state.open() as world:
             moved = [each for each in world.stock if (each.instance_type, each.market) == (instance_type, "spot")]
@@ -197,13 +197,13 @@ class FakeCloudControl(Control):
         A create beyond the limit raises QuotaError. Machines that are alive already are not ended.
 
         Args:
-            quota: the name of the quota, as in `Stock.quota`.
+            quota: the name of the quota, as in `Stock.quota`. A quota that no stock names is accepted, without effect.
             most: the maximum number of machines, at least 0.
 
         Raises:
             UsageError: `most` is not a whole number, or is negative.
         """
-        whole("most", most, "how many machines there may be", least=0)
+        whole("most", most, "how many machines may be alive at once", least=0)
         with self.state.open() as world:
             world.limits[quota] = most
 
@@ -224,8 +224,8 @@ class FakeCloudControl(Control):
                 ConnectionError is raised as NoAnswer.
             call: the calls that fail: one of `CALLS`, or "" for any call.
             times: how many calls fail, at least 1; None for all until `relent`.
-            instance_type, zone, market: limit this to creates of such machines; "" matches any. Calls other than
-                "create" have none of the three, so they match only if all three are "".
+            instance_type, zone, market: only calls that create machines of this type, zone and market fail; "" matches
+                any. Calls other than "create" have no type, zone or market, and fail only if all three are "".
 
         Raises:
             UsageError: there is no such call, `error` is not an exception, or `times` is less than 1.
@@ -237,13 +237,13 @@ class FakeCloudControl(Control):
 
         Args:
             times: how many calls fail, at least 1.
-            retry_after: seconds that the error tells the client to wait; None if the error shall not say.
+            retry_after: seconds that the error tells the client to wait; None: the error names no time.
             call: the calls that fail: one of `CALLS`, or "" for any call.
 
         Raises:
             UsageError: there is no such call, or `times` is less than 1.
         """
-        words = "the fake cloud received too many requests; wait, and ask again"
+        words = "the fake cloud received too many requests; wait, and repeat the request"
         error = RateLimitError(words, provider="fake", code="SlowDown", text="too many", retry_after=retry_after)
         self._rule(Rule(call, error, times=times))
 
@@ -260,20 +260,20 @@ class FakeCloudControl(Control):
         self._rule(Rule(call, ConnectionResetError("connection reset by peer"), "after", times))
 
     def delay(self, seconds: float, call: str = "", times: int | None = 1) -> None:
-        """Make the next calls take longer. They wait before they take effect. Several delays of the same call add up.
+        """Make the next calls take longer: they wait before they take effect. Several delays of the same call add up.
 
         Args:
-            seconds: the additional time, at least 0.
+            seconds: the additional time in seconds of real time, at least 0.
             call: the calls to delay: one of `CALLS`, or "" for any call.
             times: how many calls are delayed, at least 1; None for all until `relent`.
 
         Raises:
-            UsageError: there is no such call, or a number is too small.
+            UsageError: there is no such call, `seconds` is negative, or `times` is less than 1.
         """
         self._rule(Rule(call, times=times, delay=seconds))
 
     def relent(self) -> None:
-        """Remove all prepared failures of calls, delays, defects of future machines, and kills of clients.
+        """Remove everything that tests prepared for later: failed calls, delays, defects of machines, kills of clients.
 
         Stock limits, account limits, prices, and defects of machines that exist already stay as they are.
         """
@@ -283,7 +283,7 @@ class FakeCloudControl(Control):
             world.kills.clear()
 
     def _rule(self, rule: Rule) -> None:
-        """Check a rule (a failure or delay of coming calls), and add it to the cloud's rules.
+        """Check a rule (a failure or delay of coming calls), and add the rule to the cloud's rules.
 
         Raises:
             UsageError: there is no such call, the error is not an exception, the delay is negative, or `times` is less
@@ -295,10 +295,13 @@ class FakeCloudControl(Control):
             raise UsageError(f"the fake cloud has no call {rule.call!r}{hint} (its calls are {', '.join(CALLS)})")
         kind = rule.error if isinstance(rule.error, type) else type(rule.error)
         if rule.error is not None and not issubclass(kind, Exception):
-            raise UsageError(f"refuse() takes an error of skypool.errors such as CapacityError, not {rule.error!r}")
+            raise UsageError(
+                "refuse() takes an exception, or a class of exceptions such as skypool.errors.CapacityError, not "
+                f"{rule.error!r}"
+            )
         number_asked("seconds", rule.delay, "how much longer a call takes", least=0)
         if rule.times is not None:
-            whole("times", rule.times, "how many calls", least=1)
+            whole("times", rule.times, "how many calls are affected", least=1)
         with self.state.open() as world:
             world.rules.append(rule)
 
@@ -317,13 +320,14 @@ class FakeCloudControl(Control):
 
         Args:
             count: how many machines get the defect. Each host of a slice counts as one.
-            boots: seconds that their boot takes on the cloud's clock; None for a boot that never ends.
-            deaf: True if they run but accept no connections.
-            undying: how many requests to end them have no effect; None for all.
-            has: the accelerator that is really in them; None for no accelerator. "" means the one that was bought.
+            boots: seconds that the boot of each machine takes on the cloud's clock; None for a boot that never ends.
+            deaf: True if the machines run but accept no connections.
+            undying: how many requests to end each machine have no effect; None for all.
+            has: the accelerator that each machine really has; None for no accelerator. "" (the default) means the
+                accelerator that was bought.
 
         Raises:
-            UsageError: the accelerator is unknown.
+            UsageError: the accelerator `has` is unknown.
         """
         really = None if not has else accelerators.parse(has)
         flaw = Flaw(boots, deaf, undying, really, swapped=has != "")
@@ -331,7 +335,7 @@ class FakeCloudControl(Control):
             world.flaws += [replace(flaw) for _ in range(count)]
 
     def never_boot(self) -> None:
-        """Make the next machine that is created boot forever, so that it never becomes reachable."""
+        """Make the next new machine boot forever, so that no command can ever run on the machine."""
         self.next_machines(boots=None)
 
     def undying(self, instance: Instance, times: int | None = None) -> None:
@@ -350,13 +354,13 @@ class FakeCloudControl(Control):
             _of(world, instance).undying = times
 
     def interrupt(self, instance: Instance, notice: float = 120.0) -> None:
-        """Announce that the cloud takes this machine back, and end the machine when the notice time is over.
+        """Announce that the cloud takes a machine back, and let the machine end when the notice time is over.
 
-        All other live hosts of its slice are taken back with it. The announcement appears on the machines at once. Does
-        nothing for a machine that has ended. The method does not wait for the end of the notice time.
+        If the machine is a host of a slice, all live hosts of the slice are taken back together. The announcement
+        appears on the machines at once. This method does not wait for the end of the notice time.
 
         Args:
-            instance: the machine.
+            instance: the machine. If it has ended and is not a host of a slice, nothing happens.
             notice: seconds between the announcement and the end of the machine, on the cloud's clock.
 
         Raises:
@@ -369,7 +373,7 @@ class FakeCloudControl(Control):
             world.settle()
 
     def kill(self, instance: Instance) -> None:
-        """End this machine at once, without telling the driver. Other hosts of its slice stay alive.
+        """End a machine at once, without telling the driver. Other hosts of the machine's slice stay alive.
 
         Raises:
             UsageError: the cloud never made this machine.
@@ -383,11 +387,16 @@ class FakeCloudControl(Control):
         Machines whose lease, lifetime or interruption notice is over by the new time have ended when this method
         returns. A lease is the time that a machine lives on without hearing from its client. Renewals that clients
         wrote before this call count, but no client can renew a lease while the clock moves.
+
+        Args:
+            seconds: how far to move the clock. The value is not checked: a negative number moves the clock back.
         """
         Clock(self.state).advance(seconds)
 
     def partition(self, instance: Instance) -> None:
-        """Make a running machine accept no new connections. Existing connections continue. This cannot be undone.
+        """Make a running machine accept no new connections, for good. Existing connections continue.
+
+        For a machine that still boots, this method has no effect.
 
         Raises:
             UsageError: the cloud never made this machine.
@@ -398,23 +407,22 @@ class FakeCloudControl(Control):
     # --- a client that dies ----------------------------------------------------------------------------------
 
     def kill_client(self, number: int, when: When) -> None:
-        """Prepare that the process of a coming call is killed with SIGKILL, before the call takes effect or after.
-
-        The call is given by its number. A number that the cloud has already passed has no effect.
+        """Prepare that the client process that makes a coming call is killed with SIGKILL.
 
         Args:
-            number: the number of the call, from 1 (see `RecordedCall.number`).
-            when: "before" or "after".
+            number: the number of the call, from 1 (see `RecordedCall.number`). The number of a call that the cloud has
+                received already has no effect.
+            when: "before" or "after" the call takes effect.
 
         Raises:
-            UsageError: `number` is not a whole number of at least 1, or `when` is another word.
+            UsageError: `number` is not a whole number of at least 1, or `when` is neither "before" nor "after".
         """
-        whole("number", number, "which call, from 1", least=1)
+        whole("number", number, "the number of a call, from 1", least=1)
         one_of("when", when, ("before", "after"))
         with self.state.open() as world:
             world.kills[number, when] = None
 
-    # --- what it has seen ------------------------------------------------------------------------------------
+    # --- what happened in the cloud --------------------------------------------------------------------------
 
     def calls(self, call: str = "") -> list[RecordedCall]:
         """Return the calls that the cloud has received so far, from any process, oldest first.
@@ -435,20 +443,20 @@ class FakeCloudControl(Control):
         return found
 
     def count(self) -> int:
-        """Return how many machines have not ended, whatever their tags say.
+        """Return how many machines of the whole cloud have not ended, whatever tags they have.
 
         Machines that still boot, or that are about to end, are included.
         """
         return len(self.alive("machine"))
 
     def leftovers(self) -> int:
-        """Return how many key pairs and security groups exist, whether machines use them or not."""
+        """Return how many key pairs and security groups exist in the whole cloud, whether machines use them or not."""
         return len(self.alive()) - self.count()
 
     def alive(self, kind: str = "") -> list[str]:
         """Return a line for each live machine, key pair and security group, machines first.
 
-        A line for a machine is such as "machine i-0001 of pool p, running". The list is empty if nothing exists.
+        An example of a line is "machine i-0001 of pool p, running". The list is empty if nothing exists.
 
         Args:
             kind: "machine", "key-pair" or "security-group" for one kind only; "" for all.
@@ -461,11 +469,12 @@ class FakeCloudControl(Control):
     def usd(self, pool: str | None = None) -> float:
         """Return the cost of all machines so far in USD, on the cloud's clock. Machines that have ended are included.
 
-        Each machine is charged from its creation to its end, or until now, at the price that its type has now or had
-        when it ended. The settings `billing` and `least_billed` are not considered.
+        A machine is charged from its creation to its end, or until now if it is alive. The hourly price is the one that
+        applies now or, for a machine that has ended, applied at its end. The settings `billing` and `least_billed` are
+        not considered.
 
         Args:
-            pool: count only this pool's machines; None for all.
+            pool: count only this pool's machines; None for the machines of all pools.
         """
         with self.state.open() as world:
             return sum(
@@ -483,6 +492,8 @@ def _of(world: World, instance: Instance) -> Machine:
     """
     found = world.machines.get(instance.id)
     if found is None:
-        known = ", ".join(world.machines) or "none"
-        raise UsageError(f"the fake cloud has no machine {instance.id!r}; its machines are {known}")
+        known = ", ".join(world.machines) or "no machine"
+        raise UsageError(
+            f"the fake cloud never made a machine {instance.id!r}; it has made {known}: pass an instance of this cloud"
+        )
     return found

@@ -1,5 +1,6 @@
-# Lets a command in to a fake machine that is up. $0 is the machine's folder, $1 the file there that says so, $2 what
-# ssh would say otherwise; the command follows.
+# Runs a command on a fake machine, if the machine accepts commands. $0 is the machine's folder. $1 is the name of the
+# file there that exists while the machine accepts commands. $2 is the text for stderr if it does not. The other
+# arguments are the command.
 # shellcheck shell=sh
 [ -e "$0/$1" ] || {
     echo "$2" >&2

@@ -1,7 +1,8 @@
-"""A program that finds and ends the machines of a pool, in a new process, as after a crash of the client.
+"""A program that finds and ends the machines of a pool, as a new client does after a crash of the first client.
 
-It reads a pickle from stdin: the tuple (driver, name of the pool). It prints the sorted ids of the machines that it
-found in one line, separated by spaces.
+Run the program in a new process, as `python -m skypool.testing.find_and_end`. It reads a pickled tuple from stdin: the
+driver and the name of the pool. It prints the sorted ids of the machines that it found in one line, separated by
+spaces.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from skypool.drivers.contract import Driver
 
 
 def main() -> None:
+    """Find the machines of the pool that the pickle on stdin names, end them, and print their ids on stdout.
+
+    Errors of the driver are raised.
+    """
     driver: Driver
     pool: str
     driver, pool = pickle.load(sys.stdin.buffer)

@@ -1,8 +1,8 @@
 """A program that checks that constructing a driver has no side effects, such as network access or opened files.
 
-Run it in a new process, as `python -m skypool.testing.free`. It reads a pickle from stdin: the driver's module, the
-name of the driver's class, and the pickled settings. It prints a line for each side effect, and nothing but empty lines
-if there is none.
+Run the program in a new process, as `python -m skypool.testing.free`. It reads a pickled tuple from stdin: the name of
+the driver's module, the name of the driver's class, and the pickled dictionary of the constructor's arguments. It
+prints a line for each side effect. If there is none, it prints only empty lines.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from importlib import resources
 _ASKS = ("socket.", "subprocess.", "os.system", "os.posix_spawn", "os.fork", "os.exec", "os.mkdir", "os.listdir",
          "os.scandir", "os.remove", "os.rename", "sqlite3.", "shutil.", "urllib.", "http.", "ftplib.")  # fmt: skip
 _CATALOGUE = str(resources.files("skypool"))
-"""The folder of skypool, whose data files may be read: the catalogue reads its tables on first use."""
+"""The folder of skypool, whose data files may be read: the catalogue of accelerators reads its tables on first use."""
 _OURS = ("skypool", "cloudpickle", "platformdirs", "rich", "tenacity", "typer")
 
 
 def main() -> None:
     """Construct the driver that the pickle on stdin describes, and print a line for each side effect on stdout.
 
-    Side effects are opened files, network access, new processes, imports of other packages, and threads that were
-    started. Python and skypool may read their own files. An error of the driver's constructor is raised.
+    Side effects are opened files, network access, new processes, new threads, and imports of packages other than the
+    driver's own, skypool and those that skypool needs. Python and skypool may read their own files. An error of the
+    driver's constructor is raised.
     """
     module, qualname, settings = pickle.load(sys.stdin.buffer)
     made: object = importlib.import_module(module)

@@ -1,32 +1,34 @@
 """`HttpCloud`: a fake cloud with an HTTP API, for tests of a driver that sends HTTP requests to its cloud.
 
-The API is that of Acme Cloud, an invented provider. `docs/driver-tutorial.md` writes a driver for it, and `skypool
-new-driver NAME` begins with that driver. Behind the API is the same cloud as behind `FakeCloud`. Its machines are
-processes on this computer, and tests prepare failures with its `control`.
+The API is that of Acme Cloud, an invented provider. `docs/driver-tutorial.md` shows how to write a driver for this API,
+and `skypool new-driver NAME` copies the finished driver. Behind the API is the same cloud as behind `FakeCloud`: its
+machines are processes on this computer, and tests prepare failures with `HttpCloud.control`.
 
     with HttpCloud(tmp_path / "cloud", key="sesame") as cloud:
         driver = Acme(url=cloud.url, api_key="sesame")
 
-All requests but the last carry `Authorization: Bearer KEY`. Bodies and answers are JSON. A refusal has a status of 400
-or more and a body such as `{"code": "OutOfStock", "message": "there are none left"}`.
+All requests except the last in this table carry the header `Authorization: Bearer KEY`. Bodies of requests and answers
+are JSON. A refusal has a status of 400 or more and a body such as
+`{"code": "OutOfStock", "message": "no small is left in north-a"}`.
 
-    GET    /v1/account                 the limits of the account, by name
-    GET    /v1/types                   what is sold: a list of {type, region, zone, market, usd_per_hour, …}
-    POST   /v1/machines                make one: {type, zone, market, client_token, tags, lease, lifetime}
-    GET    /v1/machines                the machines that are alive
-    GET    /v1/machines/ID             one of them
-    PUT    /v1/machines/ID/tags        replace its tags
-    DELETE /v1/machines/ID             begin to end it
-    GET    /v1/metadata/ID/notice      when it is taken back, in seconds since 1970; 404 until that is known
+    GET    /v1/account                 return the limits of the account, by name
+    GET    /v1/types                   return what is sold: a list of {type, region, zone, market, usd_per_hour, …}
+    POST   /v1/machines                make a machine: {type, zone, market, client_token, tags, lease, lifetime}
+    GET    /v1/machines                return the machines that are alive
+    GET    /v1/machines/ID             return one machine that is alive
+    PUT    /v1/machines/ID/tags        replace the machine's tags
+    DELETE /v1/machines/ID             ask to end the machine
+    GET    /v1/metadata/ID/notice      return when the machine is taken back, in seconds since 1970; 404 if unannounced
 
-A create with a `client_token` that was used before makes nothing, and answers with the machine of that token. A machine
-ends itself when its `lease` is over. The lease lasts that many seconds from the boot, or from the last time that
-"SERIAL SECONDS" was written into the machine's `lease_file`. The machine never lives longer than `lifetime` seconds. To
-run a command on it, put the words of its `console` in front of the command.
+If a machine was made with the same `client_token` before, POST makes nothing and returns that machine. A machine ends
+itself when its `lease` is over, a number of seconds from its creation. To renew the lease, a client writes a serial
+number and a number of seconds into the machine's `lease_file`. The lease then ends that many seconds later, but after
+at most `lease` seconds. A machine never lives longer than `lifetime` seconds; null means no such limit. To run a
+command on a machine, put the words of the machine's `console` in front of the command.
 
 To imitate another provider, subclass `HttpCloud` and override `routes`.
 
-    python -m skypool.testing.http_cloud --key sesame      # serves one until Ctrl-C
+    python -m skypool.testing.http_cloud --key sesame      # serves a cloud until Ctrl-C
 """
 
 from __future__ import annotations
@@ -81,7 +83,10 @@ _STATES = {"starting": "booting", "running": "active", "ending": "deleting", "en
 """The API's name of each state of a machine."""
 
 _METADATA = "ACME_METADATA"
-"""The environment variable with the address of the metadata server. A real machine finds it at a fixed address."""
+"""The environment variable with the address of the metadata server, which tells a machine about itself.
+
+On a real provider's machine, the metadata server has a fixed address.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +96,8 @@ class Request:
     Attributes:
         method: the HTTP method, such as "GET".
         path: the path without the query.
-        query: the parameters of the query. If one is repeated, its last value.
-        key: the Authorization header without a leading "Bearer "; "" if there is no such header.
+        query: the parameters of the query, by name. If a parameter is repeated, the last value counts.
+        key: the API key: the Authorization header without a leading "Bearer "; "" if there is no such header.
         body: the JSON object in the body; {} if there is no body.
         parts: the values of the {names} in the route's path, such as "id".
     """
@@ -112,7 +117,7 @@ class Answer:
     Attributes:
         status: the HTTP status.
         body: the value to send as JSON; None sends no body.
-        headers: headers to send beside the content's type and length.
+        headers: headers to send besides Content-Type and Content-Length.
     """
 
     status: int
@@ -146,19 +151,21 @@ class HttpCloud:
     The server runs in a thread of its own, from the construction on.
 
     Args:
-        state: a folder for the cloud alone. It may exist from an earlier run; the cloud then goes on with its machines,
-            stock and key.
-        stock: the kinds of machines that it sells; None means `world.USUAL`. Slices of several hosts are not supported.
-        key: the API key that clients must send; "" accepts any.
-        machines: True to run machines as processes here, which needs Linux. With False they exist by name only, and no
-            command runs there.
-        port: the TCP port on which it listens; 0 chooses a free port.
+        state: the folder for the cloud's state, which must hold nothing else. If it holds the cloud of an earlier run,
+            that cloud goes on with its own machines, stock and key.
+        stock: the kinds of machines that a new cloud sells; None means `world.USUAL`. Slices (several hosts that are
+            sold together) are not supported.
+        key: the API key that clients of a new cloud must send; "" accepts any key.
+        machines: True to run machines as processes on this computer, which needs Linux. False: machines are mere
+            records, which run nothing.
+        port: the TCP port on which the server listens; 0 chooses a free port.
 
     Attributes:
         url: the base address of the API, such as "http://127.0.0.1:41234/v1".
 
     Raises:
-        UsageError: real machines cannot run on this computer, or the stock contains a slice.
+        UsageError: `machines` is True and this computer does not run Linux, or `stock` contains a slice.
+        OSError: the server cannot listen on the port, for example because another program uses the port.
     """
 
     name: ClassVar[str] = "Acme Cloud"
@@ -173,11 +180,16 @@ class HttpCloud:
         port: int = 0,
     ) -> None:
         if machines and not machine.run_here():
-            raise UsageError("machines of HttpCloud are processes and need Linux; use HttpCloud(…, machines=False)")
+            raise UsageError(
+                "HttpCloud runs its machines as processes on this computer, which must run Linux, but does not: use a "
+                "Linux machine or container, or HttpCloud(…, machines=False), which makes machines but runs nothing "
+                "on them"
+            )
         self._stock = tuple(USUAL if stock is None else stock)
         if several := [each.instance_type for each in self._stock if each.size > 1]:
             raise UsageError(
-                f"HttpCloud sells no slices of several hosts, such as {several[0]}; use FakeCloud for these"
+                f"HttpCloud cannot sell the type {several[0]!r}, which is a slice (several hosts that are rented "
+                "together); use FakeCloud, or leave this type out of `stock`"
             )
         self.folder = Path(state).absolute()
         self._key = key
@@ -188,11 +200,11 @@ class HttpCloud:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name=self.name, daemon=True)
         self._thread.start()
 
-    # --- for tests -------------------------------------------------------------------------------------------
+    # --- for the authors of tests ----------------------------------------------------------------------------
 
     @property
     def control(self) -> HttpCloudControl:
-        """Return the control, with which a test prepares failures and reads the calls that the cloud received."""
+        """Return the object with which a test prepares failures and reads the calls that the cloud received."""
         return HttpCloudControl(self._state())
 
     @property
@@ -204,8 +216,8 @@ class HttpCloud:
         """Stop the server, and end all machines. Blocks until both are done. The folder is kept.
 
         Raises:
-            ExceptionGroup: the cloud's own code failed while it answered requests. It has those errors. The server and
-                the machines have ended all the same.
+            ExceptionGroup: the fake cloud's own code failed while it answered requests. The group has the errors. The
+                server and the machines have ended all the same.
         """
         self._server.shutdown()
         self._server.server_close()
@@ -215,8 +227,8 @@ class HttpCloud:
                 world.end(each)
         if self._errors:
             raise ExceptionGroup(
-                f"the fake {self.name} at {self.url} failed while it answered requests; the exceptions in this "
-                "group say why",
+                f"the fake {self.name} at {self.url} failed while it answered requests; see the exceptions in this "
+                "group, and correct the cloud's code, such as an overridden routes()",
                 self._errors,
             )
 
@@ -229,9 +241,9 @@ class HttpCloud:
     # --- the API ---------------------------------------------------------------------------------------------
 
     def routes(self) -> Mapping[str, Route]:
-        """Return the methods that answer requests, by route, such as "GET /v1/machines/{id}".
+        """Return the methods of this object that answer requests, by route, such as "GET /v1/machines/{id}".
 
-        A subclass overrides this to imitate the API of another provider. A name in braces matches one part of a path.
+        A name in braces matches one part of a path. A subclass overrides this method to imitate another provider's API.
         """
         return {
             "GET /v1/account": self.get_account,
@@ -245,7 +257,7 @@ class HttpCloud:
         }
 
     def get_account(self, request: Request) -> Answer:
-        """Return the answer with the limits of the account, by name. The answer has status 200.
+        """Return the limits of the account, by name, as an answer with status 200.
 
         Raises:
             ProviderError: the key is wrong, or a test prepared a failure.
@@ -253,9 +265,9 @@ class HttpCloud:
         return Answer(200, {"limits": self._api(request).account()})
 
     def get_types(self, request: Request) -> Answer:
-        """Return the answer with everything that is sold: one entry for each type, zone and market, in stock or not.
+        """Return a list of everything that is sold, as an answer with status 200.
 
-        The answer has status 200.
+        There is one entry for each type, zone and market, in stock or not. The list is empty if nothing is sold.
 
         Raises:
             ProviderError: the key is wrong, or a test prepared a failure.
@@ -263,16 +275,14 @@ class HttpCloud:
         return Answer(200, [_type(each, in_stock) for each, in_stock in self._api(request).stock()])
 
     def post_machine(self, request: Request) -> Answer:
-        """Make a machine, and return the answer with it.
+        """Make a machine, and return its description as an answer with status 201. The machine may still be booting.
 
-        The answer has status 201, and the machine may still be booting.
-
-        If the `client_token` in the body was used before, nothing is made, and the existing machine is returned.
+        If a machine was made with the same `client_token` before, nothing is made, and that machine is returned.
 
         Raises:
-            Refused: the cloud sells no such type in that zone and market, or a field of the body is missing or has the
-                wrong type.
-            ProviderError: the cloud refuses, for example because it is out of stock or the key is wrong.
+            Refused: the cloud does not sell the type in the given zone and market, or a field of the body is missing or
+                has the wrong type (status 400).
+            ProviderError: the cloud refuses, for example because the type is out of stock or the key is wrong.
         """
         api = self._api(request)
         body = request.body
@@ -285,13 +295,14 @@ class HttpCloud:
             raise Refused(
                 400,
                 "NoSuchType",
-                f"no {name!r} is sold in {zone!r} on the market {market!r}; see GET /v1/types",
+                f"the type {name!r} is not sold in the zone {zone!r} on the market {market!r}; GET /v1/types lists "
+                "what is sold",
             )
         token = _given(body, "client_token", str)
         said = {str(name): str(value) for name, value in _given(body, "tags", dict).items()}
         lifetime = body.get("lifetime")
         order = Order(
-            pool=said.get(tags.POOL, ""),  # only used in the fake cloud's own log
+            pool=said.get(tags.POOL, ""),  # only for the fake cloud's journal
             token=token,
             nodes=(0,),
             need=Need(),
@@ -302,9 +313,7 @@ class HttpCloud:
         return Answer(201, self._machine(made))
 
     def get_machines(self, request: Request) -> Answer:
-        """Return the answer with a list of all machines that are alive, empty if there are none.
-
-        The answer has status 200.
+        """Return a list of all machines that are alive, empty if there are none, as an answer with status 200.
 
         Raises:
             ProviderError: the key is wrong, or a test prepared a failure.
@@ -312,7 +321,7 @@ class HttpCloud:
         return Answer(200, [self._machine(each) for each in self._api(request).machines()])
 
     def get_machine(self, request: Request) -> Answer:
-        """Return the answer with one machine that is alive. The answer has status 200.
+        """Return the description of one machine that is alive, as an answer with status 200.
 
         Raises:
             Refused: the machine does not exist or has ended (status 404).
@@ -343,27 +352,27 @@ class HttpCloud:
         return Answer(202)
 
     def get_notice(self, request: Request) -> Answer:
-        """Return the answer with the time at which the cloud takes a machine back, in seconds since 1970.
+        """Return the time at which the cloud takes a machine back, in seconds since 1970, as an answer with status 200.
 
-        The answer has status 200. The machine itself sends this request, so no key is needed.
+        No key is needed, because the machine itself sends this request.
 
         Raises:
-            Refused: it is not announced that this machine is taken back, or the machine does not exist or has ended
-                (status 404).
+            Refused: the cloud has not announced that it takes the machine back, or the machine does not exist or has
+                ended (status 404).
         """
         with self._state().open() as world:
             found = world.machines.get(request.parts["id"])
             if found is None or not found.lives or found.taken_at == float("inf"):
-                raise Refused(404, "NotFound", f"there is no notice for the machine {request.parts['id']}")
+                raise Refused(404, "NotFound", f"no notice was announced for the machine {request.parts['id']}")
             return Answer(200, found.taken_at - world.offset)
 
-    # --- its parts -------------------------------------------------------------------------------------------
+    # --- helpers ---------------------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Answer:
         """Return the answer to one request. All errors except a dropped connection become an answer, too.
 
-        A request that the cloud refuses gets a status of 400 or more. An unexpected error of the fake cloud itself gets
-        status 500, and `close` raises that error later.
+        The answer to a request that the cloud refuses has a status of 400 or more. An unexpected error of the fake
+        cloud itself becomes an answer with status 500, and `close` raises the error later.
 
         Raises:
             ConnectionResetError: the connection is to be dropped without an answer, because a test prepared that.
@@ -374,7 +383,7 @@ class HttpCloud:
                 if found := re.fullmatch(pattern, f"{request.method} {request.path}"):
                     parts = found.groupdict()
                     return do(Request(request.method, request.path, request.query, request.key, request.body, parts))
-            raise Refused(404, "NoSuchPath", f"the API has no {request.method} {request.path}")
+            raise Refused(404, "NoSuchPath", f"this API does not know {request.method} {request.path}")
         except Refused as e:
             return e.answer
         except NoAnswer as e:
@@ -383,22 +392,22 @@ class HttpCloud:
             return _refusal(e)
         except Exception as e:  # noqa: BLE001 - `close` raises it later
             self._errors.append(e)
-            return Answer(500, {"code": "InternalError", "message": f"the fake cloud itself failed: {e!r}"})
+            return Answer(500, {"code": "InternalError", "message": f"the fake cloud's own code failed: {e!r}"})
 
     def _alive(self, request: Request) -> Machine:
         """Return the live machine whose id is in the path of a request.
 
         Raises:
-            Refused: it has ended, or never existed (status 404).
+            Refused: the machine does not exist or has ended (status 404).
             ProviderError: the key is wrong, or a test prepared a failure.
         """
         for each in self._api(request).machines():
             if each.id == request.parts["id"]:
                 return each
-        raise Refused(404, "NotFound", f"there is no live machine {request.parts['id']}")
+        raise Refused(404, "NotFound", f"the machine {request.parts['id']} does not exist or has ended")
 
     def _machine(self, one: Machine) -> dict[str, object]:
-        """Return a machine as the JSON object with which the API describes it."""
+        """Return the description of a machine: the JSON object that the API sends for this machine."""
         door = machine.Door(one.folder, machine.devices(one.has))
         return {
             "id": one.id,
@@ -432,35 +441,36 @@ class HttpCloud:
 
 @dataclass(frozen=True, slots=True)
 class HttpCloudControl(FakeCloudControl):
-    """The control of an `HttpCloud`: it prepares failures, and reads the calls that the cloud received.
+    """The control of an `HttpCloud`, which prepares failures and reads the calls that the cloud received.
 
     It has all methods of `FakeCloudControl`, except that `kill_client` does not work.
     """
 
     def kill_client(self, number: int, when: When) -> None:
-        """Always raise UsageError: the server does not know which process sent a request.
+        """Raise UsageError: the server does not know which process sent a request, and so cannot kill that process.
 
         Raises:
             UsageError: always.
         """
         raise UsageError(
-            "HttpCloud does not know the process of its client; kill the client from the test, or use FakeCloud"
+            "HttpCloud does not know the process of its client, so kill_client() does not work; kill the client "
+            "process in the test, or use FakeCloud"
         )
 
 
 class _Api(Api):
-    """A connection to a fake cloud whose clients write the tags of their machines themselves, as over HTTP."""
+    """A connection to a fake cloud, with the calls that only `HttpCloud` needs."""
 
     def machines(self) -> list[Machine]:
-        """Return all machines that are alive, of every client and whatever their tags say."""
+        """Return all machines that are alive, of every client and whatever tags they have. Empty if there are none."""
         return self._call("describe", lambda world: world.alive())
 
     def retag(self, id: str, said: dict[str, str]) -> None:
-        """Replace all tags of a machine, which must exist.
+        """Replace all tags that clients wrote on a machine.
 
         Args:
             id: the machine's id.
-            said: the new tags. Tags that are not in it are removed.
+            said: the new tags. Other tags are removed.
 
         Raises:
             KeyError: the cloud never made this machine.
@@ -473,11 +483,11 @@ class _Api(Api):
 
 
 class _Server(ThreadingHTTPServer):
-    """An HTTP server for one cloud, on which the requests of each connection are answered in a thread of their own.
+    """An HTTP server for one cloud, with a thread for each connection.
 
     Args:
-        address: the host and TCP port to listen on; port 0 chooses a free one.
-        cloud: the cloud that answers.
+        address: the host and TCP port to listen on; port 0 chooses a free port.
+        cloud: the cloud that answers the requests.
     """
 
     request_queue_size = 64
@@ -488,16 +498,16 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """A handler of one HTTP connection: it reads requests, and writes the cloud's answers."""
+    """A handler of one HTTP connection, which reads requests and writes the cloud's answers."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # buffered, so that an answer is one write: a second write may be delayed by 40 ms
     disable_nagle_algorithm = True
 
     def _answered(self) -> None:
-        """Read one request and send the answer to it.
+        """Read one request, and send the answer.
 
-        If the cloud drops the connection instead of an answer, close the connection and send nothing.
+        If a test prepared a lost reply, the connection is closed without an answer.
         """
         assert isinstance(self.server, _Server)
         try:
@@ -530,37 +540,43 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise Refused(400, "BadRequest", "the body of the request is not a JSON object")
+            raise Refused(400, "BadRequest", "the body of the request must be a JSON object")
         url = urlsplit(self.path)
         key = self.headers.get("Authorization", "").removeprefix("Bearer ")
         return Request(self.command, url.path, dict(parse_qsl(url.query)), key, body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Do nothing. The base class would print each request on stderr; here `control.calls()` returns the calls."""
+        """Do nothing: the base class would print each request on stderr.
+
+        Tests can read the calls with `HttpCloud.control.calls()`.
+        """
 
 
 def _given(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
-    """Return a field of a request's body.
+    """Return the value of a field of a request's body.
 
     Args:
         body: the JSON object of the request.
         name: the name of the field.
-        kind: the type, or types, that the value must have.
+        kind: the Python type, or types, that the value may have.
 
     Raises:
         Refused: the field is missing, or has another type (status 400).
     """
     if not isinstance(body.get(name), kind):
-        raise Refused(400, "BadRequest", f"the field {name} is missing or has the wrong type: {body.get(name)!r}")
+        why = f"has a value of the wrong type: {body[name]!r}" if name in body else "is missing"
+        raise Refused(400, "BadRequest", f"the field {name!r} of the request's body {why}")
     return body[name]
 
 
 def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
-    """Return a kind of machine as the JSON object with which the API describes it. Its "gpu" is None if it has none.
+    """Return the description of a kind of machine: the JSON object that the API sends for this kind.
+
+    The value of "gpu" is None if the machines have no accelerator.
 
     Args:
         stock: the kind of machine.
-        in_stock: True if one can be made now.
+        in_stock: True if a machine of this kind can be made now.
     """
     has = stock.has
     return {
@@ -582,8 +598,8 @@ def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
 def _refusal(error: ProviderError) -> Answer:
     """Return the HTTP answer for an error of skypool: a status, and a JSON object with the error's code and message.
 
-    The status follows from the class of the error (see `_STATUS`); it is 500 for other classes. A RateLimitError with a
-    time to wait also gets a "Retry-After" header, in seconds.
+    The status follows from the class of the error (see `_STATUS`), and is 500 for other classes. If a RateLimitError
+    has a `retry_after`, the answer has this number of seconds in a "Retry-After" header.
     """
     status = next((_STATUS[each] for each in type(error).__mro__ if each in _STATUS), 500)
     headers = {}
@@ -593,13 +609,13 @@ def _refusal(error: ProviderError) -> Answer:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Serve a fake cloud until Ctrl-C or SIGTERM. First print the environment variables that a client needs.
+    """Serve a fake cloud until Ctrl-C or SIGTERM, and then end all its machines.
 
-    Blocks until then. All machines of the cloud are ended at the end. A temporary folder is removed, but the one of
-    `--folder` is kept.
+    The function first prints a shell command that sets the environment variables which a client needs. At the end, a
+    temporary folder is removed, but the folder of `--folder` is kept.
 
     Args:
-        words: command-line arguments; None takes those of the process.
+        words: the command-line arguments; None means the arguments of this process.
     """
     parser = argparse.ArgumentParser(
         prog="python -m skypool.testing.http_cloud", description="Serve a fake cloud until Ctrl-C."
@@ -615,7 +631,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="acme-") as folder:
         with HttpCloud(asked.folder or folder, key=asked.key, port=asked.port) as cloud:
             print(f"export ACME_URL={cloud.url} ACME_API_KEY={asked.key}", flush=True)
-            while not over.wait(0.2):  # short waits: a signal that another thread receives does not end a long one
+            while not over.wait(0.2):  # waits are short because a signal to another thread does not end a wait
                 continue
 
 

@@ -1,7 +1,9 @@
-"""A background process of a fake cloud. It ends machines when they are due, also while no client calls the cloud.
+"""A background process of a fake cloud, which ends machines on time, also while no client calls the cloud.
 
-Run it as `python -m skypool.testing.hypervisor FOLDER`, with the folder of the cloud. It exits when the last machine
-has ended.
+The end of a machine is due when its lease, its lifetime or its interruption notice is over.
+
+Run this module as `python -m skypool.testing.hypervisor FOLDER`, with the folder of the cloud. The process exits when
+the last machine has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _TICK = 0.1
 
 
 def busy(folder: Path) -> bool:
-    """Return True if a hypervisor process (see `run`) is running for the fake cloud in this folder. Does not wait."""
+    """Return True if a hypervisor process (see `run`) is running for the fake cloud in a folder. Does not wait."""
     with open(folder / "hypervisor", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -30,10 +32,10 @@ def busy(folder: Path) -> bool:
 
 
 def run(folder: Path) -> None:
-    """End the machines of a cloud when they are due. Blocks until none is left or the cloud's folder is removed.
+    """End the machines of a cloud when their end is due. Blocks until no machine is alive or the folder is removed.
 
-    If the folder is removed, all machines that were alive at the last look are ended. Returns at once if another such
-    process is running for this cloud.
+    If the folder is removed, all machines that were alive at the last look are ended. The function returns at once if
+    another hypervisor process is running for this cloud.
 
     Args:
         folder: the folder of the cloud, which must exist.

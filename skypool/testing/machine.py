@@ -1,4 +1,4 @@
-"""A machine of the fake cloud: processes on this computer, a folder, and a transport that runs commands there.
+"""A machine of the fake cloud: a folder and processes on this computer, and a transport that runs commands there.
 
 Each process of a machine has the path of the machine's folder in its environment, in `SKYPOOL_FAKE_MACHINE`. When the
 machine ends, its processes are found by that variable and killed.
@@ -38,37 +38,34 @@ _NOBODY = "No route to host: this fake machine does not answer"
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """A transport that runs commands on a fake machine, in the place of ssh.
+    """A transport that runs commands on a fake machine. It is used where a real machine has ssh.
 
     Args:
         folder: the machine's folder.
-        devices: the accelerators that the machine reports, as JSON (see the function `devices` of this module).
+        devices: the accelerators that the machine reports, as a JSON list (see the function `devices` of this module).
     """
 
     folder: str
     devices: str = "[]"
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
-        """Return the local command that runs `command` on the machine, in the machine's home folder.
+        """Return (not run) the local command that runs `command` on the machine, in the machine's home folder.
 
-        Nothing is run. If the machine does not accept commands, the returned command exits with status 255.
+        If the machine does not accept commands, the returned command exits with status 255.
 
         Args:
             command: the program and its arguments.
-            terminal: ignored.
+            terminal: ignored. (With ssh, True gives the command a terminal.)
         """
         env = [f"{MARK}={self.folder}", f"HOME={self.folder}/home", f"SKYPOOL_DEVICES={self.devices}"]
         door = _program("door.sh")
         return ["env", *env, "sh", "-c", door, self.folder, _UP, _NOBODY, *command]
 
     def trouble(self, said: str) -> Trouble:
-        """Return why a command could not be run.
+        """Return why a command could not be run: UNREACHABLE if the machine does not answer, otherwise OTHER.
 
         Args:
             said: the text that the command wrote to stderr.
-
-        Returns:
-            `Trouble.UNREACHABLE` if the text says that the machine does not answer, otherwise `Trouble.OTHER`.
         """
         return Trouble.UNREACHABLE if _NOBODY in said else Trouble.OTHER
 
@@ -78,7 +75,7 @@ class Heard(NamedTuple):
 
     Attributes:
         text: the whole text, "SERIAL SECONDS".
-        at: when it was written, in seconds since 1970 on this computer's clock.
+        at: when the text was written, in seconds since 1970 on this computer's clock.
         seconds: for how many seconds from then on the machine may live.
     """
 
@@ -95,22 +92,22 @@ def run_here() -> bool:
 def create(folder: str) -> None:
     """Make the folder of a machine, with an empty lease file. The machine does not accept commands yet.
 
-    A folder that exists already is kept, but its lease file is emptied.
+    If the folder exists already, its content is kept, except that the lease file is emptied.
     """
-    (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # may exist if its maker was overtaken
+    (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # a lost change may have made it
     Path(guard(folder)).write_text(f"{'':<31}\n")  # overwritten in place: see `skypool.drivers.userdata`
 
 
 def answer(folder: str) -> None:
-    """Let a machine accept commands from now on, because its boot has ended. Does nothing if it has no folder."""
-    with contextlib.suppress(FileNotFoundError):  # machines of this cloud exist by name only
+    """Make a machine accept commands from now on, because its boot has ended. Does nothing if there is no folder."""
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed
         (Path(folder) / _UP).touch()
 
 
 def hush(folder: str) -> None:
-    """Let a machine accept no more commands. Processes that run there continue.
+    """Make a machine refuse commands from now on. Processes that run there continue.
 
-    Does nothing if the machine accepts none already, or has no folder.
+    Does nothing if the machine refuses commands already, or if the folder does not exist.
     """
     (Path(folder) / _UP).unlink(missing_ok=True)
 
@@ -132,13 +129,13 @@ def heard(folder: str) -> Heard | None:
 
 
 def interrupt(folder: str, at: float) -> None:
-    """Announce on a machine that the cloud takes it back. Does nothing if the machine's folder does not exist.
+    """Announce on a machine that the cloud takes the machine back. Does nothing if the folder does not exist.
 
     A later announcement replaces an earlier one.
 
     Args:
         folder: the machine's folder.
-        at: the time at which the machine is taken back, in seconds since 1970.
+        at: the time at which the machine is taken back, in seconds since 1970 on this computer's clock.
     """
     file = Path(folder) / _INTERRUPTION
     if file.parent.exists():
@@ -148,9 +145,9 @@ def interrupt(folder: str, at: float) -> None:
 
 
 def watch(folder: str) -> str:
-    """Return Python source that waits, on a machine, for the announcement that the cloud takes the machine back.
+    """Return a Python program, as text, that waits on a machine for the announcement made by `interrupt`.
 
-    The source then prints the time at which that happens, in seconds since 1970, and ends. It waits without limit.
+    The program then prints the announced time, in seconds since 1970, and ends. There is no limit on the time to wait.
     """
     return f"{_program('notice_watch.py')}\nwait({f'{folder}/{_INTERRUPTION}'!r})\n"
 
@@ -162,12 +159,12 @@ def _program(name: str) -> str:
 
 
 def devices(has: Accelerator | None) -> str:
-    """Return the accelerators that a machine reports, as a JSON list for the variable `SKYPOOL_DEVICES`.
+    """Return the accelerators that a machine reports, as a JSON list for the environment variable `SKYPOOL_DEVICES`.
 
-    The list has one entry for each device. It is "[]" for None and for a machine with only CPUs.
+    The list has one entry for each device. The result is "[]" for None and for a machine with only CPUs.
 
     Args:
-        has: the accelerators of the machine, or of the slice that it is a host of; None for none.
+        has: the accelerators of the machine, or of the whole slice if the machine is a host of a slice; None for none.
     """
     if has is None or has.kind == "cpu":
         return "[]"
@@ -185,7 +182,7 @@ def terminate(folder: str, patience: float = 10.0) -> None:
 
     Args:
         folder: the machine's folder.
-        patience: seconds within which the processes must end.
+        patience: seconds within which all processes must end.
 
     Raises:
         RuntimeError: processes survived SIGKILL for `patience` seconds. The folder is then kept.
@@ -198,18 +195,17 @@ def terminate(folder: str, patience: float = 10.0) -> None:
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > until:
             raise RuntimeError(
-                f"processes {left} of the fake machine {folder} survived SIGKILL for {patience:g} s; check "
-                "with `ps` what blocks them"
+                f"processes {left} of the fake machine {folder} survived SIGKILL for {patience:g} s; "
+                "find out with `ps` what blocks these processes"
             )
         time.sleep(0.002)
     remove(folder)
 
 
 def remove(folder: str) -> None:
-    """Remove the folder of a machine, with everything in it. Processes are not ended.
+    """Remove the folder of a machine, with everything in it. Errors, such as a missing folder, are ignored.
 
-    The caller ensures that no process of the machine runs any more. Does nothing if the folder does not exist. Errors
-    are ignored.
+    No process is ended: the caller must have ended the machine's processes before.
     """
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -217,8 +213,8 @@ def remove(folder: str) -> None:
 def inhabitants(folder: str) -> list[int]:
     """Return the process ids of a machine's live processes, sorted. This process is left out.
 
-    These processes have the machine's folder in their environment (see `MARK`), or descend from a process that has. The
-    list is empty on other systems than Linux.
+    These are the processes that have the machine's folder in their environment (see `MARK`), and all descendants of
+    these processes. The list is empty if there are none, and always on systems other than Linux.
     """
     if not run_here():
         return []
@@ -245,12 +241,15 @@ def inhabitants(folder: str) -> list[int]:
 
 
 def start_hypervisor(folder: str) -> None:
-    """Start the background process that ends a cloud's machines on time while no client calls. Does not wait for it.
+    """Start the background process (the hypervisor) that ends a cloud's machines on time while no client calls.
 
-    If such a process runs already for this cloud, the new one exits at once.
+    This function does not wait for the process. If a hypervisor runs already for this cloud, the new one exits at once.
 
     Args:
         folder: the folder of the cloud.
+
+    Raises:
+        subprocess.CalledProcessError: the process could not be started.
     """
     subprocess.run(
         ["sh", "-c", '"$@" &', "sh", sys.executable, "-m", "skypool.testing.hypervisor", folder],

@@ -1,7 +1,7 @@
 """A program that runs on a fake machine and waits until the cloud announces that it takes the machine back.
 
-The announcement is a file with the time at which that happens. `machine.watch` returns the text of this file with a
-call of `wait` behind it.
+The announcement is a file that contains the time at which the machine is taken back. `machine.watch` returns this
+module's source text, followed by a call of `wait`.
 """
 
 import time
@@ -11,7 +11,7 @@ def wait(file: str) -> None:
     """Wait until a file exists, print its text on stdout, and return. There is no limit on the time to wait.
 
     Args:
-        file: the path of the file. It is looked for every 0.05 seconds.
+        file: the path of the file. This function looks for the file every 0.05 seconds.
     """
     while True:
         try:

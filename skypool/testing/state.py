@@ -1,7 +1,8 @@
 """Stores the state of a fake cloud in a folder that several processes share, as a log of changes.
 
-`State` opens the stored `World` under a lock, and stores its changes. It goes on without a process that was stopped
-while it held the lock. That process gets the error `Overtaken`.
+`State` opens the stored `World` under a lock, and stores the changes of the `World`. If a process is stopped (as by
+SIGSTOP) while it holds the lock, other processes take the lock away and go on. The stopped process later gets the error
+`Overtaken`.
 """
 
 from __future__ import annotations
@@ -21,34 +22,36 @@ from skypool import processes
 from skypool.testing.world import Machine, World
 
 _SIZE = struct.Struct("<Q")
-"""The header of each record of the log: its length in bytes."""
+"""The header of each record of the log: the length of the record in bytes, without the header."""
 _COMPACT = 256 << 10
-"""Size in bytes from which a log may be compacted. It is, once it is 8 times as large as its first record."""
+"""Size in bytes from which a log may be compacted (rewritten as one record).
+
+A log is compacted when it is larger than this, and larger than 8 times its first record.
+"""
 _SUSPECT = 0.3
 """Seconds to wait for the lock before testing whether its holder has been stopped, as by SIGSTOP."""
 
 
 class Overtaken(RuntimeError):
-    """The error for a process that was stopped while it changed the fake cloud, so that others went on without it.
+    """Raised in a process that was stopped (as by SIGSTOP) while it changed the fake cloud, and lost the lock thereby.
 
-    The change of this process is lost. The caller can repeat it.
+    The change of this process is lost. The caller can repeat the change.
     """
 
 
 class State:
     """The stored `World` of a fake cloud in a folder. One process at a time can open it.
 
-    The world is stored as a log. Its first record has all machines, and each later one has only the machines that
-    changed. So the cost of a call depends on the number of changes, not on the number of machines.
+    The world is stored as a log. The log's first record has all machines, and each later record has only the machines
+    that changed. So a change writes little, however many machines there are.
 
-    A log and its lock file carry a generation number. If the holder of the lock is stopped (as by SIGSTOP), another
-    process copies the log to the next generation and continues there. The stopped process notices this before it relies
-    on what it wrote.
+    The names of a log and its lock file end with the same number, the generation. If the holder of the lock is stopped
+    (as by SIGSTOP), another process copies the log to the next generation and continues there. The stopped process
+    checks its lock file and the generation after each write, and so notices that its write is lost.
 
     Args:
         folder: the folder of the cloud.
-        make: function that returns the initial world, for a cloud that does not exist yet. None if the cloud must
-            exist.
+        make: function that returns the initial world, for a folder without a cloud. None: the folder must hold a cloud.
     """
 
     def __init__(self, folder: str | Path, make: Callable[[], World] | None = None) -> None:
@@ -66,16 +69,17 @@ class State:
     def open(self, settle: bool = True) -> Iterator[World]:
         """Return a context manager that yields the fake cloud's state (a `World`), locked for this process.
 
-        Entering it waits until no other process has the state open. A process that is stopped, as by SIGSTOP, is not
-        waited for. Changes of the state are stored when the block ends, also if it raises.
+        Entering the block waits until no other process has the state open. If the other process is stopped (as by
+        SIGSTOP), its lock is taken away after about 0.3 seconds. Changes of the state are stored when the block ends,
+        also if the block raises.
 
         Args:
-            settle: first apply everything that is due by the cloud's clock, such as ends of leases. This looks at each
-                live machine.
+            settle: True to apply first everything that is due by the cloud's clock, such as ends of leases. This looks
+                at each live machine.
 
         Raises:
-            FileNotFoundError: the cloud does not exist, and there is no `make`.
-            Overtaken: this process was stopped meanwhile, and others went on; the changes are lost.
+            FileNotFoundError: the folder holds no cloud, and `make` is None.
+            Overtaken: this process was stopped meanwhile, and another took its lock away; the changes are lost.
         """
         if self._make is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -91,14 +95,14 @@ class State:
     def keep(self, world: World) -> None:
         """Store the changes of the state that `open` yielded.
 
-        `open` calls this when its block ends. The block may call it earlier, to store changes early. Writes nothing if
-        nothing has changed.
+        `open` calls this method when the block ends. The block may call this method to store changes early. Nothing is
+        written if nothing has changed.
 
         Args:
             world: the state that `open` yielded.
 
         Raises:
-            Overtaken: this process was stopped meanwhile, and others went on; the changes are lost.
+            Overtaken: this process was stopped meanwhile, and another took its lock away; the changes are lost.
             FileNotFoundError: the cloud's folder was removed.
         """
         base = pickle.dumps(replace(world, machines={}), protocol=5)
@@ -125,8 +129,8 @@ class State:
         """Return (not raise) the error for a lost change, and make the next `open` read the whole log again."""
         self._generation = -1  # so that the log is read again
         return Overtaken(
-            f"process {os.getpid()} was stopped while it changed the fake cloud in {self.folder}; "
-            "other processes went on, and the change is lost"
+            f"process {os.getpid()} was stopped while it changed the fake cloud in {self.folder}, so another process "
+            "took its lock away, and the change is lost; repeat the change"
         )
 
     # --- the log ---------------------------------------------------------------------------------------------
@@ -147,11 +151,11 @@ class State:
     def _read(self, generation: int) -> World:
         """Return the world of a generation. Only records that were added to the log since the last call are read.
 
-        If another generation was read before, the whole log is read. If there is no log, a new world is made with
-        `make`; this is not stored yet.
+        If the last call read another generation, the whole log is read. If there is no log, a new world is made with
+        `make`. This world is not stored yet.
 
         Raises:
-            FileNotFoundError: there is no log, and no `make`.
+            FileNotFoundError: there is no log with a complete record, and `make` is None.
         """
         if generation != self._generation:
             self._world = None
@@ -177,7 +181,7 @@ class State:
                 raise
         if self._world is None:
             if self._make is None:
-                raise FileNotFoundError(self._log(generation))
+                raise FileNotFoundError(f"the file {self._log(generation)} of a fake cloud holds no complete record")
             self._world = self._make()
         return self._world
 
@@ -185,7 +189,7 @@ class State:
         """Yield the complete records of a log from its current position on. An incomplete record at the end is ignored.
 
         Each record is a tuple: the pickled `World` without its machines (bytes), and a list of the machines that
-        changed. The position up to which the log was read is noted in `_end`.
+        changed. The position after the last complete record is noted in `_end`.
         """
         while len(size := log.read(_SIZE.size)) == _SIZE.size:
             length = _SIZE.unpack(size)[0]
@@ -197,11 +201,11 @@ class State:
             yield pickle.loads(record)
 
     def _note(self, base: bytes, changed: list[Machine]) -> None:
-        """Remember what the log now contains, so that `keep` can find what has changed since.
+        """Note what the log now contains, so that `keep` can later find out what has changed.
 
         Args:
             base: the pickled `World` without its machines, of the last record.
-            changed: the machines of the last record. Marks of other machines are kept.
+            changed: the machines of the last record. The notes on other machines are kept.
         """
         self._base = base
         self._marks.update((each.id, _mark(each)) for each in changed)
@@ -234,8 +238,8 @@ class State:
     def _locked(self) -> Iterator[int]:
         """Return a context manager that holds the lock of the current generation and yields the generation's number.
 
-        Entering it blocks until the lock is free, or until its holder is found stopped. It tries again if the
-        generation changes meanwhile.
+        Entering the block waits until the lock is free, or until the process that holds the lock is found stopped. If
+        another process starts a new generation meanwhile, the lock of that generation is taken.
         """
         while True:
             generation = self._newest()
@@ -253,8 +257,12 @@ class State:
     def _taken(self, lock: TextIO, generation: int) -> bool:
         """Wait for a lock file and take its lock. Return False if its generation is no longer the current one.
 
-        If the lock's holder is found to be stopped (as by SIGSTOP), the next generation is started without it. This is
-        checked about every 0.3 seconds. There is no limit on the time to wait.
+        About every 0.3 seconds, the process that holds the lock is looked at. If that process is stopped (as by
+        SIGSTOP), the next generation is started. There is no limit on the time to wait.
+
+        Args:
+            lock: the open lock file of the generation.
+            generation: the number of the generation.
         """
         pause = 0.001
         suspect_at = time.monotonic() + _SUSPECT
@@ -285,11 +293,16 @@ class State:
         return os.path.samestat(there, os.fstat(lock.fileno())) and self._newest() == generation
 
     def _overtake(self, generation: int) -> None:
-        """Start the next generation without the process that holds the lock, because that process is stopped.
+        """Start the next generation, because the process that holds the lock of this generation is stopped.
 
-        First, a lock file of our own replaces the holder's. The holder looks for its lock file after each write. So it
-        relies only on records that were written before, and these are copied here. Does nothing more if another process
-        was faster.
+        First, a new lock file replaces the lock file of the stopped process. A process looks for its own lock file
+        after each write, and counts the write as lost if the file is not there. So every write that counts was finished
+        before the replacement, and is copied here to the next generation.
+
+        Does nothing more if another process has started the next generation first.
+
+        Args:
+            generation: the number of the generation whose lock is held by the stopped process.
         """
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
         with open(new, "w") as lock:

@@ -1,4 +1,4 @@
-"""Helpers for the tests of `DriverContract`. A `Trial` rents machines for one test, and ends them after it."""
+"""Helpers for the tests of `DriverContract`. A `Trial` rents the machines of one test, and ends them after the test."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from skypool.wire.keys import Keys
 
 T = TypeVar("T")
 ABILITIES = {
-    "count": "() -> int: how many machines the cloud itself knows to be alive, whatever their tags say",
-    "leftovers": "() -> int: how many other things the cloud itself knows, such as key pairs",
-    "stock_out": "(offer, left): from now on at most `left` machines, or slices, of this offer can be alive at once",
-    "refuse": "(kind): the next create fails with this class of skypool.errors; False if the cloud has no such error",
+    "count": "() -> int: return how many machines are alive in the whole cloud, whatever tags they have",
+    "leftovers": "() -> int: return how many other resources, such as key pairs, exist in the whole cloud",
+    "stock_out": "(offer, left): from now on at most `left` machines (or slices) of this offer can be alive at once",
+    "refuse": "(kind): the next create fails with this class of skypool.errors; return False if there is no such error",
     "lose_reply": "(): the next machine is made, and the connection drops before the answer",
     "never_boot": "(): the next machine's boot never ends",
-    "interrupt": "(instance): give notice that the provider takes this machine back",
-    "undying": "(instance, times): so many requests to end this machine have no effect; None means all",
+    "interrupt": "(instance): announce on this machine that the provider takes the machine back",
+    "undying": "(instance, times): the next `times` requests to end this machine have no effect; None means all",
     "kill": "(instance): end this machine without telling the driver",
-    "advance": "(seconds): machines read their lease files, and then the clock moves on without a sign of a client",
+    "advance": "(seconds): machines read their lease files, and then the cloud's clock moves on by so many seconds",
 }
-"""The signature and effect of each method of `control.Control`. A test skipped for lack of a method shows this text."""
+"""The signature and effect of each method of `control.Control`, as the reason of a skipped test shows them."""
 
 
 class OrderTerms(TypedDict, total=False):
-    """The keyword arguments with which a test can change an order (see `Trial.order`). All are optional."""
+    """The keyword arguments of `Trial.order`: values for fields of `Order`. All are optional."""
 
     pool: str
     need: Need
@@ -48,16 +48,16 @@ class OrderTerms(TypedDict, total=False):
 
 @dataclass
 class Trial:
-    """One test's share of a cloud: the driver under test, and the pools (sets of rented machines) that the test uses.
+    """The driver under test with the pools that one test uses, and helpers to rent and end machines.
 
     Args:
         driver: the driver under test.
-        control: an object with any of the methods in `ABILITIES`, with which a test changes the cloud; None for none.
+        control: an object with any of the methods in `ABILITIES`, with which the test changes the cloud; None for none.
         need: the requirements of a machine.
-        patience: seconds within which a machine boots or ends.
-        several: True if one offer may serve for several machines; False if each offer is a single machine.
+        patience: seconds within which a machine must boot or end.
+        several: True if several machines can be rented on one offer; False if each offer is a single machine.
         pools: the names of the pools that the test uses.
-        stubborn: machines that the test made ignore requests to end them. `close` lets them end again.
+        stubborn: machines that the test made ignore requests to end them. `close` makes them accept requests again.
     """
 
     driver: Driver
@@ -68,24 +68,24 @@ class Trial:
     pools: list[str] = field(default_factory=list)
     stubborn: list[Instance] = field(default_factory=list)
 
-    # --- the strings -----------------------------------------------------------------------------------------
+    # --- methods of the control ------------------------------------------------------------------------------
 
     def can(self, *abilities: str) -> None:
-        """Skip the running test if the cloud's control lacks one of these methods. Otherwise do nothing.
+        """Skip the running test if the control lacks one of the given methods. Otherwise do nothing.
 
         Args:
             abilities: names of methods, which are keys of `ABILITIES`.
         """
         for each in abilities:
             if not hasattr(self.control, each):
-                pytest.skip(f"this cloud's control has no {each}{ABILITIES[each]}")
+                pytest.skip(f"the fixture control has no method {each}{ABILITIES[each]}")
 
     def pull(self, ability: str, *arguments: object) -> object:
-        """Call a method of the control and return its result. Skip the test if the control lacks the method.
+        """Call a method of the control and return the result. Skip the test if the control lacks the method.
 
         Args:
             ability: the name of the method, a key of `ABILITIES`.
-            arguments: its arguments.
+            arguments: the arguments for the method.
         """
         self.can(ability)
         done: object = getattr(self.control, ability)(*arguments)
@@ -97,20 +97,20 @@ class Trial:
         The test is skipped if the control lacks the method.
 
         Args:
-            ability: the name of the method, such as "count".
+            ability: the name of the method: "count" or "leftovers".
 
         Raises:
-            AssertionError: the method returned something else than an int.
+            AssertionError: the method did not return an int.
         """
         said = self.pull(ability)
-        assert isinstance(said, int), f"the control's {ability}() returns a number, not {said!r}"
+        assert isinstance(said, int), f"{ability}() of the fixture control must return an int, not {said!r}"
         return said
 
     def count(self) -> int:
         """Return how many machines are alive.
 
-        If the control has the method `count`, that counts the machines of the whole cloud. Otherwise only the machines
-        of this trial's pools are counted, as the driver lists them.
+        If the control has the method `count`, the machines of the whole cloud are counted. Otherwise only the machines
+        that the driver lists for this trial's pools are counted.
         """
         if hasattr(self.control, "count"):
             return self.pull_count("count")
@@ -120,13 +120,13 @@ class Trial:
 
     @cached_property
     def pool(self) -> str:
-        """Return the name of this trial's main pool. It is made up on first use, is unique, and stays the same."""
+        """Return the name of this trial's main pool: a random name that is made on first use and stays the same."""
         return self.another_pool()
 
     def another_pool(self) -> str:
-        """Return a new unique pool name. No pool is started.
+        """Return a new random name for a pool. No pool is started.
 
-        The name is added to `pools`, so that `close` ends the machines of that pool.
+        The name is added to `pools`, so that `close` ends the machines of the pool.
         """
         self.pools.append(f"trial-{secrets.token_hex(4)}")
         return self.pools[-1]
@@ -136,7 +136,7 @@ class Trial:
         """Return the best offer that meets the trial's need.
 
         Raises:
-            AssertionError: there is none.
+            AssertionError: no offer meets the need.
         """
         return self.offers[0]
 
@@ -145,29 +145,29 @@ class Trial:
         """Return all offers that meet the trial's need, best first. The driver is asked only on first use.
 
         Raises:
-            AssertionError: there is none.
+            AssertionError: no offer meets the need.
         """
         return self.plan(self.need)
 
     def plan(self, need: Need) -> tuple[Offer, ...]:
-        """Ask the driver for offers, and return those that meet a need, best first.
+        """Ask the driver for offers, and return the offers that meet a need, best first.
 
         Raises:
-            AssertionError: there is none.
+            AssertionError: no offer meets the need.
         """
         made = rank_offers(list(self.driver.offers(need)), need)
-        assert made.offers, f"{self.driver.name} has no offer that meets the contract's need:\n{made.explain()}"
+        assert made.offers, f"the driver {self.driver.name!r} has no offer for the need of this test:\n{made.explain()}"
         return made.offers
 
     def order(self, *nodes: int, **more: Unpack[OrderTerms]) -> Order:
-        """Return an order for one machine for each of these nodes. Nothing is rented.
+        """Return an order for one machine for each of the given nodes. Nothing is rented.
 
-        Each order gets a new random token, so that it makes machines of its own.
+        Each order gets a new random token, so a launch of the order makes new machines.
 
         Args:
-            nodes: the numbers of the nodes; none means node 0.
-            more: fields of `Order` that differ from the defaults. These are this trial's main pool, the trial's need,
-                and machines that are needed for 600 seconds.
+            nodes: the numbers of the nodes; no arguments means node 0.
+            more: values of fields of `Order` (see `OrderTerms`). By default, the order is for this trial's main pool
+                and need, and its machines are needed for 600 seconds from now.
         """
         order = Order(
             pool=more.get("pool") or self.pool,
@@ -181,12 +181,12 @@ class Trial:
     def launch(self, order: Order) -> list[Instance]:
         """Launch an order on the best offer, and return the machines. They may still be booting.
 
-        If each offer is a single machine (`several` is False), the next offers supply the remaining nodes. If `several`
-        is True, only the best offer is used, and fewer machines may be returned.
+        If `several` is True, only the best offer is used, and fewer machines than nodes may be returned. If `several`
+        is False, the offers are used one after the other, until there is a machine for each node.
 
         Raises:
-            CapacityError, OfferGone: the best offer is out of stock; without `several`, the last offer is. Machines
-                that were launched before are not ended.
+            CapacityError, OfferGone: the best offer is out of stock. If `several` is False: nodes lack a machine, and
+                the last offer is out of stock. Machines that were launched before are not ended.
         """
         launched = list[Instance]()
         left = order.nodes
@@ -202,20 +202,20 @@ class Trial:
         return launched
 
     def instances(self) -> list[Instance]:
-        """Return the live machines of all of this trial's pools, as the driver lists them. Empty if there are none."""
+        """Return the machines that the driver lists for this trial's pools. Empty if there are none."""
         return [each for pool in self.pools for each in self.driver.instances(pool=pool)]
 
     # --- waiting ---------------------------------------------------------------------------------------------
 
     def eventually(self, check: Callable[[], object], what: str) -> None:
-        """Wait until a check returns something true. Blocks.
+        """Wait until a function returns a true value.
 
         Args:
-            check: called at once, and then about every 0.05 seconds.
-            what: a noun phrase for the error message.
+            check: the function. It is called at once, and then about every 0.05 seconds.
+            what: a noun phrase that names what is waited for, to begin the error message.
 
         Raises:
-            AssertionError: it did not become true within `patience` seconds.
+            AssertionError: the function returned no true value within `patience` seconds.
         """
         until = time.monotonic() + self.patience
         while not check():
@@ -223,9 +223,9 @@ class Trial:
             time.sleep(0.05)
 
     def reach(self, instance: Instance) -> Access:
-        """Wait until commands can be run on a machine, and return the machine's `Access`. Blocks.
+        """Wait until commands can be run on a machine, and return the machine's `Access`.
 
-        Errors of the driver and of the connection are tried again, because the machine may still be booting.
+        After an error of the driver or of the connection, the attempt is repeated, because the machine may still boot.
 
         Raises:
             AssertionError: no command ran within `patience` seconds.
@@ -237,21 +237,25 @@ class Trial:
                 access = self.driver.access(instance)
                 if (done := self.run(access, ["true"])).returncode == 0:
                     return access
-                assert time.monotonic() < until, f"no command ran on {instance.id}: {done.stderr}"
-            assert time.monotonic() < until, f"{instance.id} could not be reached within {self.patience:g} s"
+                assert time.monotonic() < until, (
+                    f"no command ran on the machine {instance.id} within {self.patience:g} s: {done.stderr}"
+                )
+            assert time.monotonic() < until, (
+                f"the machine {instance.id} could not be reached within {self.patience:g} s"
+            )
             time.sleep(0.05)
 
     def run(self, access: Access, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run a command on a machine, wait for its end, and return its exit status, stdout and stderr as text.
 
-        A command that fails does not raise: look at `returncode`. Its stdin is empty.
+        If the command fails, nothing is raised: look at `returncode`. The command's stdin is empty.
 
         Args:
             access: how to reach the machine.
             command: the program and its arguments.
 
         Raises:
-            subprocess.TimeoutExpired: it takes longer than `patience` seconds.
+            subprocess.TimeoutExpired: the command takes longer than `patience` seconds.
         """
         argv = access.transport.argv(command)
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=self.patience)
@@ -259,7 +263,7 @@ class Trial:
     def at_once(self, *works: Callable[[], T]) -> list[T]:
         """Call all functions at the same time, each in its own thread, and return their results in the given order.
 
-        Blocks until all functions have ended, also if one raises.
+        This method waits until all functions have ended, also if one of them raises.
 
         Args:
             works: the functions, at least one.
@@ -270,12 +274,12 @@ class Trial:
         with ThreadPoolExecutor(len(works)) as threads:
             return [future.result() for future in [threads.submit(work) for work in works]]
 
-    # --- the end ---------------------------------------------------------------------------------------------
+    # --- the end of a test -----------------------------------------------------------------------------------
 
     def leftovers(self) -> list[Leftover]:
-        """Return other resources than machines, such as key pairs, that the driver lists for this trial's pools.
+        """Return the resources other than machines, such as key pairs, that the driver lists for this trial's pools.
 
-        The list is empty if there are none, or if the driver never makes such resources.
+        The list is empty if there are none, or if the driver has no method `leftovers`.
         """
         driver = self.driver
         return (
@@ -283,9 +287,10 @@ class Trial:
         )
 
     def close(self) -> None:
-        """End all machines of this trial's pools, and remove their other resources and their local keys. Blocks.
+        """End all machines of this trial's pools, and remove the pools' other resources and local keys.
 
-        Machines in `stubborn`, which ignore requests to end them, are first made to end again.
+        Machines in `stubborn`, which ignore requests to end them, are first made to accept requests again. This method
+        waits until the machines have ended.
 
         Raises:
             AssertionError: machines were still alive after `patience` seconds.
@@ -296,7 +301,9 @@ class Trial:
         while left := self.instances():
             with contextlib.suppress(StillRunning):
                 self.driver.terminate(left)
-            assert time.monotonic() < until, f"{self.driver.name} did not end machines of the test: {left}"
+            assert time.monotonic() < until, (
+                f"the driver {self.driver.name!r} did not end these machines within {self.patience:g} s: {left}"
+            )
         if isinstance(self.driver, Tidies):
             self.driver.tidy(self.leftovers())
         for pool in self.pools:

@@ -1,7 +1,7 @@
-"""The state of a fake cloud as plain data: its stock, its machines, and the failures that tests prepared.
+"""The classes of a fake cloud's stored state: its stock, its machines, and the failures that tests prepared.
 
-`World` is the whole state. It has records of the types `Stock`, `Machine`, `Thing` (other resources), `Rule` (failures
-of calls) and `Flaw` (defects of machines). `USUAL` is the default stock.
+`World` is the whole state. It contains objects of the types `Stock` (what is sold), `Machine`, `Thing` (a key pair or
+security group), `Rule` (a failure of calls) and `Flaw` (a defect of a machine). `USUAL` is the default stock.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ class Stock:
     """One kind of machine that a fake cloud sells in one zone on one market.
 
     Args:
-        instance_type: the cloud's name for the kind.
+        instance_type: the cloud's name for this kind of machine.
         usd_per_hour: the price in USD per hour of one machine, or of one whole slice (several hosts that are sold
             together).
         accelerator: the accelerators of one machine or slice, such as "H100:8"; None for none.
-        region: the region in which it is sold.
-        zone: the zone in which it is sold.
-        market: the market on which it is sold: "on-demand" or "spot".
+        region: the region in which the machines are sold.
+        zone: the zone in which the machines are sold.
+        market: the market on which the machines are sold: "on-demand" or "spot".
         capacity: how many machines (or slices) can be alive at once; None for any number.
-        quota: the name of the account's limit that it counts toward (see `FakeCloudControl.limit`); "" for none.
+        quota: the name of the account's limit toward which the machines count (see `FakeCloudControl.limit`); "" for
+            none.
         vcpus: the number of virtual processors of each machine.
         memory_gib: memory of each machine in GiB.
         disk_gib: disk of each machine in GiB.
         arch: the processor architecture: "x86_64" or "arm64".
-        hosts: how many machines one purchase yields, as a slice. None derives it from the accelerator: 2 for "v5p-16".
+        hosts: how many machines one purchase yields. If the number is more than 1, the machines form a slice. None: the
+            number follows from the accelerator, such as 2 for "v5p-16".
         least_billed: the shortest time that is billed, in seconds.
 
     Raises:
@@ -75,7 +77,7 @@ class Stock:
 
     @property
     def size(self) -> int:
-        """Return how many machines one purchase yields: the number of hosts of a slice, or 1 for a single machine."""
+        """Return how many machines one purchase yields: the number of hosts of a slice, or 1 if no slice is sold."""
         return self.hosts or 1
 
     @property
@@ -115,29 +117,30 @@ class Machine:
 
     Attributes:
         id: the machine's name.
-        pool: the name of the pool (a user's set of machines) that rented it.
-        node: its number in the pool.
-        token: the idempotency token of the request that made it.
-        stock: the kind of machine as which it was bought.
-        until: the time in its tag until which the pool needs it; None for no such tag.
-        born: when it was created.
-        lease: seconds without a sign of life from its client after which it ends itself.
-        lifetime: seconds after `born` at which it ends in any case; None for never.
+        pool: the name of the pool (a user's set of machines) that rented the machine.
+        node: the number of the pool's node that the machine is.
+        token: the idempotency token of the request that made the machine.
+        stock: the kind of machine that was bought.
+        until: the time until which the pool needs the machine, from the machine's tag; None for no such tag.
+        born: when the machine was created.
+        lease: seconds without a sign of life from the client after which the machine ends itself.
+        lifetime: seconds after `born` at which the machine ends in any case; None for never.
         folder: the folder on this computer that stands for the machine.
-        boots_at: when its boot ends; None for never.
-        state: its state, as the API reports it.
-        deaf: True if it never accepts connections, although it runs.
-        has: the accelerator that is really in it; None for none.
-        granted: when its lease ends.
-        said: the last text that the cloud read from its lease file, in which the client renews the lease.
-        taken_at: when the cloud takes it back; infinite if that is not announced.
-        undying: how many more requests to end it have no effect; None for all.
-        ended_at: when it ended; None while it is alive.
-        tagged: False if it has no tags, so that clients cannot find it.
-        slice: the name of the slice that it is a host of; "" for none.
-        owner: the owner tag of the client that made it: "user@host".
-        ran_at: when its boot ended; None if it has not ended yet.
-        tags: the tags that a client of `HttpCloud` wrote on it.
+        boots_at: when the machine's boot is to end; None for never.
+        state: the machine's state, as the API reports it.
+        deaf: True if the machine never accepts connections, although it runs.
+        has: the accelerator that is really in the machine; None for none.
+        granted: when the machine's lease ends.
+        said: the last text that the cloud read from the machine's lease file, in which the client renews the lease. ""
+            if nothing was read yet.
+        taken_at: when the cloud takes the machine back; infinite if that is not announced.
+        undying: how many more requests to end the machine have no effect; None for all.
+        ended_at: when the machine ended; None while it is alive.
+        tagged: False if the machine has no tags, so that clients cannot find it.
+        slice: the name of the slice that the machine is a host of; "" for none.
+        owner: the owner tag of the client that made the machine: "user@host".
+        ran_at: when the machine's boot ended; None if the machine still boots, or ended before.
+        tags: the tags that a client of `HttpCloud` wrote on the machine.
     """
 
     id: str
@@ -167,20 +170,20 @@ class Machine:
 
     @property
     def lives(self) -> bool:
-        """Return True if the machine has not ended. A machine that boots or is about to end is alive, too."""
+        """Return True if the machine has not ended. A machine that still boots or is about to end counts as alive."""
         return self.state != "ended"
 
 
 @dataclass(slots=True)
 class Thing:
-    """A key pair or a security group of a pool. It remains after the pool's machines unless the driver removes it.
+    """A key pair or a security group of a pool. It outlives the pool's machines, until the driver removes it.
 
     Attributes:
         kind: "key-pair" or "security-group".
-        id: its name.
-        pool: the name of the pool that it was made for.
-        until: the time in its tag until which the pool needs it; None for no such tag.
-        owner: the owner tag of the client that made it: "user@host".
+        id: the name of the resource.
+        pool: the name of the pool for which the resource was made.
+        until: the time until which the pool needs the resource, from the resource's tag; None for no such tag.
+        owner: the owner tag of the client that made the resource: "user@host".
     """
 
     kind: str
@@ -195,12 +198,13 @@ class Rule:
     """A failure or delay that a test has prepared for the next matching calls of a fake cloud.
 
     Attributes:
-        call: the name of the calls that it affects, one of `control.CALLS`; "" for any.
-        error: the error to raise, or the class of one; None for no error.
-        when: "before" raises the error before the call takes effect, "after" raises it afterwards.
+        call: the name of the calls that the rule affects, one of `control.CALLS`; "" for any call.
+        error: the exception to raise, or a class of exceptions; None for no error.
+        when: "before" raises the error before the call takes effect, "after" raises the error afterwards.
         times: how many more calls are affected; None for all.
-        delay: seconds by which the calls take longer.
-        place: instance type, zone and market to which the rule is limited. "" matches any.
+        delay: seconds by which each call takes longer.
+        place: instance type, zone and market to which the rule is limited; "" matches any. If one is not "", only calls
+            that create machines match.
     """
 
     call: str
@@ -217,9 +221,9 @@ class Flaw:
 
     Attributes:
         boots: seconds that the machine's boot takes; None for a boot that never ends.
-        deaf: True if it never accepts connections, although it runs.
-        undying: how many requests to end it have no effect; None for all.
-        has: the accelerator that is really in it, if `swapped` is True; None for none.
+        deaf: True if the machine never accepts connections, although it runs.
+        undying: how many requests to end the machine have no effect; None for all.
+        has: the accelerator that is really in the machine, if `swapped` is True; None for none.
         swapped: True if the machine contains `has` instead of the accelerator that was bought.
     """
 
@@ -235,22 +239,24 @@ class World:
     """The whole state of a fake cloud.
 
     Attributes:
-        folder: the folder of the cloud.
-        stock: what it sells.
-        key: the right API key; "" accepts any.
-        real: True if machines are processes here; False if they exist by name only.
+        folder: the folder in which the cloud's state is stored.
+        stock: what the cloud sells.
+        key: the API key that clients must send; "" accepts any key.
+        real: True if machines are processes on this computer; False if they are mere records, which run nothing.
         ends_itself: True if machines end when their lease is over.
-        billing: the moment from which a machine is billed: its "create", or when it is "running".
+        billing: the moment from which a machine is billed: "create" (its creation) or "running" (the end of its boot).
         offset: seconds by which the cloud's clock is ahead of this computer's.
-        machines: all machines by id, ended ones included.
+        machines: all machines by id. Machines that have ended are included.
         things: key pairs and security groups, by (kind, name).
         rules: failures and delays of the next calls, oldest first.
-        flaws: defects of the next machines: the first entry is for the next machine.
-        capacity: how many of a stock can be alive at once, by `Stock.place`. It overrides `Stock.capacity`.
-        limits: the account's limits: the maximum number of live machines, by quota.
-        kills: keys (number of a call, "before" or "after"): the client that makes this call is killed then.
+        flaws: defects of the next machines. The first entry is for the next machine.
+        capacity: how many machines (or slices) of a stock can be alive at once, by `Stock.place`. An entry overrides
+            `Stock.capacity`.
+        limits: the account's limits: the maximum number of live machines, by the name of the quota.
+        kills: the calls whose client is killed. Each key is the call's number, and "before" or "after" the call takes
+            effect.
         calls: how many calls the cloud has received.
-        made: how many machines it has made.
+        made: how many machines the cloud has made.
     """
 
     folder: str
@@ -276,16 +282,17 @@ class World:
         return time.time() + self.offset
 
     def alive(self) -> list[Machine]:
-        """Return the machines that have not ended, in the order of their creation.
+        """Return the machines that have not ended, in the order of their creation. Empty if there are none.
 
-        They may be starting, running or ending.
+        The machines may be starting, running or ending.
         """
         return [each for each in self.machines.values() if each.lives]
 
     def together(self, one: Machine) -> list[Machine]:
-        """Return the live machines that end together with a machine: all hosts of its slice, or itself alone.
+        """Return the live machines that end together with a given machine.
 
-        Returns an empty list if none of them is alive.
+        These are the live hosts of the machine's slice, or the machine alone if it is no host of a slice. The list is
+        empty if none of them is alive.
         """
         if not one.slice:
             return [one] if one.lives else []
@@ -294,8 +301,8 @@ class World:
     def settle(self, machines: Iterable[Machine] | None = None) -> None:
         """Bring machines up to date: apply boots, ends of leases and lifetimes, and interruptions that are due by now.
 
-        Each machine's lease file is read first, so that a renewal by its client counts. A lease or lifetime that is
-        over ends a machine only if `ends_itself` is True. The end is recorded at the time at which it was due.
+        Each machine's lease file is read first, so that a renewal by the client counts. A lease or lifetime that is
+        over ends a machine only if `ends_itself` is True. The end is recorded with the time at which it was due.
 
         Args:
             machines: the machines to look at; None means all that are alive.
@@ -315,14 +322,15 @@ class World:
     def end(self, each: Machine, at: float | None = None) -> None:
         """End a machine: kill its processes, remove its folder, and record the end.
 
-        Other hosts of its slice stay alive.
+        Other hosts of the machine's slice stay alive.
 
         Args:
             each: the machine. Its state becomes "ended".
-            at: the time to record as its end, in seconds since 1970 on the cloud's clock; None means now.
+            at: the time to record as the end, in seconds since 1970 on the cloud's clock; None means now.
 
         Raises:
-            RuntimeError: its processes survived SIGKILL for 10 seconds. The machine is then not recorded as ended.
+            RuntimeError: processes of the machine survived SIGKILL for 10 seconds. The machine is then not recorded as
+                ended.
         """
         if self.real:
             machine.terminate(each.folder)
@@ -340,7 +348,7 @@ class World:
         Args:
             event: the kind of event, such as "made", "running", "ended" or "price".
             each: the machine.
-            at: when it happened, in seconds since 1970 on the cloud's clock.
+            at: the time of the event, in seconds since 1970 on the cloud's clock.
             more: further fields of the JSON object.
         """
         line = {"event": event, "at": at, "machine": each.id, "pool": each.pool, **more}
@@ -350,9 +358,9 @@ class World:
     def _hear(self, each: Machine) -> None:
         """Read a machine's lease file, and compute the new end of its lease if the file's text has changed.
 
-        A client renews the lease by writing "SERIAL SECONDS" there. The lease then ends that many seconds after the
-        text was written, but after at most `lease` seconds, and never beyond the machine's `lifetime`. Does nothing if
-        the file is missing, empty or malformed, or has the same text as at the last call.
+        A client renews the lease by writing a serial number and a number of seconds there. The lease then ends that
+        many seconds after the text was written, but after at most `lease` seconds, and never beyond the machine's
+        `lifetime`. Does nothing if the file is missing, empty or malformed, or has the same text as at the last call.
         """
         said = machine.heard(each.folder)
         if said is None or said.text == each.said:

@@ -22,7 +22,7 @@ class Acme:
     """A driver that rents machines from Acme.
 
     Args:
-        url: base address of the API. None means $ACME_URL, or Acme's own address if that is not set.
+        url: the base address of the API. None means $ACME_URL, or Acme's own address if that is not set.
         api_key: the API key. None means $ACME_API_KEY.
     """
 
@@ -31,27 +31,33 @@ class Acme:
     name: ClassVar[str] = "acme"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, private_network=True, spot=True)
 
-    # Acme deletes a machine within a few seconds. If it exists after this many, `terminate` raises StillRunning.
+    # Acme deletes a machine within a few seconds. `terminate` raises StillRunning after this many seconds.
     ending: ClassVar[float] = 60.0
 
     def _api(self) -> Rest:
+        """Return a client of Acme's API with this driver's settings."""
         return _api.account(self.url, self.api_key)
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return an offer for everything sold on the need's markets. The caller filters and ranks the offers."""
+        """Return all offers on the need's markets. The caller filters the offers by the rest of the need."""
         sold = self._api().ask("GET", "/types", what="the list of types")
         return [_catalog.offer(each) for each in sold if each["market"] in need.markets]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the live machines of this user's pools, or of one pool, found by their tags."""
+        """Return the live machines whose tags name this user and the pool. None means all pools of this user."""
         return [_catalog.instance(each) for each in self._machines() if tags.ours(each["tags"], pool)]
 
     def _machines(self) -> list[dict[str, Any]]:
+        """Return Acme's list of the account's live machines, as JSON objects."""
         machines: list[dict[str, Any]] = self._api().ask("GET", "/machines", what="the list of machines")
         return machines
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Delete machines, and wait until Acme no longer lists them; raise StillRunning if it still does."""
+        """Delete machines, and wait until Acme no longer lists them.
+
+        Raises:
+            StillRunning: Acme still lists machines after `ending` seconds.
+        """
         ssh_machine.terminate_and_wait(
             instances,
             self._delete,
@@ -60,11 +66,11 @@ class Acme:
         )
 
     def _delete(self, id: str) -> None:
-        """Ask Acme to end a machine. Does not raise if the machine no longer exists."""
+        """Ask Acme to end a machine. Do nothing if the machine no longer exists."""
         quietly(lambda: self._api().ask("DELETE", f"/machines/{id}", what=f"the end of {id}"), "NotFound")
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Make a machine for each node, one request each. The same token and node return the same machine."""
+        """Make a machine for each node, with one request for each. The same token and node give the same machine."""
         launched: list[Instance] = []
         for node in order.nodes:
             order.asking(node)
@@ -82,7 +88,7 @@ class Acme:
         return launched
 
     def _create(self, offer: Offer, order: Order) -> Instance:
-        """Make one machine. Its token makes it safe to repeat the request after a lost answer."""
+        """Make one machine. The request has a token, so repeating the request makes no second machine."""
         asked = {
             "type": offer.instance_type,
             "zone": offer.zone,
@@ -96,7 +102,7 @@ class Acme:
         return replace(_catalog.instance(made), offer=offer)
 
     def access(self, instance: Instance) -> Access:
-        """Return how to run commands on a machine, and the paths on it."""
+        """Return how to run commands on a machine, and the paths of folders and files there."""
         machine = self._api().ask("GET", f"/machines/{instance.id}", what=f"a way to {instance.id}")
         folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
         return Access(

@@ -12,7 +12,7 @@ from skypool.model import Instance, Offer
 
 
 def offer(sold: Mapping[str, Any]) -> Offer:
-    """Return an entry of Acme's list of types as an offer."""
+    """Return the offer for an entry of Acme's list of types."""
     gpu = sold["gpu"]
     return Offer(
         provider="acme",
@@ -35,6 +35,6 @@ _STATES: Mapping[str, Any] = {"booting": "starting", "active": "running", "delet
 
 
 def instance(machine: Mapping[str, Any]) -> Instance:
-    """Return an entry of Acme's list of machines as an instance. Pool, node and token are read from its tags."""
+    """Return the instance for an entry of Acme's list of machines. Pool, node and token are read from the tags."""
     found = tags.instance("acme", machine["id"], machine["tags"], 0, _STATES[machine["state"]], {})
     return replace(found, billed_from=machine["billed_from"])

@@ -1,4 +1,4 @@
-"""Tests that the driver keeps skypool's contract, against a fake cloud on this computer."""
+"""The tests that every driver of skypool must pass, run with this driver and a fake cloud on this computer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TestAcme(DriverContract):
 
     @pytest.fixture
     def cloud(self, tmp_path: Path) -> Iterator[HttpCloud]:
-        """Yield a new cloud for each test, and check that the test left nothing in it."""
+        """Yield a new fake cloud for each test, and check that the test left nothing there."""
         with HttpCloud(tmp_path / "cloud", key=KEY) as cloud:
             yield cloud
             assert cloud.control.alive() == []
