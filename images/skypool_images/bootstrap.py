@@ -55,8 +55,8 @@ def steps(spec: Spec, node: Target) -> list[Step]:
     minor = client if spec.python == "auto" else spec.python
     if minor != client:
         raise ImageError(
-            f"this image asks for Python {minor}, and the client has {client}: use python='auto', or run the client "
-            f"with Python {minor}"
+            f"this image asks for Python {minor}, and the client has {client}, but both must be the same: use "
+            f"python='auto', or run the client with Python {minor}"
         )
     accelerator, packages = _accelerator(spec, node, minor)
     wanted = requirements.wanted(spec, packages, minor)

@@ -73,7 +73,7 @@ def from_toml(text: str) -> dict[str, Any]:
     try:
         return _unpacked(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ImageError(f"this image is not valid TOML: {error}") from error
+        raise ImageError(f"the text of this image is not valid TOML: {error}") from error
 
 
 def from_json(text: str) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def from_json(text: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ImageError(f"this image is not valid JSON: {error}") from error
+        raise ImageError(f"the text of this image is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ImageError(f'an image in JSON must be an object such as {{"pip": ["numpy"]}}, not {fields!r}')
     return _unpacked(fields)

@@ -379,8 +379,9 @@ class Image:
         missing = [name for name in self.spec.secrets if name not in given and name not in os.environ]
         if missing:
             raise ImageError(
-                f"secrets asks for {' and '.join('$' + name for name in missing)}, which is not set in this process; "
-                f"export it, or give its value: secrets={{{missing[0]!r}: …}}"
+                f"secrets asks for {' and '.join('$' + name for name in missing)}, which this process does "
+                f"not have in its environment; export each variable, or give its value directly: "
+                f"secrets={{{missing[0]!r}: …}}"
             )
         return {name: given[name] if name in given else os.environ[name] for name in self.spec.secrets}
 
@@ -476,7 +477,7 @@ def _checked(fields: Mapping[str, Any]) -> Spec:
     for name in fields:
         if name not in known:
             words = {**dict(zip(known, known, strict=True)), **_OTHER_WORDS}
-            raise ImageError(f"Image has no field {name!r}{nearest(name, words)} (it has {', '.join(known)})")
+            raise ImageError(f"Image has no field {name!r}{nearest(name, words)} (the fields are {', '.join(known)})")
     get = fields.get
     names, given = spec.secrets_asked(get("secrets", ()))
     mirror = get("mirror_local", False)

@@ -187,7 +187,7 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
             )
         if not found:
             raise ImageError(
-                f"include: {pattern!r} matches no file to send in {folder.resolve()}; correct or remove it"
+                f"include: {pattern!r} matches no file to send in {folder.resolve()}; correct or remove this pattern"
             )
     for place, source in spec.files:
         if isinstance(source, bytes):
@@ -223,7 +223,9 @@ def _readable(path: Path, field: str) -> Path:
     """
     try:
         if not path.is_file() and path.exists():
-            raise ImageError(f"{field}: {path} is neither a file nor a folder; name one of these")
+            raise ImageError(
+                f"{field}: {path} is neither a regular file nor a folder, so it cannot be sent; name another path"
+            )
         with open(path, "rb"):
             return path
     except OSError as error:

@@ -182,16 +182,18 @@ def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
     listed = _toml(text, f"pyproject: {path}")
     project = listed.get("project", {})
     if not isinstance(project, dict) or "name" not in project:
-        raise ImageError(f"pyproject: {path} has no [project] with a name: list the dependencies there, or use pip=")
+        raise ImageError(
+            f"pyproject: {path} has no table [project] with a name: add one that lists the dependencies, or use pip="
+        )
     if "dependencies" in project.get("dynamic", ()) and not lock:
         raise ImageError(
-            f"pyproject: the dependencies of {path} are dynamic, and a node does not build the project to find them: "
-            f"list them in [project], lock them with `uv lock`, or give requirements="
+            f"pyproject: the dependencies of {path} are dynamic, and a node does not build the project to find them; "
+            f"list the dependencies in [project], lock them with `uv lock`, or use requirements="
         )
     if not admits(str(project.get("requires-python", "")), minor):
         raise ImageError(
-            f"pyproject: {path} requires Python {project['requires-python']}, but nodes run Python {minor}; "
-            "use a Python version that both allow"
+            f"pyproject: {path} requires Python {project['requires-python']}, but nodes run the client's "
+            f"Python {minor}; change requires-python, or run the client with another Python"
         )
     _elsewhere(path, project, listed.get("tool", {}).get("uv", {}).get("sources", {}))
     return text, lock
@@ -214,8 +216,9 @@ def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any
         source = by_name.get(name, {})
         if isinstance(source, Mapping) and ("path" in source or source.get("workspace")):
             raise ImageError(
-                f"pyproject: {path} takes {name} from this machine ([tool.uv.sources]), but only that file is sent; "
-                f"list the dependencies of it and of {name} in pip=. Your own modules are sent with calls that use them"
+                f"pyproject: {path} takes {name} from this machine ([tool.uv.sources]), but the files of {name} "
+                "are not sent. Instead of pyproject=, list the dependencies of both projects in pip=. Your own "
+                "modules are sent with the calls that use them"
             )
 
 
@@ -231,8 +234,9 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
         locked = package.get("source", {}).get("registry")
         if url is not None and url.rstrip("/") != str(locked).rstrip("/"):
             raise ImageError(
-                f"pip_indexes takes {package['name']} from {url}, and uv.lock from {locked or 'elsewhere'}: leave it "
-                f"out of pip_indexes, or name its index in [tool.uv.sources] and run `uv lock`"
+                f"pip_indexes takes {package['name']} from {url}, and uv.lock from {locked or 'no index'}: "
+                f"either leave {package['name']} out of pip_indexes, or name its index in "
+                "[tool.uv.sources] and run `uv lock`"
             )
 
 
@@ -300,7 +304,9 @@ def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
         elif option in (*_OPTIONS, *_MORE_OPTIONS):
             yield "requirement", _option(line, option, value, f"requirements: {path}, line {number}")
         elif line.startswith("-"):
-            raise ImageError(f"requirements: {path}, line {number}: {line!r} does not work on a node; remove it")
+            raise ImageError(
+                f"requirements: {path}, line {number}: nodes do not support the option {line!r}; remove this line"
+            )
         else:
             yield "requirement", _line(line, f"requirements: {path}, line {number}")
 

@@ -165,7 +165,8 @@ def requirement(name: str, value: str) -> str:
     """
     if value.startswith("-"):
         raise ImageError(
-            f"{name} takes requirements, not options of pip: {value!r}; write options into a file for requirements="
+            f"{name} takes requirements, not options of pip: {value!r}; write options into a requirements.txt and pass "
+            "its path as requirements="
         )
     is_file = "://" not in value and value.partition(";")[0].strip().endswith((".whl", ".tar.gz", ".zip"))
     if is_file or value.startswith((".", "/", "~", "file:")) or "@ file:" in value:
@@ -209,8 +210,8 @@ def public(name: str, url: str) -> str:
     parts = urlsplit(url.partition("@")[2].strip() if not _URL.match(url) else url)
     if parts.password and not parts.password.startswith("${"):
         raise ImageError(
-            f"{name}: an image must not contain a password; take the one for {parts.hostname} from secrets=, "
-            "as in ${TOKEN}"
+            f"{name}: the URL of {parts.hostname} contains a password, which everybody who reads the image would see; "
+            "write a variable such as ${TOKEN} in its place, and add its name to secrets="
         )
     return url
 
@@ -223,12 +224,14 @@ def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """
     such_as = "{'https://download.pytorch.org/whl/cu128': ['torch']}"
     if not isinstance(value, Mapping):
-        raise ImageError(f"pip_indexes must map the URL of an index to packages to take from it, such as {such_as}")
+        raise ImageError(
+            f"pip_indexes must map the URL of an index to the packages to take from there, such as {such_as}"
+        )
     seen: dict[str, str] = {}
     rows = []
     for url, names in value.items():
         if not isinstance(url, str) or not _URL.match(url):
-            raise ImageError(f"pip_indexes must have URLs of indexes as keys, not {url!r}: {such_as}")
+            raise ImageError(f"pip_indexes must have URLs of indexes as keys, such as {such_as}, not {url!r}")
         packages = tuple(requirement("pip_indexes", each) for each in once(f"pip_indexes[{url!r}]", names, "'torch'"))
         for each in packages:
             other = seen.setdefault(distribution(each), url)
@@ -249,7 +252,7 @@ def packages_asked(value: object) -> tuple[str, ...]:
         if not _PACKAGE.fullmatch(each):
             words = each.split()
             several = f"; did you mean {words}?" if len(words) > 1 else ""
-            several = several or ("; apt would remove a package with '-' after it" if each.endswith("-") else "")
+            several = several or ("; apt would remove a package whose name ends with '-'" if each.endswith("-") else "")
             raise ImageError(
                 f"apt: {each!r} is not a Debian package such as 'git' or 'git=1:2.39.5-0+deb12u2'{several}"
             )
@@ -312,7 +315,7 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
     """
     such_as = "{'data/words.txt': 'words.txt', '~/.netrc': b'…'}"
     if not isinstance(value, Mapping):
-        raise ImageError(f"files must map places on the node to local paths or bytes: {such_as}, not {value!r}")
+        raise ImageError(f"files must map places on the node to local paths or bytes, such as {such_as}, not {value!r}")
     rows: list[tuple[str, str | bytes]] = []
     for target, source in value.items():
         target = text("files", os.fspath(target) if isinstance(target, os.PathLike) else target, such_as)

@@ -99,12 +99,17 @@ class Container:
 
     def _check_words(self) -> None:
         if isinstance(self.options, str):
-            raise UsageError(f"options must be a list of words; write options={shlex.split(self.options)!r}")
+            raise UsageError(
+                f"options must be a list of words, not one text; write options={shlex.split(self.options)!r}"
+            )
         if not _are_words(self.options):
             raise UsageError(f"options must be a list of words such as ['--ipc=host'], not {self.options!r}")
         runtime = [self.runtime or "docker"] if isinstance(self.runtime, (str, type(None))) else self.runtime
         if not _are_words(runtime):
-            raise UsageError(f"runtime must be a list of words such as ['podman'], not {runtime!r}")
+            raise UsageError(
+                f"runtime must be a program such as 'podman' or a list of words such as ['podman', "
+                f"'--remote'], not {runtime!r}"
+            )
         for name in ("image", "network", "user"):
             word = getattr(self, name)
             if word is not None and (not isinstance(word, str) or not _WORD.fullmatch(word)):
@@ -238,14 +243,16 @@ class Container:
                 there = self._ids(program)
             except SkypoolError as e:
                 raise StillRunning(
-                    f"{_names(left)} may still run, because `rm -f` did not confirm that they ended: {e}; "
-                    "remove them yourself, or try again",
+                    f"{_names(left)} may still run, because `{shlex.join(program)} rm -f` did not confirm "
+                    f"their end: {e}. Try again, or remove the containers by hand",
                     left,
                 ) from e
             left = [each for each in left if each.id in there]
             if left and time.monotonic() > until:
                 raise StillRunning(
-                    f"{_names(left)} still exist after `rm -f`, which said {said!r}; remove them yourself", left
+                    f"{_names(left)} still exist {_PATIENCE:g} s after `{shlex.join(program)} rm -f`, which printed "
+                    f"{said!r}; remove the containers by hand",
+                    left,
                 )
 
     # --- the program -----------------------------------------------------------------------------------------
@@ -361,7 +368,7 @@ class Container:
         if len(free) < self.gpus:
             raise CapacityError(
                 f"a container needs {self.gpus} GPUs, but only {len(free)} of this machine's {len(fit)} GPUs "
-                "are free; ask for fewer, or wait for other containers to end",
+                "are free; set a smaller gpus=, or wait until other containers end",
                 provider=self.name,
             )
         return free[: self.gpus]
@@ -424,10 +431,12 @@ def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[st
     try:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience)
     except FileNotFoundError as e:
-        raise UsageError(f"the program {argv[0]} is not installed here: install Docker or podman") from e
+        raise UsageError(
+            f"the program {argv[0]} is not installed here: install Docker or podman, or set runtime="
+        ) from e
     except subprocess.TimeoutExpired as e:
         raise ProviderError(
-            f"`{shlex.join(argv[:2])}` did not end within {patience:g} s; check that the container service "
+            f"`{shlex.join(argv[:2])}` did not end within {patience:g} s; check that the service of {argv[0]} "
             "runs, and try again",
             provider="container",
         ) from e
@@ -437,23 +446,23 @@ def _names(instances: Sequence[Instance]) -> str:
     return f"containers {', '.join(each.id[:12] for each in instances)}"
 
 
-_NO_DAEMON = "the daemon is not running: `sudo systemctl start docker`, or set DOCKER_HOST"
+_NO_DAEMON = "the daemon is not running: `sudo systemctl start docker`, or set DOCKER_HOST to the address of another"
 _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
     (r"permission denied.*(socket|sock)", AccessError,
-     "no permission for the daemon's socket: run `sudo usermod -aG docker $USER` and log in again, or use podman"),
+     "you may not use the daemon's socket: run `sudo usermod -aG docker $USER` and log in again, or use podman"),
     (r"Cannot connect to the Docker daemon at unix:", UsageError, _NO_DAEMON),  # not set up: `gc` goes on without it
     (r"Cannot connect to the Docker daemon|Is the docker daemon running|unable to connect to Podman", ProviderError,
      _NO_DAEMON),
     (r"denied|unauthorized|authentication required|no basic auth", AccessError,
-     "the image does not exist, or needs `{program} login` first"),
+     "either the image does not exist, or its registry needs `{program} login` first"),
     (r"manifest unknown|No such image|manifest for .* not found|short-name|name unknown|invalid reference", LaunchError,
-     "there is no such image: check its name and tag"),
+     "there is no such image: check the image's name and tag"),
     (r"could not select device driver|nvidia.com/gpu|nvidia-container", LaunchError,
-     "containers with GPUs need the NVIDIA Container Toolkit on this machine"),
+     "containers with GPUs need the NVIDIA Container Toolkit: install it on this machine"),
     (r"no space left", CapacityError, "the disk is full: free space with `{program} system prune`"),
     (r"dial tcp|no such host|timeout|TLS handshake|connection refused|request canceled|pinging container registry",
      LaunchError, "the image's registry cannot be reached from here: try `{program} pull` by hand, or check the proxy"),
-    (r"executable file not found", LaunchError, "the image has no shell: take one that has sh"),
+    (r"executable file not found", LaunchError, "the image has no shell: choose an image that has the program sh"),
 )  # fmt: skip
 
 
@@ -474,5 +483,7 @@ def _trouble(program: tuple[str, ...], said: str, image: str = "") -> SkypoolErr
         (LaunchError if image else ProviderError, ""),
     )
     what = f"no container of {image} can be started" if image else f"{program[0]} does not answer"
-    message = ": ".join(each for each in (what, advice.format(program=program[0]), words[-1500:]) if each)
+    printed = f"{program[0]} printed: {words[-1500:]}" if words else ""
+    reason = f"{what}: {advice.format(program=program[0])}" if advice else what
+    message = ". ".join(each for each in (reason, printed) if each)
     return kind(message, provider="container", text=words) if issubclass(kind, ProviderError) else kind(message)

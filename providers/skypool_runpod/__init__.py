@@ -77,7 +77,10 @@ class RunPod(Regional):
     def __post_init__(self) -> None:
         settings.settle(self, FACTS["settings"], {"cloud": FACTS["clouds"]})
         if self.volume and self.cloud != "secure":
-            raise UsageError("network volumes exist only in RunPod's own data centres: use cloud='secure'")
+            raise UsageError(
+                f"volume={self.volume!r} needs cloud='secure', because only RunPod's own data centres have "
+                "network volumes"
+            )
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return offers of pods with the needed numbers of GPUs, in each allowed cloud and place.
@@ -175,7 +178,9 @@ class RunPod(Regional):
                 if each.detail["ssh"]:
                     host, port = each.detail["ssh"]
                     return host, port
-            raise _api.REFUSALS.error(f"ssh to {instance.id}", "pending", "its port 22 is not mapped")
+            raise _api.REFUSALS.error(
+                f"ssh to {instance.id}", "pending", "port 22 of the pod is not mapped to a public port"
+            )
 
         host, port = retry.patiently(look, _PULLING, "pending")
         return ssh_machine.access(instance, host, user="root", port=port)
@@ -225,10 +230,10 @@ class RunPod(Regional):
         name = me["id"]
         balance = me["clientBalance"]
         if balance <= 0:
-            raise _api.REFUSALS.error("to rent", "402", f"the balance of {name} is {balance:.2f} USD")
-        most = "no limit" if me["spendLimit"] is None else f"at most {me['spendLimit']:g}"
+            raise _api.REFUSALS.error("to rent", "402", f"the balance of account {name} is {balance:.2f} USD")
+        most = "no limit" if me["spendLimit"] is None else f"limit {me['spendLimit']:g}"
         spends = me["currentSpendPerHr"] or 0
-        return f"{name} has {balance:.2f} USD left; it spends {spends:.2f} USD an hour, of {most}"
+        return f"account {name} has {balance:.2f} USD left and spends {spends:.2f} USD an hour ({most})"
 
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
         """Return the image of a container, and the CUDA version that the host's driver must support (None for any).
@@ -268,7 +273,7 @@ class RunPod(Regional):
                 yours = ", ".join(volumes) or "none"
                 raise UsageError(
                     f"your RunPod account has no network volume {self.volume!r}; the ids of its network "
-                    f"volumes: {yours}"
+                    f"volumes: {yours}. Pass one of them as volume="
                 )
             centers = {volumes[self.volume]}
         known = {"secure": centers, "community": there["countryCodes"]}
@@ -315,7 +320,9 @@ class RunPod(Regional):
         usd = made.detail["price"]
         if usd > offer.usd_per_hour * _TOLERANCE:
             undo(self.terminate, order, [made])
-            raise _api.REFUSALS.error(what, "price", f"it costs {usd} USD/h, and {offer.usd_per_hour:.4f} was offered")
+            raise _api.REFUSALS.error(
+                what, "price", f"the pod costs {usd} USD/h, and {offer.usd_per_hour:.4f} was offered"
+            )
         return made
 
     def _request(self, offer: Offer, order: Order, node: int) -> Any:

@@ -49,7 +49,7 @@ def key(given: str | None) -> str:
         found = known.get("default", {}).get("api_key") or known.get("apikey")
     found = str(found or "").strip()
     if not found:
-        raise REFUSALS.error("anything", "401", "there is no API key")
+        raise REFUSALS.error("a login", "401", f"neither $RUNPOD_API_KEY nor {file} has an API key")
     return found
 
 

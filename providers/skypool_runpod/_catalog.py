@@ -195,10 +195,15 @@ def name(pool: str, token: str, node: int, until: datetime | None) -> str:
         UsageError: the name has more than 191 characters, or characters that are not allowed.
     """
     text = f"skypool/{pool}/{tags.owner()}/{token}/{node}/{tags.stamp(until)}"
-    if len(text) > _LONGEST_NAME or not re.fullmatch(FACTS["name"], text):
+    if len(text) > _LONGEST_NAME:
         raise UsageError(
-            f"RunPod cannot name a pod {text!r}, as names have at most {_LONGEST_NAME} characters; give the "
+            f"RunPod cannot name a pod {text!r}, because names have at most {_LONGEST_NAME} characters; give the "
             "pool a shorter name="
+        )
+    if not re.fullmatch(FACTS["name"], text):
+        raise UsageError(
+            f"skypool cannot name a pod of RunPod {text!r}, because a part between slashes has a character that is not "
+            "allowed there; a pool's name= may have only a-z, 0-9 and '-'"
         )
     return text
 

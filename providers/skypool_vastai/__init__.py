@@ -90,11 +90,10 @@ class VastAI:
         settings.plain(self, api_key=str, min_reliability=float, bid=float, disk_gb=float, image=str, verified=bool)
         if not 0 <= self.min_reliability <= 1:
             raise UsageError(f"min_reliability must be from 0 to 1, such as 0.98, not {self.min_reliability!r}")
-        if not (self.bid >= 1 and self.disk_gb >= 1):
-            raise UsageError(
-                "bid (a factor of the lowest bid that would do) and disk_gb must be at least 1, not "
-                f"{self.bid!r} and {self.disk_gb!r}"
-            )
+        if not self.bid >= 1:
+            raise UsageError(f"bid must be at least 1, not {self.bid!r}: it is multiplied by the lowest possible bid")
+        if not self.disk_gb >= 1:
+            raise UsageError(f"disk_gb must be at least 1, not {self.disk_gb!r}")
         settings.settle(self, _SETTINGS, {"ssh": _WAYS})
 
     def offers(self, need: Need) -> Iterable[Offer]:
@@ -353,7 +352,7 @@ class VastAI:
             address = _catalog.address(record, instance.detail["proxied"])
             if address:
                 return address
-        what = f"to keep {instance.id}"
+        what = f"to keep instance {instance.id}"
         if record is None and not _is_young(instance):
             raise _api.REFUSALS.error(what, "gone", "there is no such instance")
         raise _api.REFUSALS.error(what, *_catalog.trouble(record or {}))

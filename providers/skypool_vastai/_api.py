@@ -110,7 +110,8 @@ class Account:
         self._change("PUT", id, {"label": label})
 
     def _change(self, method: str, id: str, body: Mapping[str, str]) -> None:
-        ask = partial(self.ask, method, f"/api/v0/instances/{id}/", what=f"{method} of {id}", json=body)
+        what = f"to destroy instance {id}" if method == "DELETE" else f"to relabel instance {id}"
+        ask = partial(self.ask, method, f"/api/v0/instances/{id}/", what=what, json=body)
         quietly(ask, "no_such_instance")
 
 

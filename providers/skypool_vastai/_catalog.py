@@ -190,13 +190,13 @@ def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
     if _BROKEN.search(words):
         return "broken", words
     if record.get("intended_status") == "stopped":
-        return "outbid", "it was stopped"
+        return "outbid", "the instance was stopped"
     status = str(record.get("actual_status"))
     if state(record) == "starting":
-        return "pending", "its image is not pulled yet"
+        return "pending", "the instance's image is not pulled yet"
     if status == "running":
-        return "unmapped", "it runs, but none of its machine's ports is mapped to it"
-    return status, words or f"it is {status}"
+        return "unmapped", "the instance runs, but none of its machine's ports is mapped to it"
+    return status, words or f"the instance is {status}"
 
 
 def address(record: Mapping[str, Any], proxied: bool) -> tuple[str, int] | None:

@@ -182,7 +182,11 @@ class Verda(Regional):
             raise (
                 refused.get(order.nodes[0])
                 or error
-                or NoAnswer("Verda accepted the order, but its machine is not listed", provider=self.name)
+                or NoAnswer(
+                    "Verda accepted the order, but does not list a machine for it; start the pool again, "
+                    "and check with `skypool gc` that no machine is left",
+                    provider=self.name,
+                )
             )
         return [replace(each, offer=offer) for each in kept]
 
@@ -306,7 +310,9 @@ class Verda(Regional):
             ProviderError: Verda refused to create the key or the script, or did not answer.
         """
         if not offer.detail["image"]:
-            raise UsageError(f"Verda has no Ubuntu image for {offer.instance_type}: choose one with Verda(image=…)")
+            raise UsageError(
+                f"Verda has no Ubuntu image for {offer.instance_type}: name another image with Verda(image=…)"
+            )
         name = Label(order.pool, order.token, order.until, tags.owner())
         of_session = replace(name, token=tags.session(order))
         return _requests.deploy(
@@ -424,7 +430,9 @@ class Verda(Regional):
             if record["status"] not in _STATES:
                 raise _unfit(instance, record["status"])
             if not record["ip"]:
-                raise REFUSALS.error(f"to keep {instance.id}", "pending", "it has no public address yet")
+                raise REFUSALS.error(
+                    f"to keep machine {instance.id}", "pending", "the machine has no public address yet"
+                )
             return str(record["ip"])
 
         return retry.patiently(look, _ADDRESS, "pending")
@@ -540,4 +548,4 @@ def _unfit(instance: Instance, status: str) -> ProviderError:
 
     The status selects the class.
     """
-    return REFUSALS.error(f"to keep {instance.id}", status, f"its status is {status}")
+    return REFUSALS.error(f"to keep machine {instance.id}", status, f"the machine's status is {status}")

@@ -53,7 +53,7 @@ def account(client_id: str | None, client_secret: str | None) -> Rest:
     id_ = (client_id or os.environ.get("VERDA_CLIENT_ID") or "").strip()
     secret = (client_secret or os.environ.get("VERDA_CLIENT_SECRET") or "").strip()
     if not id_ or not secret:
-        raise REFUSALS.error("a login", "missing", "there are no credentials")
+        raise REFUSALS.error("a login", "missing", "the client id or the client secret is not set")
     return _account(os.environ.get("VERDA_BASE_URL") or "https://api.verda.com/v1", id_, secret)
 
 
