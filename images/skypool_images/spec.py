@@ -1,4 +1,4 @@
-"""Checks of an image's fields, and `Spec`, the value that holds the checked fields.
+"""Functions that check an image's fields, and `Spec`, which holds the checked fields.
 
 Equal input gives an equal `Spec`.
 """
@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 from skypool_images.errors import ImageError
 
 Pairs = tuple[tuple[str, str], ...]
+"""A mapping of texts as pairs of key and value, sorted by key."""
 
 _PYTHON = re.compile(r"3\.(\d{1,2})")
 _NEWEST = 14
-"""Newest minor version of Python that was available when this was written. This client's own is accepted, too."""
+"""Newest minor version of Python 3 when this was written. The client's own version is accepted even if newer."""
 _VERSION = re.compile(r"\d+(\.\d+){0,3}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PACKAGE = re.compile(r"[a-z0-9]([a-z0-9+.-]*[a-z0-9+.])?(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?")
@@ -30,11 +31,12 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Fields of an `Image`, checked and normalized. Mappings are sorted pairs. `Image` describes each field.
+    """The fields of an `Image`, checked and normalized. Mappings are sorted pairs. `Image` describes each field.
 
     Attributes:
-        secrets: only the names of secrets.
-        given: values of secrets that were given directly. They appear in no text and in no hash.
+        secrets: the names of all secrets, without values.
+        given: pairs of name and value for the secrets whose values were given directly. The values appear in no text
+            and in no hash.
     """
 
     python: str = "auto"
@@ -60,7 +62,7 @@ class Spec:
 
 
 def text(name: str, value: object, such_as: str) -> str:
-    """Return a text without surrounding white space.
+    """Return a text without surrounding white space, after a check.
 
     Args:
         name: name of the field, for the message.
@@ -82,7 +84,7 @@ _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z])|\s+")
 def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
     """Return several texts in their order, each without surrounding white space. A single string is a list of one.
 
-    An empty list gives (). Duplicates stay.
+    An empty list gives (). Duplicates are kept.
 
     Args:
         name: name of the field, for the message.
@@ -130,12 +132,12 @@ def path(name: str, value: object, such_as: str) -> str | None:
 
 
 def python_asked(value: object) -> str:
-    """Return "auto" or a minor version of Python such as "3.11".
+    """Return the field `python`: "auto", or the client's own minor version such as "3.11".
 
-    The version must be this client's own, because functions travel as bytecode.
+    No other version is accepted, because functions are sent to nodes as bytecode.
 
     Raises:
-        ImageError: the value is not a version, or another version than the client's.
+        ImageError: the value is neither "auto" nor the client's minor version.
     """
     mine = "{}.{}".format(*sys.version_info)
     if value == "auto":
@@ -161,7 +163,7 @@ def requirement(name: str, value: str) -> str:
         value: the requirement, such as "torch>=2.5".
 
     Raises:
-        ImageError: it is an option of pip, a local file, not a requirement, or a URL with a password.
+        ImageError: the value is an option of pip, a local file, a URL with a password, or not a requirement at all.
     """
     if value.startswith("-"):
         raise ImageError(
@@ -185,9 +187,10 @@ def requirement(name: str, value: str) -> str:
 
 
 def distribution(line: str) -> str:
-    """Return the name of a requirement's distribution, in lower case with dashes: "my-pkg" for "My_Pkg[extra]>=2".
+    """Return the name of the package that a requirement asks for, such as "my-pkg" for "My_Pkg[extra]>=2".
 
-    Returns "" for a URL without a name, and for text that is no requirement.
+    The name is in lower case, with dashes in place of "_" and ".". Returns "" for a URL without a name, and for text
+    that is no requirement.
     """
     if _URL.match(line):
         return ""
@@ -220,7 +223,8 @@ def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the field `pip_indexes` as pairs of a URL and its requirements, sorted by URL.
 
     Raises:
-        ImageError: the value is not such a mapping, a URL contains a password, or one distribution has two indexes.
+        ImageError: the value is not a mapping of URLs to requirements, a URL contains a password, or one package has
+            two indexes.
     """
     such_as = "{'https://download.pytorch.org/whl/cu128': ['torch']}"
     if not isinstance(value, Mapping):
@@ -245,7 +249,7 @@ def packages_asked(value: object) -> tuple[str, ...]:
     """Return the field `apt`: names of Debian packages without duplicates, in the given order.
 
     Raises:
-        ImageError: one of them is not a package as NAME or NAME=VERSION.
+        ImageError: a text is not a Debian package as NAME or NAME=VERSION.
     """
     packages = once("apt", value, "'git', 'ffmpeg=7:5.1.6-0+deb12u1'")
     for each in packages:
@@ -311,7 +315,7 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
     A place that ends with "/" is a folder: the local file's name is appended. Local files need not exist yet.
 
     Raises:
-        ImageError: the value is not such a mapping, or a place is not valid.
+        ImageError: the value is not a mapping of places to paths or bytes, or a place is not valid.
     """
     such_as = "{'data/words.txt': 'words.txt', '~/.netrc': b'…'}"
     if not isinstance(value, Mapping):
@@ -334,7 +338,7 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def destination(place: str) -> str:
-    """Return the normalized path of a place on the node: relative, absolute, or below `~`.
+    """Return the normalized path of a place on the node. It may be relative, absolute, or below `~`.
 
     Raises:
         ImageError: the path contains "..", names another user's home, names no file, or contains a line break.
@@ -357,8 +361,8 @@ def globs(name: str, value: object) -> tuple[str, ...]:
         value: the value to check.
 
     Raises:
-        ImageError: a pattern leads out of the folder, or `include` has "**" together with other text between two
-            slashes.
+        ImageError: a pattern leads out of the project's folder. Also if a pattern of `include` has "**" together with
+            other text between two slashes.
     """
     patterns = once(name, value, "'src', '*.py', 'data/**'")
     for each in patterns:

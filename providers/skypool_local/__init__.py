@@ -60,7 +60,7 @@ class Local:
         """Return one offer, at the price 0, for each needed accelerator that this machine has in the needed number.
 
         If this machine has none of them, or the need has no accelerators, return one offer of the machine with the
-        accelerators that it has. So the list is never empty.
+        first kind of accelerator that it has, if any. So the list is never empty.
 
         Raises:
             UsageError: the interpreter of the setting `python` does not exist.

@@ -2,13 +2,13 @@
 
 API: https://docs.runpod.io/sdks/graphql/manage-pods, https://graphql-spec.runpod.io (read 2026-11-21).
 
-- GraphQL is used for nearly everything. Only it has stock and prices by number of GPUs, interruptible pods and
-  `terminateAfter`.
+- RunPod's GraphQL API is used for nearly everything. No other API has the stock and prices by number of GPUs,
+  interruptible pods, and `terminateAfter` (the time at which RunPod ends a pod).
 - RunPod's own SDK uses GraphQL, too, but has none of these (runpod 1.12.0, read 2026-11-22).
-- REST v2 only renames pods. Pods have no tags, so their names hold the pool, owner, token, node number and end of the
-  lease. To renew a lease (the time that a pod was granted), a new name is written.
-- `terminateAfter` cannot be postponed, so it is used only for the pool's lifetime. The lease is enforced by a process
-  in the pod, the guard. It ends the pod with the key that RunPod gives each pod.
+- RunPod's API REST v2 is used only to rename pods. Pods have no tags, so their names hold the pool, owner, token, node
+  number and end of the lease. A lease is renewed by writing a new name.
+- `terminateAfter` cannot be postponed, so it is used only for the pool's lifetime. The lease is enforced by the guard,
+  a process in the pod. The guard ends the pod with the key that RunPod gives each pod.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _BOOT = 600.0
 """Seconds that a pod may need to boot. They are added to the time at which RunPod ends it."""
 
 _FRESH = 60.0
-"""Seconds for which a pod's name is not written again after a renewal."""
+"""A pod is not renamed if the lease in its name ends less than this many seconds before the new end."""
 
 _TOLERANCE = 1.01
-"""Largest ratio of a pod's price to the offered price. A more expensive pod is ended."""
+"""Largest allowed ratio of a pod's price to the offered price. A more expensive pod is ended."""
 
 
 @settings.settings_named
@@ -52,14 +52,17 @@ class RunPod(Regional):
     """A driver that rents pods (containers) from RunPod. Its methods block.
 
     Args:
-        cloud: "secure" for RunPod's data centres, "community" for machines of strangers, or "any". Results of community
-            machines are read as data only.
-        region: data centres such as "CA-MTL-1"; in the community cloud, countries such as "CA". None is any.
-        image: image of the containers, with sh, base64, gzip, and curl or python3. None is one for the accelerator. An
-            Image's base= takes precedence.
-        min_cuda: lowest CUDA version that the host's driver must support, such as "12.8". None is the image's.
-        volume: id of a network volume to mount at /workspace. Pods are then in the volume's data centre.
-        api_key: API key. None is $RUNPOD_API_KEY, or the key in ~/.runpod/config.toml.
+        cloud: "secure" for RunPod's data centres, "community" for machines of strangers, or "any". Results from
+            community machines are only accepted if they can be rebuilt without running code.
+        region: a data centre such as "CA-MTL-1", or several; in the community cloud, a country such as "CA". None
+            means any.
+        image: image of the containers, with sh, base64, gzip, and curl or python3. None takes an image that fits the
+            accelerator. The base= of an Image takes precedence.
+        min_cuda: lowest CUDA version that the driver of the pod's machine must support, such as "12.8". None takes the
+            version that RunPod's own image needs, and any version for other images.
+        volume: id of a network volume to mount at /workspace. Pods are then in the volume's data centre. None mounts no
+            volume.
+        api_key: API key. None takes $RUNPOD_API_KEY, or the key in ~/.runpod/config.toml.
 
     Raises:
         UsageError: a setting is invalid or unknown, or `volume` is given with another cloud than "secure".
@@ -85,7 +88,7 @@ class RunPod(Regional):
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return offers of pods with the needed numbers of GPUs, in each allowed cloud and place.
 
-        Without an accelerator, return offers of pods with CPUs only, which exist only in the secure cloud and on
+        If the need has no GPUs, return offers of pods with CPUs only, which exist only in the secure cloud and on
         demand. Types that are out of stock are among the offers, marked as not available. The list is empty if nothing
         fits.
 
@@ -121,15 +124,15 @@ class RunPod(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create the missing pods of an order, one after the other, and return the pods of its nodes, in order.
 
-        Pods that an earlier launch of the same order created are reused. If RunPod refuses a pod, no further one is
-        created, and only the pods before it are returned. Other pods of the order are ended.
+        Pods that an earlier launch of the same order created are reused. If RunPod refuses a pod, no further pod is
+        created, and only the pods of the nodes before it are returned. Other pods of the order are ended.
 
         RunPod cannot recognize a repeated request. After a create without an answer, the pod is therefore looked for by
         its name for about 6 s, because lists may lag.
 
         Args:
             offer: the kind of pod, its place and market, as `offers` returned them.
-            order: the node numbers, the pool, and an idempotency token.
+            order: the node numbers, the pool, and the token by which a repeated order is recognized.
 
         Raises:
             NoAnswer: the reply was lost and the pod was not found. Repeat the same order, which searches first.
@@ -166,7 +169,7 @@ class RunPod(Regional):
         RunPod's proxy is never used. Waits up to 20 minutes until the pod's image is pulled and the port is mapped.
 
         Raises:
-            ProviderError: the pod has ended, or its port was not mapped in time (`code` "pending").
+            ProviderError: the pod has ended, or its port was not mapped within 20 minutes (code "pending").
         """
 
         def look() -> tuple[str, int]:
@@ -186,17 +189,17 @@ class RunPod(Regional):
         return ssh_machine.access(instance, host, user="root", port=port)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the new end of the lease (the time that each pod was granted) into the names of the pool's pods.
+        """Write the new end of the lease into the names of the pool's pods.
 
-        A pod whose name has an end less than a minute before `until` keeps its name. Pods whose end is later than
-        `until` are renamed, too.
+        A pod keeps its name if the end in the name is less than a minute before `until`. A pod whose end is later than
+        `until` is renamed, too.
 
         Args:
             pool: name of the pool.
             until: the new end of the lease.
 
         Raises:
-            ErrorGroup: several pods could not be renamed. For one pod its own error is raised.
+            ProviderError: one pod could not be renamed. If several could not, an ErrorGroup is raised.
         """
         fresh = until - timedelta(seconds=_FRESH)
         names: dict[str, str] = {}
@@ -212,8 +215,8 @@ class RunPod(Regional):
     def check(self) -> Iterable[Finding]:
         """Yield two findings (results of checks): one for the ssh program, and one for the account.
 
-        The second one shows the balance and the spending. The checks run when the first finding is taken. A failed
-        check is a finding, too, and does not raise.
+        The finding for the account shows the balance and the spending. The checks run when the first finding is taken.
+        A failed check is a finding, too, and does not raise.
         """
         return preflight.findings({"ssh on this machine": preflight.openssh, "account": self._account})
 
@@ -236,11 +239,11 @@ class RunPod(Regional):
         return f"account {name} has {balance:.2f} USD left and spends {spends:.2f} USD an hour ({most})"
 
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
-        """Return the image of a container, and the CUDA version that the host's driver must support (None for any).
+        """Return the image of a container, and the CUDA version that its machine's driver must support (None for any).
 
-        The base image of the need comes first, then the setting `image`, then RunPod's own for the software family. The
-        CUDA version is the setting `min_cuda`. Without that setting it is the one that RunPod's own image needs, and
-        None for other images.
+        The image is the base image of the need, else the setting `image`, else RunPod's own image for the software
+        family. The CUDA version is the setting `min_cuda`. Without this setting, it is the version that RunPod's own
+        image needs, and None for other images.
 
         Args:
             need: the requirements, with the base image.
@@ -256,8 +259,8 @@ class RunPod(Regional):
     def _places(self, need: Need) -> list[tuple[str, str]]:
         """Return pairs of a cloud ("secure" or "community") and a place in it: a data centre or a country.
 
-        The place is "" for any place if neither the settings nor the need name one; no request is then sent. With a
-        network volume, it is the volume's data centre. The list may be empty.
+        The place is "", which means any place, if neither the settings nor the need name one. Then no request is sent.
+        With a network volume, the place is the volume's data centre. The list may be empty.
 
         Raises:
             UsageError: the account does not have the network volume, or the settings name a place that does not exist.
@@ -284,13 +287,15 @@ class RunPod(Regional):
         return [(cloud, each) for cloud in clouds for each in named if each in known[cloud]]
 
     def _made(self, offer: Offer, order: Order, node: int) -> Instance:
-        """Create one pod, and return it. If it costs more than 1 % above the offer, it is ended again.
+        """Create one pod, and return it. A pod that costs more than 1 % above the offer is ended again.
 
         If the reply is lost, the pod is looked for in the list of pods for about 6 s.
 
         Raises:
             NoAnswer: the reply was lost, and the pod was not found.
-            ProviderError: RunPod refused, or the pod is too expensive. For the latter it is a CapacityError.
+            ProviderError: RunPod refused.
+            CapacityError: the pod costs more than 1 % above the offer.
+            StillRunning: a pod that is too expensive could not be ended.
         """
         request = self._request(offer, order, node)
         if offer.detail["instance"]:
@@ -328,7 +333,8 @@ class RunPod(Regional):
     def _request(self, offer: Offer, order: Order, node: int) -> Any:
         """Return the input of the GraphQL mutation that creates one pod. Sends no request.
 
-        It contains the boot script. It also has the time at which RunPod ends the pod, if the order has a lifetime.
+        The input contains the boot script. If the order has a lifetime, the input also has the time at which RunPod
+        ends the pod.
         """
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
         end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
