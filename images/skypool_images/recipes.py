@@ -1,9 +1,9 @@
 """Recipes for the accelerators of each family: driver, SDK, and a check that the devices work.
 
 A family is called a runtime, such as "cuda". `recipe` returns the setup steps for a runtime. `packages` returns pip's
-settings for a runtime. The steps' shell code is in `scripts`, one file for each step. A step uses a mirror of a
-vendor's package repository if the machine has the environment variable SKYPOOL_CUDA_APT, SKYPOOL_NEURON_APT,
-SKYPOOL_ROCM_APT or SKYPOOL_GAUDI_APT with the mirror's address.
+settings for a runtime. The steps' shell code is in `scripts`, one file for each step. The machine may have
+environment variables with the addresses of mirrors of the vendors' package repositories: SKYPOOL_CUDA_APT,
+SKYPOOL_NEURON_APT, SKYPOOL_ROCM_APT and SKYPOOL_GAUDI_APT.
 docs/recipes.md has the source of each fact.
 """
 

@@ -89,9 +89,9 @@ class AWS(Regional):
         region: a region such as "us-east-1", or several; None means every region that is enabled for the account.
         profile: a profile of your AWS configuration; None leaves the choice to boto3 (AWS's Python package).
         subnet: one of your subnets, or several; None means the default subnet of each zone.
-        ami: the image that machines start from: the id of an AMI with cloud-init, the name of an SSM parameter (an
-            entry in AWS's parameter store) with such an id, "ubuntu-22.04" or "ubuntu-24.04". None means AWS's own
-            image for the accelerator. The `base=` of an Image overrides this setting.
+        ami: the image that machines start from: the id of an AMI with cloud-init, the name of an SSM parameter with
+            such an id, "ubuntu-22.04" or "ubuntu-24.04". An SSM parameter is an entry in AWS's parameter store. None
+            means AWS's own image for the accelerator. The `base=` of an Image overrides this setting.
         user: the user name for ssh logins. The image must have this user.
         capacity_reservation: the id of a capacity reservation or capacity block (capacity that the account holds
             already) to run in. The driver itself never reserves or buys capacity. None means none.

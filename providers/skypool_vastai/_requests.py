@@ -176,8 +176,8 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
 def label(order: Order) -> str:
     """Return the label of the instance that an order creates. It contains what other providers have in tags.
 
-    The parts of the label are the pool, the owner (cut to `LONGEST_OWNER` (80) characters), the order's token, the
-    number of the order's first node, and the end of the lease.
+    The parts of the label are the pool, the owner, the order's token, the number of the order's first node, and the end
+    of the lease. The owner is cut to `LONGEST_OWNER` (80) characters.
     """
     owner = tags.owner()[:LONGEST_OWNER]
     words = f"pool={order.pool} owner={owner} token={order.token} rank={order.nodes[0]}"
