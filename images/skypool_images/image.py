@@ -201,9 +201,9 @@ class Image:
         return self._with(files={**dict(self.spec.files), **files})
 
     def include(self, *globs: str) -> Image:
-        """Return a new image with these globs (patterns such as "src/**") of files to send added.
+        """Return a new image that also sends files that match these globs (patterns such as "src/**").
 
-        Files in the project's folder that match a glob are sent to the node.
+        The globs are compared with the paths of files in the project's folder.
 
         Raises:
             ImageError: a glob leads out of the folder, or is not valid.
@@ -211,7 +211,7 @@ class Image:
         return self._with(include=(*self.spec.include, *globs))
 
     def exclude(self, *globs: str) -> Image:
-        """Return a new image with these globs (patterns such as "*.log") of files not to send added.
+        """Return a new image that does not send files that match these globs (patterns such as "*.log").
 
         A file that matches a glob is not sent, even if `include` matches the file. Files that are given by `files` are
         sent in any case.

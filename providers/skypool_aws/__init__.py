@@ -417,8 +417,8 @@ class AWS(Regional):
     def _security_group(self, ec2: EC2Client, name: str, vpc: str, said: Mapping[str, str], gang: bool) -> str:
         """Return the id of the pool's security group, which is made if it does not exist.
 
-        It opens port 22 to the networks of `ssh_from`. If `gang` is True, it also opens all ports among the pool's
-        machines. Rules that exist already are kept.
+        The group opens port 22 to the networks of `ssh_from`. If `gang` is True, it also opens all ports among the
+        pool's machines. Rules that exist already are kept.
 
         Args:
             ec2: the client of the region.
@@ -449,7 +449,7 @@ class AWS(Regional):
     def access(self, instance: Instance) -> Access:
         """Return how to reach an instance: ssh to its public address. Waits up to 90 s for that address.
 
-        It does not connect. The result says how long the machine may take to accept ssh: 420 s, or 1200 s for a
+        Does not connect. The result says how long the machine may take to accept ssh: 420 s, or 1200 s for a
         bare-metal type.
 
         Raises:

@@ -64,7 +64,7 @@ _DRIVER_DISK_GB = 120
 """Least disk in GB for an image with an accelerator's driver. The largest such image is AWS's for Neuron, 105 GB."""
 
 _PLAIN_DISK_GB = 30
-"""Least disk in GB for an image of plain Ubuntu."""
+"""Least disk in GB for an image of Ubuntu without drivers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ _UBUNTU_IMAGES = {
     "24.04": "/aws/service/canonical/ubuntu/server/24.04/stable/current/{cpu}/hvm/ebs-gp3/ami-id",
     "22.04": "/aws/service/canonical/ubuntu/server/22.04/stable/current/{cpu}/hvm/ebs-gp2/ami-id",
 }
-"""Names of the SSM parameters that hold the AMI of plain Ubuntu, by release."""
+"""Names of the SSM parameters that hold the AMI of Ubuntu without drivers, by release."""
 
 _DRIVER_IMAGES = {
     "cuda": "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-{release}/latest/ami-id",
@@ -291,7 +291,7 @@ def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
 def default_images() -> list[str]:
     """Return the names of the SSM parameters of all default images for x86 processors.
 
-    First come the images with an accelerator's driver, then those of plain Ubuntu.
+    First come the images with an accelerator's driver, then the images of Ubuntu without drivers.
     """
     return [parameter(template) for template in (*_DRIVER_IMAGES.values(), *_UBUNTU_IMAGES.values())]
 
@@ -308,7 +308,7 @@ def _driver_image(has: Accelerator | None) -> str:
 
 
 def _release(asked: str, has: Accelerator | None) -> str:
-    """Return the Ubuntu release for a machine that uses plain Ubuntu: "24.04" or "22.04".
+    """Return the Ubuntu release for a machine that uses Ubuntu without drivers: "24.04" or "22.04".
 
     The release that the user asked for has precedence. Otherwise it is 22.04 for Gaudi and for Neuron devices without
     an image of AWS (the first Inferentia), and 24.04 for all others.
@@ -338,12 +338,12 @@ def extras(region: str, disk_gb: int) -> float:
 
 
 def on_demand(rows: Iterable[str]) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield ((region, instance type), USD per hour) for each price in the PriceList of GetProducts.
+    """Yield ((region, instance type), USD per hour) for each on-demand price in the answer of GetProducts.
 
     Prices of 0 are left out: the price list has them for capacity blocks.
 
     Args:
-        rows: the items of PriceList, each a JSON text.
+        rows: the items of the answer's field PriceList, each a JSON text.
     """
     for row in rows:
         product = json.loads(row)

@@ -212,7 +212,7 @@ def tag_values(tags: Iterable[TagTypeDef]) -> dict[str, str]:
 def _tagged(kind: ResourceTypeType, tags: Mapping[str, str]) -> TagSpecificationTypeDef:
     """Return tags in the form that a create request of EC2 takes for one kind of resource, such as "volume".
 
-    That is {"ResourceType": kind, "Tags": list of tags}.
+    The result is {"ResourceType": kind, "Tags": list of tags}.
     """
     return {"ResourceType": kind, "Tags": tag_list(tags)}
 

@@ -188,7 +188,7 @@ class Container:
         try:
             for node in order.nodes:
                 if node not in there:
-                    with _starting:  # a GPU counts as used only when its container runs
+                    with _starting:  # a GPU counts as used only while its container runs
                         there[node] = self._start(program, offer, order, node)
         except SkypoolError:
             self.terminate(list(there.values()))  # launch all nodes or none
@@ -278,7 +278,7 @@ class Container:
                 continue
             if done.returncode == 0:
                 return program
-            errors.insert(0, _trouble(program, done.stderr))  # an installed program's error helps more
+            errors.insert(0, _trouble(program, done.stderr))  # tell of an installed program first
         raise errors[0]
 
     def _image(self, need: Need) -> str:
@@ -354,7 +354,7 @@ class Container:
             if value is not None:
                 yield f"--{option}={value}"
         for here, there in self.volumes.items():
-            # made absolute, because Docker takes a bare name as a volume of its own, empty and kept for ever
+            # absolute, because Docker takes a name without slashes as a new empty volume, and never removes the volume
             folder = os.path.abspath(os.path.expanduser(here))
             yield f"--volume={folder}:{there}"
         if "podman" in program[0]:
@@ -403,7 +403,7 @@ class Container:
         if not ids:
             return []
         told = _run([*program, "inspect", "--type=container", *ids], _PATIENCE).stdout
-        records = json.loads(told or "[]")  # a container that has just ended is missing
+        records = json.loads(told or "[]")  # the records lack a container that has just ended
         return [self._instance(program, each) for each in records]
 
     def _ids(self, program: tuple[str, ...], *filters: str) -> list[str]:
@@ -489,7 +489,7 @@ _NO_DAEMON = "the daemon is not running: `sudo systemctl start docker`, or set D
 _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
     (r"permission denied.*(socket|sock)", AccessError,
      "you may not use the daemon's socket: run `sudo usermod -aG docker $USER` and log in again, or use podman"),
-    (r"Cannot connect to the Docker daemon at unix:", UsageError, _NO_DAEMON),  # not set up: `gc` goes on without it
+    (r"Cannot connect to the Docker daemon at unix:", UsageError, _NO_DAEMON),  # so that `gc` skips Docker
     (r"Cannot connect to the Docker daemon|Is the docker daemon running|unable to connect to Podman", ProviderError,
      _NO_DAEMON),
     (r"denied|unauthorized|authentication required|no basic auth", AccessError,

@@ -37,7 +37,7 @@ _LAG = 6.0
 """Seconds after the creation of a pod during which lists may lack it."""
 
 _BOOT = 600.0
-"""Seconds that a pod may need to boot. They are added to the time at which RunPod ends it."""
+"""Seconds that a pod may need to boot. They are added to the pool's lifetime, after which RunPod ends the pod."""
 
 _FRESH = 60.0
 """A pod is not renamed if the lease in its name ends less than this many seconds before the new end."""
@@ -153,7 +153,7 @@ class RunPod(Regional):
             elif isinstance(outcome, NoAnswer):
                 raise outcome
         keep: list[Instance] = []
-        for node in order.nodes:  # pods after a missing one cannot be used
+        for node in order.nodes:  # the pods returned must be those of the first nodes
             if node not in there:
                 break
             keep.append(there[node])

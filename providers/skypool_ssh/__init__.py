@@ -102,7 +102,7 @@ class SSH:
         if not self.hosts and self.inventory is None:
             raise UsageError("SSH needs machines: pass hosts=['gpu1', 'user@gpu2:2222'] or inventory='hosts.toml'")
         object.__setattr__(self, "hosts", tuple(_once(list(map(_api.host, self.hosts)))))
-        Host("all", self.user, self.port, self.identity, self.jump)  # refuses values that are not valid for any host
+        Host("all", self.user, self.port, self.identity, self.jump)  # raises if a default is not valid
 
     # --- the verbs -------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class SSH:
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
         missing = list(order.nodes)
-        first = order.nodes[0] % max(1, len(hosts))  # as pools grow, nodes find their hosts at the first attempt
+        first = order.nodes[0] % max(1, len(hosts))  # so that a further node of a growing pool begins with another host
         queue = deque([*hosts[first:], *hosts[:first]])
         taken: list[Instance] = []
         ours: list[Host] = []

@@ -170,7 +170,7 @@ class Verda(Regional):
             error = e
         refused = self._refused(made)
         kept: list[Instance] = []
-        for node in order.nodes:  # machines after a missing one cannot be used
+        for node in order.nodes:  # the machines returned must be those of the first nodes
             if node not in made or node in refused:
                 break
             kept.append(made[node])
