@@ -193,7 +193,7 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
     ("wrong", "says"),
     [
         ({"pips": ["torch"]}, "no field 'pips'; did you mean pip"),
-        ({"enviroment": {}}, r"no field 'enviroment'; did you mean env\? \(it has python, pip, "),
+        ({"enviroment": {}}, r"no field 'enviroment'; did you mean env\? \(the fields are python, pip, "),
         ({"python": "3.99"}, f"Python 3.99 is not available; python='auto' takes this client's version, {MINE}"),
         ({"python": "abc"}, "'auto' or a minor version such as"),
         ({"python": 3.11}, "'auto' or a minor version such as"),
@@ -207,11 +207,11 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         ({"pip": "./mine"}, "exists only on this machine; send it with files= and install it with run="),
         ({"pip": "mine @ file:///x"}, "exists only on this machine"),
         ({"pip": "mine-1.0-py3-none-any.whl"}, "exists only on this machine"),
-        ({"pip": "git+https://me:pw@x.org/y"}, "an image must not contain a password; take the one for x.org from"),
+        ({"pip": "git+https://me:pw@x.org/y"}, "the URL of x.org contains a password"),
         ({"pip_indexes": ["https://x"]}, "pip_indexes must map the URL of an index"),
         ({"pip_indexes": {"pytorch": ["torch"]}}, "not 'pytorch'"),
         ({"pip_indexes": {"https://a": "six", "https://b": "six"}}, "takes six from two indexes: https://a and"),
-        ({"pip_indexes": {"https://me:pw@x.org/y": "six"}}, "an image must not contain a password"),
+        ({"pip_indexes": {"https://me:pw@x.org/y": "six"}}, "the URL of x.org contains a password"),
         ({"apt": "git curl"}, r"not a Debian package such as .*; did you mean \['git', 'curl'\]"),
         ({"apt": ["git; rm -rf /"]}, "not a Debian package"),
         ({"apt": "git-"}, "not a Debian package such as .*; apt would remove a package"),
@@ -297,7 +297,7 @@ def test_a_chain_keeps_the_values_of_secrets() -> None:
 def test_a_secret_that_is_not_there_is_named_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_THERE", raising=False)
     image = Image(secrets=["NOT_THERE"])
-    with pytest.raises(ImageError, match=r"\$NOT_THERE, which is not set in this process; export it"):
+    with pytest.raises(ImageError, match=r"\$NOT_THERE, which this process does not have in its environment; export"):
         image.secret_values()
     monkeypatch.setenv("NOT_THERE", "")
     assert image.secret_values() == {"NOT_THERE": ""}
@@ -452,12 +452,12 @@ def test_requirements_are_read_with_all_that_they_include(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("six\n-e .\n", "requirements.txt, line 2: '-e .' does not work on a node"),
+        ("six\n-e .\n", "requirements.txt, line 2: nodes do not support the option '-e .'"),
         ("./mine\n", "requirements.txt, line 1: './mine' exists only on this machine"),
         ("-r requirements.txt\n", "which in turn includes"),
         ("-r none.txt\n", "none.txt cannot be read: No such file"),
         ("--find-links wheels\n", "'wheels' exists only on this machine"),
-        ("--index-url https://me:pw@x.org/\n", "an image must not contain a password"),
+        ("--index-url https://me:pw@x.org/\n", "the URL of x.org contains a password"),
         ("six 1.16\n", "'six 1.16' is not a requirement"),
     ],
 )
@@ -467,7 +467,7 @@ def test_requirements_that_no_node_can_follow_are_refused(tmp_path: Path, text: 
         Image(folder=tmp_path, requirements="requirements.txt").script()
 
 
-@pytest.mark.parametrize(("text", "says"), [("[tool.x]\n", "has no .project."), ("[", "is not valid TOML")])
+@pytest.mark.parametrize(("text", "says"), [("[tool.x]\n", "has no table .project."), ("[", "is not valid TOML")])
 def test_a_pyproject_that_says_nothing_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ImageError, match=r"pyproject: .*pyproject.toml cannot be read"):
         Image(folder=tmp_path, pyproject=".").script()
@@ -484,7 +484,7 @@ LOCK = 'version = 1\n[[package]]\nname = "six"\nversion = "1"\nsource = { regist
     ("text", "says"),
     [
         ('dynamic = ["dependencies"]\n', "the dependencies of .* are dynamic, .* lock them with `uv lock`"),
-        ('requires-python = ">=3.99"\n', rf"requires Python >=3.99, but nodes run Python {MINE}"),
+        ('requires-python = ">=3.99"\n', rf"requires Python >=3.99, but nodes run the client's Python {MINE}"),
         ('dependencies = ["six", "lib>=1"]\n[tool.uv.sources]\nLib = { path = "../lib" }\n', "takes lib from this"),
         ('dependencies = ["lib"]\n[tool.uv.sources]\nlib = { workspace = true }\n', "takes lib from this machine"),
     ],

@@ -73,7 +73,7 @@ def test_what_does_not_fit_on_its_disk_is_told_and_arrives_whole_the_next_time(s
 def test_a_step_that_fills_the_disk_is_told(small: Machine, end: str) -> None:
     image = Image(run=[f"head -c 2000000000 /dev/zero > /big; echo over; {end}", "touch /never"])
     said = made(small, image)
-    assert "@advice the disk is full: ask for a larger one, or install less\n" in said
+    assert "@advice the disk is full: ask for a larger disk, or install less\n" in said
     assert re.search(r"@fail run-[12] [1-9]", said)
     assert not small.path("/never").exists()
 

@@ -1,4 +1,4 @@
-"""`Image`: packages, files, variables and commands for a node (a rented machine), and the script that sets them up."""
+"""`Image`: packages, files, variables and commands for a node, and the script that sets up a machine with them."""
 
 from __future__ import annotations
 

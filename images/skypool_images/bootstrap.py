@@ -19,21 +19,23 @@ from skypool_images.spec import Pairs, Spec, distribution
 from skypool_images.steps import Step, program, shell
 
 _TEXT = "SKYPOOL_TEXT"
+"""Line that ends a file's text in the script."""
 _HALF_AN_HOUR = 1800
 _AN_HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Properties of the machine that an image is set up on.
+    """The properties of the machine that an image is set up on.
 
     Attributes:
         runtime: software family of the accelerator, such as "cuda".
-        python: minor version that "auto" stands for, such as (3, 11). None stands for this client's version.
-        mig: partitions of every card; None leaves the cards as they are.
+        python: minor version of the machine's Python, which "auto" stands for, such as (3, 11). None means the client's
+            version.
+        mig: profiles of the MIG partitions (parts of one NVIDIA card) of every card; None leaves the cards as they are.
         count: number of accelerators that must be present.
-        payload: name of the archive of the image's files if it was packed before, "" if there is nothing to send. None
-            packs them to find its name.
+        payload: name of the archive with the image's files, if they were packed before; "" if there is nothing to send.
+            None packs the files to find the name.
     """
 
     runtime: str = "none"
@@ -46,7 +48,11 @@ class Target:
 def steps(spec: Spec, node: Target) -> list[Step]:
     """Return the steps in order: apt, the accelerator's recipe, python, env, files, and the user's commands.
 
-    Steps that the image does not need are left out; "python" is always there. Local files are read; nothing runs.
+    Steps that the image does not need are left out, except "python". Local files are read; nothing runs.
+
+    Args:
+        spec: the image's fields.
+        node: the properties of the machine.
 
     Raises:
         ImageError: the image needs another Python than the client's, or a local file or a version cannot be used.
@@ -55,8 +61,8 @@ def steps(spec: Spec, node: Target) -> list[Step]:
     minor = client if spec.python == "auto" else spec.python
     if minor != client:
         raise ImageError(
-            f"this image asks for Python {minor}, and the client has {client}: use python='auto', or run the client "
-            f"with Python {minor}"
+            f"this image asks for Python {minor}, and the client has {client}, but both must be the same: use "
+            f"python='auto', or run the client with Python {minor}"
         )
     accelerator, packages = _accelerator(spec, node, minor)
     wanted = requirements.wanted(spec, packages, minor)
@@ -129,7 +135,14 @@ def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
 
 
 def _texts(wanted: WantedPackages, minor: str) -> dict[str, str]:
-    """Return the files that list the packages to install, for uv and for pip, by file name. Some texts may be empty."""
+    """Return the texts of the files that list the packages to install, by file name. Some texts may be empty.
+
+    Some files are for uv and some for pip, which is used if uv is missing.
+
+    Args:
+        wanted: the packages.
+        minor: minor version of Python on the node, such as "3.11".
+    """
     torch = [f"{TORCH}{wanted.torch}"] if wanted.torch else []
     toml = [_head(minor, wanted.named)]
     if wanted.indexes or wanted.links:
@@ -164,9 +177,9 @@ def _head(minor: str, dependencies: Iterable[str]) -> str:
 
 
 def _sources(wanted: WantedPackages) -> list[str]:
-    """Return lines of a pyproject.toml that tell uv which index each distribution comes from.
+    """Return the lines of a pyproject.toml that tell uv from which index it takes each package.
 
-    Empty if the image names no index for any distribution.
+    The list is empty if the image names no index for any package.
     """
     if not wanted.sources:
         return []
@@ -194,7 +207,7 @@ def _list(texts: Iterable[str]) -> str:
 def _slug(url: str) -> str:
     """Return uv's name for an index: the URL without its scheme, in lower case, with dashes for all other characters.
 
-    Several such characters together become one dash, and there is none at the ends: "https://a.org/whl/" gives
+    Several such characters in a row become one dash, and dashes at the ends are removed: "https://a.org/whl/" gives
     "a-org-whl". The variables UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD are derived from this name.
     """
     return re.sub(r"[^a-z0-9]+", "-", url.partition("://")[2].lower()).strip("-")
@@ -221,14 +234,14 @@ def _files(name: str, roots: Iterable[str]) -> Step:
 
 
 def _runs(spec: Spec, before: list[str]) -> list[Step]:
-    """Return one step for each command of the user, in order. Empty if there are none.
+    """Return one step for each command of the user, in order; [] if the image has no commands.
 
-    A command runs again on a node if anything before it has changed, or if the commands of another image have run.
+    A command runs again on a node if a step before it has changed, or if the commands of another image have run.
 
     Args:
         spec: the image's fields.
-        before: identifiers of the steps before the first command; a change of one changes the hash of every returned
-            step.
+        before: identifiers of the steps before the first command. A change of one identifier changes the hash of every
+            returned step.
     """
     made = []
     for number, command in enumerate(spec.run, 1):

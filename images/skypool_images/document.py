@@ -20,9 +20,9 @@ _TABLES = ("pip_indexes", "env", "files", "base")
 
 
 def given_fields(spec: Spec) -> dict[str, Any]:
-    """Return the fields that differ from an empty image, with the values that a user would write in Python.
+    """Return the fields that differ from an empty image, by name, with the values that a user would write in Python.
 
-    Tuples become lists, and pairs become dicts. Values of secrets are left out; their names are kept.
+    Tuples become lists, and tuples of pairs become dicts. Values of secrets are left out; their names are kept.
     """
     empty = Spec()
     fields = {}
@@ -63,9 +63,9 @@ def read_file(path: Path) -> str:
 
 
 def from_toml(text: str) -> dict[str, Any]:
-    """Return the fields of an image in TOML. {base64 = "…"} in `files` becomes bytes.
+    """Return the fields of an image in TOML, by name. A value {base64 = "…"} in `files` becomes bytes.
 
-    The fields are not checked otherwise.
+    Other values are not checked.
 
     Raises:
         ImageError: the text is not valid TOML, or a base64 text is not valid.
@@ -73,13 +73,13 @@ def from_toml(text: str) -> dict[str, Any]:
     try:
         return _unpacked(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ImageError(f"this image is not valid TOML: {error}") from error
+        raise ImageError(f"the text of this image is not valid TOML: {error}") from error
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """Return the fields of an image in JSON. {"base64": "…"} in `files` becomes bytes.
+    """Return the fields of an image in JSON, by name. A value {"base64": "…"} in `files` becomes bytes.
 
-    The fields are not checked otherwise.
+    Other values are not checked.
 
     Raises:
         ImageError: the text is not a valid JSON object, or a base64 text is not valid.
@@ -87,7 +87,7 @@ def from_json(text: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ImageError(f"this image is not valid JSON: {error}") from error
+        raise ImageError(f"the text of this image is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ImageError(f'an image in JSON must be an object such as {{"pip": ["numpy"]}}, not {fields!r}')
     return _unpacked(fields)
@@ -116,7 +116,7 @@ def to_toml(fields: Mapping[str, Any]) -> str:
     """Return fields as TOML text, with all tables at the end.
 
     Args:
-        fields: by name: strings, booleans, lists of strings, and dicts of these.
+        fields: values by name. A value is a string, a boolean, a list of strings, or a dict of such values.
     """
     lines = [f"{key} = {_value(each)}" for key, each in fields.items() if not isinstance(each, dict)]
     for name, table in fields.items():

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 
 class ImageError(ValueError):
-    """An error in an image: an invalid field, or a local file or variable that it names and that cannot be used."""
+    """The error for an invalid field of an image, or for a local file or variable in it that cannot be used."""
 
 
 def nearest(word: str, choices: Mapping[str, str]) -> str:
-    """Return "; did you mean NAME?" for a mistyped `word`, or "" if no choice is close to it. Case is ignored.
+    """Return "; did you mean NAME?" for a mistyped `word`, or "" if no choice is similar. Case is ignored.
 
     Args:
         word: the mistyped word.

@@ -26,7 +26,7 @@ Texts = str | Iterable[str]
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Image:
-    """Contents of a node (a rented machine) beside its base image: packages, files, variables, commands.
+    """The contents of a node beside its base image: packages, files, variables and commands.
 
         Image(pip=["torch>=2.5"], apt=["git"], env={"SEED": "1"})
         Image().pip("torch>=2.5").apt("git").env(SEED="1")
@@ -36,28 +36,29 @@ class Image:
     equal.
 
     Args:
-        python: minor version of Python. "auto" is this client's version, and no other is accepted, because functions
-            travel as bytecode.
+        python: minor version of Python. "auto" means the client's version. No other version is accepted, because
+            functions are sent as bytecode.
         pip: requirements such as "torch>=2.5".
-        requirements: path of a requirements.txt, which is read when the setup script is made.
-        pyproject: path of a pyproject.toml, or its folder. Its dependencies are installed, in the versions of uv.lock
-            if there is one.
-        lock: path of that project's uv.lock if it is in another folder.
+        requirements: path of a requirements.txt, which is read when the setup script is made. None means no such file.
+        pyproject: path of a pyproject.toml, or its folder. The project's dependencies are installed, in the versions of
+            uv.lock if there is such a file. None means no project.
+        lock: path of the project's uv.lock. None means the uv.lock beside the pyproject.toml, if there is one.
         pip_indexes: for the URL of a package index, the requirements that are installed only from it.
         apt: Debian packages, as NAME or NAME=VERSION.
         env: environment variables for all calls and commands.
-        secrets: environment variables whose values appear in no script, text or hash. Names are read from this
-            process's environment when a pool starts; a mapping gives values directly.
+        secrets: environment variables whose values appear in no script, text or hash. A list has names, whose values
+            are read from the client's environment when a pool starts. A mapping of name to value gives values directly.
         files: for a place on the node, a local path (a file or a folder) or bytes. Relative places are in the folder
             where calls run.
-        include: globs of files in the project's folder to send. The files keep their relative paths.
-        exclude: globs of files that `include` matches and that are not sent.
+        include: globs (patterns such as "src/**") of files in the project's folder to send. The files keep their
+            relative paths.
+        exclude: globs of files that are not sent, although `include` matches them.
         run: shell commands to run in the folder where calls run. Each is a step of its own.
-        base: the base image, or a mapping of provider to base image.
-        cuda: version of CUDA's toolkit to install.
-        neuron: version of the Neuron SDK to install.
-        rocm: version of ROCm to install.
-        mirror_local: True installs the packages of this machine's environment in the same versions.
+        base: the base image, or a mapping of provider to base image. None leaves the choice to the driver.
+        cuda: version of CUDA's toolkit to install. None installs no toolkit.
+        neuron: version of the Neuron SDK to install. None takes the newest packages.
+        rocm: version of ROCm to install. None installs only the parts that Python packages need.
+        mirror_local: True installs the Python packages of the client's environment, in the same versions.
         folder: the project's folder. Relative local paths start from it.
 
     Raises:
@@ -94,7 +95,10 @@ class Image:
         object.__setattr__(self, "spec", _checked({**fields, **unknown}))
 
     def python(self, version: str) -> Image:
-        """Return a new image with this minor version of Python, such as "3.11", or with "auto", the client's version.
+        """Return a new image with this minor version of Python.
+
+        Args:
+            version: the client's own version, such as "3.11", or "auto", which means the same.
 
         Raises:
             ImageError: the version is not the client's own.
@@ -105,7 +109,7 @@ class Image:
         """Return a new image with these requirements added. Duplicates are dropped.
 
         Raises:
-            ImageError: one of them is not a requirement such as "torch>=2.5".
+            ImageError: a text is not a requirement such as "torch>=2.5".
         """
         return self._with(pip=(*self.spec.pip, *spec.texts("pip", requirements, "'torch>=2.5'")))
 
@@ -120,15 +124,15 @@ class Image:
         """Return a new image with this pyproject.toml in place of an earlier one. The file is not read yet.
 
         Args:
-            path: the file, or the folder that contains it.
-            lock: path of the uv.lock; None takes the one beside the pyproject.toml, if there is one.
+            path: the file, or the folder that contains the file.
+            lock: path of the uv.lock; None takes the uv.lock beside the pyproject.toml, if there is one.
         """
         return self._with(pyproject=path, lock=lock)
 
     def lock(self, path: PathLike) -> Image:
         """Return a new image with this uv.lock in place of an earlier one.
 
-        If the image has no pyproject.toml, the one in the lock file's folder is used. No file is read yet.
+        If the image has no pyproject.toml, the pyproject.toml in the lock file's folder is used. No file is read yet.
         """
         return self._with(lock=path)
 
@@ -136,8 +140,8 @@ class Image:
         """Return a new image with these package indexes added.
 
         Args:
-            indexes: for the URL of each index, the requirements that are installed only from it. They replace earlier
-                ones for the same URL.
+            indexes: for the URL of each index, the requirements that are installed only from this index. They replace
+                earlier requirements for the same URL.
 
         Raises:
             ImageError: a URL or requirement is not valid, or a package would come from two indexes.
@@ -148,12 +152,16 @@ class Image:
         """Return a new image with these Debian packages added. Duplicates are dropped.
 
         Raises:
-            ImageError: one of them is not a package name such as "git" or "git=1:2.39.5".
+            ImageError: a text is not a package name such as "git" or "git=1:2.39.5".
         """
         return self._with(apt=(*self.spec.apt, *spec.texts("apt", packages, "'git'")))
 
     def env(self, variables: Mapping[str, str] | None = None, **more: str) -> Image:
         """Return a new image with these environment variables added. Variables of the same name are replaced.
+
+        Args:
+            variables: values by name. None means none.
+            more: further variables as keyword arguments. They take precedence over `variables`.
 
         Raises:
             ImageError: a value is not a string, or a name is not valid. Names that begin with "SKYPOOL_" are refused.
@@ -164,8 +172,12 @@ class Image:
         """Return a new image with these secrets (environment variables with hidden values) added.
 
         Args:
-            names: variables to read from this process's environment when a pool starts. They need not be set yet.
-            values: variables with their values. A value replaces an earlier one of the same name.
+            names: variables to read from the client's environment when a pool starts. They need not be set yet.
+            values: variables with their values, as keyword arguments. A value replaces an earlier value of the same
+                name.
+
+        Raises:
+            ImageError: a name is not valid, or a value is not a string.
         """
         asked, _ = spec.secrets_asked(names)
         more, given = spec.secrets_asked(values)
@@ -182,13 +194,16 @@ class Image:
         Args:
             files: for each place on the node, a local path (a file or a folder) or the contents as bytes. Local files
                 are not read yet.
+
+        Raises:
+            ImageError: a place on the node, or a local path, is not valid.
         """
         return self._with(files={**dict(self.spec.files), **files})
 
     def include(self, *globs: str) -> Image:
-        """Return a new image with these globs added.
+        """Return a new image that also sends files that match these globs (patterns such as "src/**").
 
-        Files in the project's folder that match a glob are sent to the node.
+        The globs are compared with the paths of files in the project's folder.
 
         Raises:
             ImageError: a glob leads out of the folder, or is not valid.
@@ -196,11 +211,10 @@ class Image:
         return self._with(include=(*self.spec.include, *globs))
 
     def exclude(self, *globs: str) -> Image:
-        """Return a new image with these globs added.
+        """Return a new image that does not send files that match these globs (patterns such as "*.log").
 
-        Files that match them are not sent, even if `include` matches them.
-
-        Files that are given by `files` are not affected.
+        A file that matches a glob is not sent, even if `include` matches the file. Files that are given by `files` are
+        sent in any case.
 
         Raises:
             ImageError: a glob leads out of the folder.
@@ -208,7 +222,7 @@ class Image:
         return self._with(exclude=(*self.spec.exclude, *globs))
 
     def run(self, *commands: str) -> Image:
-        """Return a new image with these shell commands added after the present ones.
+        """Return a new image with these shell commands added after the commands that it has.
 
         Nothing runs now. The commands run on the node, each as a step of its own, in the folder where calls run.
 
@@ -239,7 +253,7 @@ class Image:
         """Return a new image with this version of the Neuron SDK, such as "2.29", in place of an earlier one.
 
         Raises:
-            ImageError: the text is not a version. That the version exists is checked when the steps are made.
+            ImageError: the text is not a version. Whether the version exists is checked when the steps are made.
         """
         return self._with(neuron=version)
 
@@ -252,18 +266,17 @@ class Image:
         return self._with(rocm=version)
 
     def mirror_local(self, on: bool = True) -> Image:
-        """Return a new image that installs the packages of this machine's environment, in the same versions.
+        """Return a new image that installs the Python packages of the client's environment, in the same versions.
 
         Args:
-            on: False returns an image that does not do so.
+            on: False returns an image that does not install them.
         """
         return self._with(mirror_local=on)
 
     def folder(self, path: PathLike) -> Image:
-        """Return a new image with this folder of the project. Relative local paths and globs start from it.
+        """Return a new image with this folder of the project. Relative local paths and globs start from this folder.
 
-        The folder need not exist yet. Paths that the image already has are not changed, so they start from the new
-        folder, too.
+        The folder need not exist yet. Relative paths that the image already has start from the new folder, too.
         """
         return self._with(folder=path)
 
@@ -290,13 +303,16 @@ class Image:
 
         Args:
             runtime: software family of the node's accelerator, such as "cuda".
-            python: minor version that "auto" stands for, such as (3, 11). None stands for this client's version.
-            mig: partitions of every card. None leaves the cards as they are.
+            python: minor version of the node's Python, which "auto" stands for, such as (3, 11). None means the
+                client's version.
+            mig: profiles of the MIG partitions (parts of one NVIDIA card) of every card, such as "3g.40gb". None leaves
+                the cards as they are.
             count: number of accelerators that must be present.
-            packed: result of `pack`, so that files are not read and compressed again.
+            packed: result of `pack`, so that files are not packed again. None packs them.
 
         Raises:
-            ImageError: a local file cannot be used, or the node's Python is not the image's.
+            ImageError: a local file cannot be used, the node's Python is not the image's, or `runtime`, `mig` or a
+                version is not valid.
         """
         name = None if packed is None else packed.name
         return bootstrap.steps(self.spec, bootstrap.Target(runtime, python, mig, count, name))
@@ -306,7 +322,10 @@ class Image:
 
         Args:
             runtime: software family of the node's accelerator. All but "none" need further steps.
-            packed: result of `pack`, so that files are not read and compressed again.
+            packed: result of `pack`, so that files are not packed again. None packs them.
+
+        Raises:
+            ImageError: a local file cannot be used, or `runtime` or a version is not valid.
         """
         return [each.name for each in self.steps(runtime, packed=packed)] == ["python"]
 
@@ -324,11 +343,11 @@ class Image:
 
         Args:
             runtime, python, mig, count, packed: as in `steps`.
-            title: comment in the script's second line, where line breaks become spaces. By default it has the image's
-                hash.
+            title: comment in the script's second line, where line breaks become spaces. None means a comment with the
+                image's hash.
 
         Raises:
-            ImageError: a local file cannot be used, or the node's Python is not the image's.
+            ImageError: as for `steps`.
         """
         made = self.steps(runtime, python=python, mig=mig, count=count, packed=packed)
         return assemble(made, (title or f"skypool: image {self.hash}").replace("\n", " "))
@@ -336,8 +355,8 @@ class Image:
     def payload(self) -> bytes:
         """Return the files of `files` and `include` as the bytes of a tar.gz archive; b"" if there is nothing to send.
 
-        The setup script expects the archive at $SKYPOOL_HOME/payload/`payload_name()` on the node. Equal contents give
-        equal bytes.
+        The setup script expects the archive in the folder $SKYPOOL_HOME/payload on the node, with the name that
+        `payload_name` returns. Equal contents give equal bytes.
 
         Raises:
             ImageError: a local file cannot be read, or a glob matches no file.
@@ -352,7 +371,7 @@ class Image:
         object.
 
         Args:
-            progress: function to call with the bytes read so far and their total, before compression.
+            progress: function to call with the number of bytes read so far and the total number. None calls nothing.
 
         Raises:
             ImageError: a local file cannot be read, or a glob matches no file.
@@ -363,6 +382,9 @@ class Image:
         """Return the archive's file name on a node, "" if there is nothing to send. It depends only on the contents.
 
         The files are read and compressed at each call.
+
+        Raises:
+            ImageError: a local file cannot be read, or a glob matches no file.
         """
         packed = self.pack()
         return "" if packed is None else packed.name
@@ -370,17 +392,18 @@ class Image:
     def secret_values(self) -> dict[str, str]:
         """Return the current values of all secrets by name; {} if there are none. Never log them.
 
-        A value that was given to the image counts before the environment variable of the same name.
+        A value that was given to the image takes precedence over the environment variable of the same name.
 
         Raises:
-            ImageError: a variable is not set in this process's environment. The message names all such variables.
+            ImageError: a variable is not set in the client's environment. The message names all such variables.
         """
         given = dict(self.spec.given)
         missing = [name for name in self.spec.secrets if name not in given and name not in os.environ]
         if missing:
             raise ImageError(
-                f"secrets asks for {' and '.join('$' + name for name in missing)}, which is not set in this process; "
-                f"export it, or give its value: secrets={{{missing[0]!r}: …}}"
+                f"secrets asks for {' and '.join('$' + name for name in missing)}, which this process does "
+                f"not have in its environment; export each variable, or give its value directly: "
+                f"secrets={{{missing[0]!r}: …}}"
             )
         return {name: given[name] if name in given else os.environ[name] for name in self.spec.secrets}
 
@@ -388,8 +411,8 @@ class Image:
         """Return the base image for a provider, or None if the provider may choose one.
 
         Args:
-            provider: name of the provider. It matters only if `base` is a mapping; None is returned if the mapping
-                lacks it.
+            provider: name of the provider, such as "aws". It matters only if `base` is a mapping. If the mapping lacks
+                the provider, None is returned.
         """
         base = self.spec.base
         return dict(base).get(provider) if isinstance(base, tuple) else base
@@ -412,10 +435,11 @@ class Image:
     def from_toml(cls, source: PathLike) -> Image:
         """Return an image from TOML text or from a TOML file.
 
-        Relative local paths in a file start from the file's folder; those in text, from the present directory.
+        Relative local paths start from the folder of the TOML file. If `source` is text, they start from the current
+        folder.
 
         Args:
-            source: a path or the text itself. A string of one line that ends with ".toml" is a path, as is any path
+            source: a path or the text itself. A string of one line that ends with ".toml" is a path, and so is any path
                 object. Other strings are text.
 
         Raises:
@@ -429,7 +453,7 @@ class Image:
 
     @classmethod
     def from_json(cls, text: str) -> Image:
-        """Return an image from JSON text, as `to_json` writes it. Values of secrets are not in it.
+        """Return an image from JSON text, as `to_json` writes it. The text has no values of secrets.
 
         Raises:
             ImageError: the text is not a JSON object, or a field is unknown or not valid.
@@ -476,7 +500,7 @@ def _checked(fields: Mapping[str, Any]) -> Spec:
     for name in fields:
         if name not in known:
             words = {**dict(zip(known, known, strict=True)), **_OTHER_WORDS}
-            raise ImageError(f"Image has no field {name!r}{nearest(name, words)} (it has {', '.join(known)})")
+            raise ImageError(f"Image has no field {name!r}{nearest(name, words)} (the fields are {', '.join(known)})")
     get = fields.get
     names, given = spec.secrets_asked(get("secrets", ()))
     mirror = get("mirror_local", False)

@@ -14,12 +14,12 @@ _PARTS_OF_TORCH = re.compile(r"nvidia-.*-cu\d+|triton|pytorch-triton(-rocm)?")
 def here(but: Set[str]) -> tuple[list[str], list[str]]:
     """Return the requirements that reproduce this environment, and notes on packages that exist only here.
 
-    "torch 2.9.0+cpu" here becomes "torch 2.9.0" there, because the right build depends on the node's accelerator. The
-    parts of CUDA that come with a build are left out for the same reason. skypool itself and installers such as pip are
-    left out, too.
+    A package "torch 2.9.0+cpu" here becomes the requirement "torch==2.9.0", because the right build depends on the
+    node's accelerator. The parts of CUDA that come with a build of PyTorch are left out for the same reason. skypool
+    itself and installers such as pip are left out, too.
 
     Args:
-        but: names of distributions to leave out, in lower case with dashes.
+        but: names of packages to leave out, in lower case with dashes.
 
     Returns:
         Two sorted lists of texts: the requirements, and a note for each local or editable package that is left out.
@@ -39,10 +39,14 @@ def here(but: Set[str]) -> tuple[list[str], list[str]]:
 
 
 def _requirement(name: str, each: Distribution) -> tuple[str, str]:
-    """Return a requirement for a distribution and "", or "" and a note if it cannot be installed elsewhere.
+    """Return a requirement for an installed package and "", or "" and a note if it cannot be installed elsewhere.
 
-    A package from version control keeps its commit, and one from a URL keeps the URL. Others get their version, without
-    a local part such as "+cpu".
+    The requirement for a package from version control has the commit. The requirement for a package from a URL has the
+    URL. All others have the version, without a local part such as "+cpu".
+
+    Args:
+        name: the package's name, in lower case with dashes.
+        each: the installed package.
     """
     origin = json.loads(each.read_text("direct_url.json") or "{}")
     if "vcs_info" in origin:

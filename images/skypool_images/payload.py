@@ -20,6 +20,7 @@ PLACES = {"work": "$SKYPOOL_WORK", "home": "$HOME", "root": "/"}
 """Top-level folders of the archive, with the places on the node to which their contents are unpacked."""
 
 _NEVER = (".git", "__pycache__", ".venv", "*.pyc")
+"""Names that `include` never matches."""
 
 
 Progress = Callable[[int, int], None]
@@ -32,7 +33,7 @@ _CHUNK = 1 << 20
 
 
 class Packed:
-    """An archive in a temporary file without a name. The file is deleted when this object is no longer referenced.
+    """An archive in a temporary file without a name. The file is deleted when this object is deleted.
 
     `bytes(packed)` returns the whole contents.
 
@@ -47,7 +48,7 @@ class Packed:
 
     @classmethod
     def of(cls, data: bytes) -> Packed:
-        """Return an archive that contains exactly these bytes. They are not compressed or checked."""
+        """Return a `Packed` with exactly these bytes as contents. The bytes are not compressed or checked."""
         made = cls()
         made.write(data)
         return made
@@ -61,7 +62,7 @@ class Packed:
         return f"{self._hash.hexdigest()[:16]}.tar.gz"
 
     def write(self, data: bytes) -> int:
-        """Append bytes, and return their number. All of them are written and flushed."""
+        """Append bytes to the archive, write them to the file at once, and return their number."""
         self._file.write(data)
         self._file.flush()
         self._hash.update(data)
@@ -74,7 +75,7 @@ class Packed:
     def read(self, at: int, size: int = _CHUNK) -> bytes:
         """Return at most `size` bytes from position `at` (in bytes from the start); b"" at the end.
 
-        Any thread may call this, as it moves no file position.
+        Any thread may call this method, because it does not move the file position.
         """
         return os.pread(self._file.fileno(), size, at)
 
@@ -89,14 +90,15 @@ def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
     """Return a tar.gz archive of the image's `files` and `include`, or None if there is nothing to send.
 
     Files are read, compressed and written piece by piece, so that large files need little memory. The call blocks until
-    all are packed.
+    all files are packed.
 
     Args:
         spec: the image's fields.
-        progress: function to call with the bytes read so far and their total, in the calling thread.
+        progress: function to call with the number of bytes read so far and the total number, in the calling thread.
+            None calls nothing.
 
     Raises:
-        ImageError: a local file does not exist or becomes shorter while it is read, or a glob matches no file.
+        ImageError: a local file cannot be read or becomes shorter while it is read, or a glob matches no file.
     """
     entries = dict(_entries(spec))
     if not entries:
@@ -114,9 +116,13 @@ def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
 
 
 class _Counter:
-    """Reader of one file after the other that reports the number of bytes read so far.
+    """A reader of several files, one after the other, that reports the number of bytes read so far.
 
-    Assign each file to the attribute `file` before it is read.
+    Each file must be assigned to the attribute `file` before it is read.
+
+    Args:
+        progress: function to call with the number of bytes read so far and the total number.
+        total: size of all files together, in bytes.
     """
 
     def __init__(self, progress: Progress, total: int) -> None:
@@ -133,6 +139,18 @@ class _Counter:
 
 
 def _add(archive: tarfile.TarFile, place: str, source: Path | bytes, field: str, read: _Counter) -> None:
+    """Add one file to an archive.
+
+    Args:
+        archive: the archive that is being written.
+        place: path of the file in the archive.
+        source: path of the local file, or the contents.
+        field: name of the image's field that names the file, for the message.
+        read: the reader that counts the bytes.
+
+    Raises:
+        ImageError: the local file cannot be read, or became shorter while it was read.
+    """
     member = tarfile.TarInfo(place)
     if isinstance(source, bytes):
         member.size, member.mode, read.file = len(source), 0o644, io.BytesIO(source)
@@ -153,7 +171,7 @@ def _size(source: Path | bytes) -> int:
 
 
 def roots(spec: Spec) -> set[str]:
-    """Return the folders of `PLACES` ("work", "home", "root") that the archive has contents for. No file is read."""
+    """Return the names in `PLACES` ("work", "home", "root") for which the image has files. No file is read."""
     return {_inside(place).partition("/")[0] for place, _ in spec.files} | ({"work"} if spec.include else set())
 
 
@@ -174,7 +192,7 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
     them.
 
     Raises:
-        ImageError: a file cannot be read, or a glob of `include` matches no file.
+        ImageError: a file cannot be read or has a line break in its path, or a glob of `include` matches no file.
     """
     folder = Path(spec.folder)
     for pattern in spec.include:
@@ -187,7 +205,7 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
             )
         if not found:
             raise ImageError(
-                f"include: {pattern!r} matches no file to send in {folder.resolve()}; correct or remove it"
+                f"include: {pattern!r} matches no file to send in {folder.resolve()}; correct or remove this pattern"
             )
     for place, source in spec.files:
         if isinstance(source, bytes):
@@ -207,6 +225,10 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
 def _named(place: str, field: str) -> str:
     """Return the path unchanged after a check that it has no line break. The node lists one file in each line.
 
+    Args:
+        place: path of the file in the archive.
+        field: name of the image's field, for the message.
+
     Raises:
         ImageError: the path has a line break.
     """
@@ -218,12 +240,18 @@ def _named(place: str, field: str) -> str:
 def _readable(path: Path, field: str) -> Path:
     """Return the path unchanged after a check that its file can be read. Files are checked before anything is packed.
 
+    Args:
+        path: path of the local file.
+        field: name of the image's field, for the message.
+
     Raises:
         ImageError: the file does not exist, cannot be read, or is not a regular file.
     """
     try:
         if not path.is_file() and path.exists():
-            raise ImageError(f"{field}: {path} is neither a file nor a folder; name one of these")
+            raise ImageError(
+                f"{field}: {path} is neither a regular file nor a folder, so it cannot be sent; name another path"
+            )
         with open(path, "rb"):
             return path
     except OSError as error:
@@ -231,6 +259,13 @@ def _readable(path: Path, field: str) -> Path:
 
 
 def _found(folder: Path, pattern: str, exclude: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files in a folder that match a glob, except those that match `exclude` or `_NEVER`.
+
+    Args:
+        folder: the project's folder.
+        pattern: a glob of `include`. Of a folder that matches, all files below it are yielded.
+        exclude: globs of files to leave out.
+    """
     for path in sorted(folder.glob(pattern)) if Path(pattern).parts else (folder,):
         for each in _below(path) if path.is_dir() else (path,):
             if not any(_matches(each.relative_to(folder), glob) for glob in (*_NEVER, *exclude)):
@@ -254,8 +289,8 @@ def _below(folder: Path) -> Iterator[Path]:
 def _matches(path: Path, glob: str) -> bool:
     """Return True if a glob matches a relative path. Case matters.
 
-    A glob without a slash matches any component of the path: "data" matches "a/data/b". A glob with a slash matches the
-    path or a folder above it. A slash or "/**" at the end makes no difference.
+    A glob without a slash matches if any part of the path matches: "data" matches "a/data/b". A glob with a slash
+    matches the path or a folder above it. A slash or "/**" at the end makes no difference.
     """
     if "/" not in glob.rstrip("/"):
         return any(fnmatch.fnmatchcase(part, glob.rstrip("/")) for part in path.parts)

@@ -1,8 +1,9 @@
 """Recipes for the accelerators of each family: driver, SDK, and a check that the devices work.
 
-`recipe` returns the setup steps for one family (a runtime, such as "cuda"). `packages` returns pip's settings for it.
-The steps' shell code is in `scripts`, one file for each. The steps use a mirror of a vendor's package repository if the
-machine's environment names one: SKYPOOL_CUDA_APT, SKYPOOL_NEURON_APT, SKYPOOL_ROCM_APT, SKYPOOL_GAUDI_APT.
+A family is called a runtime, such as "cuda". `recipe` returns the setup steps for a runtime. `packages` returns pip's
+settings for a runtime. The steps' shell code is in `scripts`, one file for each step. The machine may have
+environment variables with the addresses of mirrors of the vendors' package repositories: SKYPOOL_CUDA_APT,
+SKYPOOL_NEURON_APT, SKYPOOL_ROCM_APT and SKYPOOL_GAUDI_APT.
 docs/recipes.md has the source of each fact.
 """
 
@@ -58,9 +59,9 @@ class Packages:
     """Settings of pip for a runtime (a family of accelerators, such as "cuda"). They install nothing by themselves.
 
     Attributes:
-        indexes: further package indexes beside PyPI.
-        links: pages with wheels, for `--find-links`.
-        instead: requirement to install for a package that is asked for by its bare name: {"jax": "jax[tpu]"}.
+        indexes: URLs of further package indexes beside PyPI.
+        links: URLs of pages with wheels, for `--find-links`.
+        instead: for the name of a package, the name with extras to install in its place: {"jax": "jax[tpu]"}.
     """
 
     indexes: tuple[str, ...] = ()
@@ -69,7 +70,7 @@ class Packages:
 
 
 def packages(runtime: str, *, cuda: str | None = None, rocm: str | None = None) -> Packages:
-    """Return the settings of pip for a runtime. They are empty for "hpu" and "none".
+    """Return the settings of pip for a runtime. All fields are empty for "hpu" and "none".
 
     Args:
         runtime: one of `RUNTIMES`.
@@ -111,14 +112,18 @@ def recipe(
 
     Args:
         runtime: one of `RUNTIMES`.
-        cuda: "12.8" also installs that toolkit and a driver that supports it. None accepts any working driver.
-        neuron: an SDK of `NEURON`, such as "2.29" or "2.29.0". None takes the newest packages.
-        rocm: "7.2" also installs the whole of that ROCm. None installs only what pip's wheels need.
-        mig: profiles of every card, ["3g.40gb", "3g.40gb"] or "3g.40gb,3g.40gb". None leaves the cards as they are.
-            Only "cuda" uses it.
+        cuda: version of CUDA, such as "12.8". Its toolkit is installed, and a driver that supports it. None installs
+            no toolkit and accepts any working driver.
+        neuron: version of the Neuron SDK, such as "2.29" or "2.29.0". `NEURON` has the known versions. None takes the
+            newest packages.
+        rocm: version of ROCm, such as "7.2", which is installed as a whole. None installs only the parts that pip's
+            wheels need.
+        mig: the MIG partitions (parts of one card) of every card, as profiles: ["3g.40gb", "3g.40gb"] or
+            "3g.40gb,3g.40gb". None leaves the cards as they are. Only "cuda" uses this argument.
         count: number of devices that must be present, as the vendor counts them: cards, chips, Neuron devices.
-        framework: "torch" or "jax": the environment of a Neuron image to use.
-        python: minor version that this environment must have, such as "3.11". "" accepts any.
+        framework: "torch" or "jax". AWS's Neuron image has a Python environment for each, and this one is used. Only
+            "neuron" uses this argument.
+        python: minor version of Python that this environment must have, such as "3.11". "" accepts any.
 
     Raises:
         ValueError: there is no such runtime, or a version or profile is not valid.
@@ -186,7 +191,7 @@ def _floor(cuda: str) -> str:
 
 
 def _layout(mig: str | Sequence[str] | None) -> list[str]:
-    """Return MIG profiles in lower case, in the order of `sort` in the C locale, in which the machine lists its own.
+    """Return MIG profiles in lower case, sorted by code point. The script on the machine sorts in the same way.
 
     Args:
         mig: a list of profiles, or one text with commas. None and an empty list give [].
@@ -216,8 +221,8 @@ def _amdgpu(rocm: str) -> str:
     """Return the release of the amdgpu driver for a ROCm release, such as "30.10.2" for "7.0.2".
 
     Until 6.4 both have the same number. ROCm 7.0 goes with driver 30.10, 7.1 with 30.20 and 7.2 with 30.30. For
-    releases after 7.2 the result is "latest". Pairs seen in public install scripts: 7.0.2 and 30.10.2, 7.1 and 30.20,
-    7.2 and 30.30, 7.2.3 and 30.30.3.
+    releases after 7.2 the result is "latest". Public install scripts have these pairs: 7.0.2 and 30.10.2, 7.1 and
+    30.20, 7.2 and 30.30, 7.2.3 and 30.30.3.
     """
     major, _, rest = rocm.partition(".")
     minor, _, patch = rest.partition(".")

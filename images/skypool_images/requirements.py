@@ -1,6 +1,6 @@
 """Determines the packages to install in a node's Python environment, from the image and from local files.
 
-`wanted` returns them as `WantedPackages`. Files that it reads are requirements.txt, pyproject.toml and uv.lock.
+`wanted` returns them as `WantedPackages`. The local files are requirements.txt, pyproject.toml and uv.lock.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _MORE_OPTIONS = ("--prefer-binary", "--require-hashes", "--trusted-host", "--no-
 
 @dataclass(frozen=True, slots=True)
 class WantedPackages:
-    """Contents of a node's Python environment. The value is false if nothing is to be installed.
+    """The packages to install in a node's Python environment. `bool()` is False if nothing is to be installed.
 
     Attributes:
         named: requirements with names, for a generated pyproject.toml.
         lines: lines of a requirements.txt, including options of pip.
         constraints: lines that restrict versions and install nothing.
-        sources: pairs of a distribution and the only index it is taken from.
+        sources: pairs of a package's name and the URL of the only index from which the package is taken.
         project: text of the user's pyproject.toml, "" if there is none.
-        lock: text of its uv.lock, "" if there is none.
-        build_env: variables that builds and installers read.
-        indexes: further package indexes beside PyPI.
-        links: pages with wheels.
-        torch: name of PyTorch's builds for the accelerator on its index, such as "rocm6.4"; "" for the default.
-        notes: packages that are left out, and why.
+        lock: text of the project's uv.lock, "" if there is none.
+        build_env: pairs of name and value of environment variables that builds and installers read.
+        indexes: URLs of further package indexes beside PyPI.
+        links: URLs of pages with wheels, for `--find-links`.
+        torch: name of PyTorch's builds for the accelerator on PyTorch's index, such as "rocm6.4"; "" for the default.
+        notes: texts about packages that are left out, with the reasons.
     """
 
     named: tuple[str, ...] = ()
@@ -67,8 +67,7 @@ class WantedPackages:
     def key(self, *more: object) -> str:
         """Return the name of the environment on a node: 12 hexadecimal digits of a hash.
 
-        The hash depends on all fields that decide the environment's contents, and on `more`. Only `notes` does not
-        change it.
+        The hash depends on all fields except `notes`, and on `more`.
 
         Args:
             more: further values that the environment depends on, such as the version of Python. They must be JSON
@@ -87,9 +86,9 @@ class WantedPackages:
 
     @property
     def distributions(self) -> list[str]:
-        """Return the sorted names of the distributions that must be installed when the environment is complete.
+        """Return the sorted names of the packages that must be installed when the environment is complete.
 
-        Requirements that have a marker (text after ";") are left out, as are URLs without a name.
+        Requirements with a marker (a condition after ";") are left out, and so are URLs without a name.
         """
         asked = [*self.named, *(each for each in self.lines if not each.startswith("-")), *self.dependencies]
         names = (distribution(each) for each in asked if ";" not in each)
@@ -105,7 +104,7 @@ def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
         minor: minor version of Python on the node, such as "3.11".
 
     Raises:
-        ImageError: a local file cannot be read, or asks for something that a node cannot do.
+        ImageError: a local file cannot be read, or contains something that does not work on a node.
     """
     folder = Path(spec.folder)
     named = list(spec.pip)
@@ -168,8 +167,8 @@ def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
     """Return the texts of pyproject.toml and of uv.lock; "" for a file that the image does not use.
 
     Raises:
-        ImageError: a file cannot be read, or the project has no name or does not admit the node's Python. Also if its
-            dependencies are dynamic and there is no uv.lock, or one of them exists only on this machine.
+        ImageError: a file cannot be read, or the project has no name or does not allow the node's Python. Also if the
+            project's dependencies are dynamic and there is no uv.lock, or a dependency exists only on this machine.
     """
     if spec.pyproject is None:
         return "", ""
@@ -182,16 +181,18 @@ def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
     listed = _toml(text, f"pyproject: {path}")
     project = listed.get("project", {})
     if not isinstance(project, dict) or "name" not in project:
-        raise ImageError(f"pyproject: {path} has no [project] with a name: list the dependencies there, or use pip=")
+        raise ImageError(
+            f"pyproject: {path} has no table [project] with a name: add one that lists the dependencies, or use pip="
+        )
     if "dependencies" in project.get("dynamic", ()) and not lock:
         raise ImageError(
-            f"pyproject: the dependencies of {path} are dynamic, and a node does not build the project to find them: "
-            f"list them in [project], lock them with `uv lock`, or give requirements="
+            f"pyproject: the dependencies of {path} are dynamic, and a node does not build the project to find them; "
+            f"list the dependencies in [project], lock them with `uv lock`, or use requirements="
         )
     if not admits(str(project.get("requires-python", "")), minor):
         raise ImageError(
-            f"pyproject: {path} requires Python {project['requires-python']}, but nodes run Python {minor}; "
-            "use a Python version that both allow"
+            f"pyproject: {path} requires Python {project['requires-python']}, but nodes run the client's "
+            f"Python {minor}; change requires-python, or run the client with another Python"
         )
     _elsewhere(path, project, listed.get("tool", {}).get("uv", {}).get("sources", {}))
     return text, lock
@@ -214,8 +215,9 @@ def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any
         source = by_name.get(name, {})
         if isinstance(source, Mapping) and ("path" in source or source.get("workspace")):
             raise ImageError(
-                f"pyproject: {path} takes {name} from this machine ([tool.uv.sources]), but only that file is sent; "
-                f"list the dependencies of it and of {name} in pip=. Your own modules are sent with calls that use them"
+                f"pyproject: {path} takes {name} from this machine ([tool.uv.sources]), but the files of {name} "
+                "are not sent. Instead of pyproject=, list the dependencies of both projects in pip=. Your own "
+                "modules are sent with the calls that use them"
             )
 
 
@@ -223,26 +225,27 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
     """Raise ImageError if `pip_indexes` names another index for a package than uv.lock does.
 
     Args:
-        sources: URL of the only index of each distribution, from `pip_indexes`.
-        lock: text of uv.lock; "" for none, which agrees with everything. It is also an ImageError if it is not TOML.
+        sources: URL of the only index of each package, by the package's name, from `pip_indexes`.
+        lock: text of uv.lock. "" for no such file; then nothing is raised. A text that is not TOML raises ImageError.
     """
     for package in _toml(lock, "lock: uv.lock").get("package", []) if sources else []:
         url = sources.get(package["name"])
         locked = package.get("source", {}).get("registry")
         if url is not None and url.rstrip("/") != str(locked).rstrip("/"):
             raise ImageError(
-                f"pip_indexes takes {package['name']} from {url}, and uv.lock from {locked or 'elsewhere'}: leave it "
-                f"out of pip_indexes, or name its index in [tool.uv.sources] and run `uv lock`"
+                f"pip_indexes takes {package['name']} from {url}, and uv.lock from {locked or 'no index'}: "
+                f"either leave {package['name']} out of pip_indexes, or name its index in "
+                "[tool.uv.sources] and run `uv lock`"
             )
 
 
 def admits(asked: str, minor: str) -> bool:
-    """Return True if some release of a minor version of Python satisfies a `requires-python`.
+    """Return True if some release of a minor version of Python satisfies a condition on Python's version.
 
-    Clauses that cannot be read are ignored, so an empty text admits every version.
+    Parts of the condition that cannot be read are ignored, so an empty text admits every version.
 
     Args:
-        asked: the value of `requires-python`, such as ">=3.10,<3.13".
+        asked: the condition, which is the value of `requires-python` in pyproject.toml, such as ">=3.10,<3.13".
         minor: minor version such as "3.11".
     """
     mine = tuple(map(int, minor.split(".")))
@@ -274,8 +277,8 @@ def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
     and empty lines are left out.
 
     Args:
-        path: the file.
-        within: the files that include this one.
+        path: the requirements file.
+        within: the files that include this file; empty for the first file.
 
     Raises:
         ImageError: a file cannot be read or includes itself, or a line does not work on a node.
@@ -300,13 +303,21 @@ def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
         elif option in (*_OPTIONS, *_MORE_OPTIONS):
             yield "requirement", _option(line, option, value, f"requirements: {path}, line {number}")
         elif line.startswith("-"):
-            raise ImageError(f"requirements: {path}, line {number}: {line!r} does not work on a node; remove it")
+            raise ImageError(
+                f"requirements: {path}, line {number}: nodes do not support the option {line!r}; remove this line"
+            )
         else:
             yield "requirement", _line(line, f"requirements: {path}, line {number}")
 
 
 def _option(line: str, option: str, value: str, where: str) -> str:
-    """Return a line with an option of pip unchanged, after a check that it works on a node.
+    """Return a line with an option of pip unchanged, after a check that the option works on a node.
+
+    Args:
+        line: the line, which is returned.
+        option: the option in the line, such as "--index-url".
+        value: the value of the option, such as a URL.
+        where: file and line number, for the message.
 
     Raises:
         ImageError: the option has a URL with a password, or an address that exists only on this machine.
@@ -319,7 +330,11 @@ def _option(line: str, option: str, value: str, where: str) -> str:
 
 
 def _line(line: str, where: str) -> str:
-    """Return a requirement together with the hashes (`--hash=…`) that follow it, after a check.
+    """Return a requirement together with the hashes (`--hash=…`) in the same line, after a check.
+
+    Args:
+        line: the line.
+        where: file and line number, for the message.
 
     Raises:
         ImageError: a node cannot install the requirement.

@@ -1,4 +1,4 @@
-"""Checks of an image's fields, and `Spec`, the value that holds the checked fields.
+"""Functions that check an image's fields, and `Spec`, which holds the checked fields.
 
 Equal input gives an equal `Spec`.
 """
@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 from skypool_images.errors import ImageError
 
 Pairs = tuple[tuple[str, str], ...]
+"""A mapping of texts as pairs of key and value, sorted by key."""
 
 _PYTHON = re.compile(r"3\.(\d{1,2})")
 _NEWEST = 14
-"""Newest minor version of Python that was available when this was written. This client's own is accepted, too."""
+"""Newest minor version of Python 3 when this was written. The client's own version is accepted even if newer."""
 _VERSION = re.compile(r"\d+(\.\d+){0,3}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PACKAGE = re.compile(r"[a-z0-9]([a-z0-9+.-]*[a-z0-9+.])?(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?")
@@ -30,11 +31,12 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Fields of an `Image`, checked and normalized. Mappings are sorted pairs. `Image` describes each field.
+    """The fields of an `Image`, checked and normalized. Mappings are sorted pairs. `Image` describes each field.
 
     Attributes:
-        secrets: only the names of secrets.
-        given: values of secrets that were given directly. They appear in no text and in no hash.
+        secrets: the names of all secrets, without values.
+        given: pairs of name and value for the secrets whose values were given directly. The values appear in no text
+            and in no hash.
     """
 
     python: str = "auto"
@@ -60,7 +62,7 @@ class Spec:
 
 
 def text(name: str, value: object, such_as: str) -> str:
-    """Return a text without surrounding white space.
+    """Return a text without surrounding white space, after a check.
 
     Args:
         name: name of the field, for the message.
@@ -82,7 +84,7 @@ _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z])|\s+")
 def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
     """Return several texts in their order, each without surrounding white space. A single string is a list of one.
 
-    An empty list gives (). Duplicates stay.
+    An empty list gives (). Duplicates are kept.
 
     Args:
         name: name of the field, for the message.
@@ -130,12 +132,12 @@ def path(name: str, value: object, such_as: str) -> str | None:
 
 
 def python_asked(value: object) -> str:
-    """Return "auto" or a minor version of Python such as "3.11".
+    """Return the field `python`: "auto", or the client's own minor version such as "3.11".
 
-    The version must be this client's own, because functions travel as bytecode.
+    No other version is accepted, because functions are sent to nodes as bytecode.
 
     Raises:
-        ImageError: the value is not a version, or another version than the client's.
+        ImageError: the value is neither "auto" nor the client's minor version.
     """
     mine = "{}.{}".format(*sys.version_info)
     if value == "auto":
@@ -161,11 +163,12 @@ def requirement(name: str, value: str) -> str:
         value: the requirement, such as "torch>=2.5".
 
     Raises:
-        ImageError: it is an option of pip, a local file, not a requirement, or a URL with a password.
+        ImageError: the value is an option of pip, a local file, a URL with a password, or not a requirement at all.
     """
     if value.startswith("-"):
         raise ImageError(
-            f"{name} takes requirements, not options of pip: {value!r}; write options into a file for requirements="
+            f"{name} takes requirements, not options of pip: {value!r}; write options into a requirements.txt and pass "
+            "its path as requirements="
         )
     is_file = "://" not in value and value.partition(";")[0].strip().endswith((".whl", ".tar.gz", ".zip"))
     if is_file or value.startswith((".", "/", "~", "file:")) or "@ file:" in value:
@@ -184,9 +187,10 @@ def requirement(name: str, value: str) -> str:
 
 
 def distribution(line: str) -> str:
-    """Return the name of a requirement's distribution, in lower case with dashes: "my-pkg" for "My_Pkg[extra]>=2".
+    """Return the name of the package that a requirement asks for, such as "my-pkg" for "My_Pkg[extra]>=2".
 
-    Returns "" for a URL without a name, and for text that is no requirement.
+    The name is in lower case, with dashes in place of "_" and ".". Returns "" for a URL without a name, and for text
+    that is no requirement.
     """
     if _URL.match(line):
         return ""
@@ -209,8 +213,8 @@ def public(name: str, url: str) -> str:
     parts = urlsplit(url.partition("@")[2].strip() if not _URL.match(url) else url)
     if parts.password and not parts.password.startswith("${"):
         raise ImageError(
-            f"{name}: an image must not contain a password; take the one for {parts.hostname} from secrets=, "
-            "as in ${TOKEN}"
+            f"{name}: the URL of {parts.hostname} contains a password, which everybody who reads the image would see; "
+            "write a variable such as ${TOKEN} in its place, and add its name to secrets="
         )
     return url
 
@@ -219,16 +223,19 @@ def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the field `pip_indexes` as pairs of a URL and its requirements, sorted by URL.
 
     Raises:
-        ImageError: the value is not such a mapping, a URL contains a password, or one distribution has two indexes.
+        ImageError: the value is not a mapping of URLs to requirements, a URL contains a password, or one package has
+            two indexes.
     """
     such_as = "{'https://download.pytorch.org/whl/cu128': ['torch']}"
     if not isinstance(value, Mapping):
-        raise ImageError(f"pip_indexes must map the URL of an index to packages to take from it, such as {such_as}")
+        raise ImageError(
+            f"pip_indexes must map the URL of an index to the packages to take from there, such as {such_as}"
+        )
     seen: dict[str, str] = {}
     rows = []
     for url, names in value.items():
         if not isinstance(url, str) or not _URL.match(url):
-            raise ImageError(f"pip_indexes must have URLs of indexes as keys, not {url!r}: {such_as}")
+            raise ImageError(f"pip_indexes must have URLs of indexes as keys, such as {such_as}, not {url!r}")
         packages = tuple(requirement("pip_indexes", each) for each in once(f"pip_indexes[{url!r}]", names, "'torch'"))
         for each in packages:
             other = seen.setdefault(distribution(each), url)
@@ -242,14 +249,14 @@ def packages_asked(value: object) -> tuple[str, ...]:
     """Return the field `apt`: names of Debian packages without duplicates, in the given order.
 
     Raises:
-        ImageError: one of them is not a package as NAME or NAME=VERSION.
+        ImageError: a text is not a Debian package as NAME or NAME=VERSION.
     """
     packages = once("apt", value, "'git', 'ffmpeg=7:5.1.6-0+deb12u1'")
     for each in packages:
         if not _PACKAGE.fullmatch(each):
             words = each.split()
             several = f"; did you mean {words}?" if len(words) > 1 else ""
-            several = several or ("; apt would remove a package with '-' after it" if each.endswith("-") else "")
+            several = several or ("; apt would remove a package whose name ends with '-'" if each.endswith("-") else "")
             raise ImageError(
                 f"apt: {each!r} is not a Debian package such as 'git' or 'git=1:2.39.5-0+deb12u2'{several}"
             )
@@ -308,11 +315,11 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
     A place that ends with "/" is a folder: the local file's name is appended. Local files need not exist yet.
 
     Raises:
-        ImageError: the value is not such a mapping, or a place is not valid.
+        ImageError: the value is not a mapping of places to paths or bytes, or a place is not valid.
     """
     such_as = "{'data/words.txt': 'words.txt', '~/.netrc': b'…'}"
     if not isinstance(value, Mapping):
-        raise ImageError(f"files must map places on the node to local paths or bytes: {such_as}, not {value!r}")
+        raise ImageError(f"files must map places on the node to local paths or bytes, such as {such_as}, not {value!r}")
     rows: list[tuple[str, str | bytes]] = []
     for target, source in value.items():
         target = text("files", os.fspath(target) if isinstance(target, os.PathLike) else target, such_as)
@@ -331,7 +338,7 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def destination(place: str) -> str:
-    """Return the normalized path of a place on the node: relative, absolute, or below `~`.
+    """Return the normalized path of a place on the node. It may be relative, absolute, or below `~`.
 
     Raises:
         ImageError: the path contains "..", names another user's home, names no file, or contains a line break.
@@ -354,8 +361,8 @@ def globs(name: str, value: object) -> tuple[str, ...]:
         value: the value to check.
 
     Raises:
-        ImageError: a pattern leads out of the folder, or `include` has "**" together with other text between two
-            slashes.
+        ImageError: a pattern leads out of the project's folder. Also if a pattern of `include` has "**" together with
+            other text between two slashes.
     """
     patterns = once(name, value, "'src', '*.py', 'data/**'")
     for each in patterns:

@@ -1,6 +1,6 @@
 """`Step`, one part of the setup of a machine, and `assemble`, which joins steps into a script.
 
-The script is plain POSIX shell that a person can read and run.
+The script is POSIX shell code that a person can read and run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib.resources import files
 from skypool_images.errors import ImageError
 
 _END = "SKYPOOL_END"
+"""Line that ends a step's code in the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,10 @@ class Step:
     """One named part of the setup of a machine.
 
     Attributes:
-        name: name of a-z, 0-9 and "-", unique in its script.
-        script: POSIX shell code. It runs with `set -eu` after `scripts/prelude.sh` and `python.sh`, and is safe to run
-            twice.
-        check: shell code that succeeds if the step has had its effect; "" if the script's exit status is enough.
+        name: name of the step, from a-z, 0-9 and "-". It must be unique in its script.
+        script: POSIX shell code. It runs with `set -eu` after `scripts/prelude.sh` and `scripts/python.sh`. It must be
+            safe to run twice.
+        check: shell code that succeeds if the step has had its effect; "" if the exit status of `script` is enough.
         limit: maximum seconds for one attempt.
         retries: number of further attempts after a network failure.
     """
@@ -44,9 +45,10 @@ class Step:
 
 
 def program(name: str) -> str:
-    """Return the text of one of this package's own programs, by its file name in `scripts`.
+    """Return the text of a file in this package's folder `scripts`, by its file name.
 
-    An unknown name raises FileNotFoundError.
+    Raises:
+        FileNotFoundError: there is no such file.
     """
     return (files("skypool_images") / "scripts" / name).read_text("utf-8")
 
@@ -54,7 +56,8 @@ def program(name: str) -> str:
 def shell(name: str) -> str:
     """Return the text of the shell script `scripts/NAME.sh` in this package, by its name without ".sh".
 
-    An unknown name raises FileNotFoundError.
+    Raises:
+        FileNotFoundError: there is no such file.
     """
     return program(f"{name}.sh")
 
@@ -62,7 +65,7 @@ def shell(name: str) -> str:
 def assemble(steps: Sequence[Step], title: str) -> str:
     """Return the shell script that runs `steps` in order, reports its progress, and ends with the path of Python.
 
-    A step that the machine has finished before is skipped. The script prints one line for each thing that happens:
+    A step that the machine has finished before is skipped. The script prints one line for each event:
 
         @boot 1                     the script has begun
         @step 2 5 env               step 2 of 5, called env, begins
@@ -80,7 +83,7 @@ def assemble(steps: Sequence[Step], title: str) -> str:
         title: comment in the second line of the script, without line breaks.
 
     Raises:
-        ImageError: a step contains the word that ends steps in the script.
+        ImageError: a step contains the word SKYPOOL_END, which ends steps in the script.
     """
     parts = [f"#!/bin/sh\n# {title}\n# It can be run repeatedly: finished steps are skipped.\nSTEPS={len(steps)}"]
     parts.append(shell("advice").rstrip())

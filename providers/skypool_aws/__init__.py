@@ -1,7 +1,7 @@
 """Driver for AWS: EC2 instances, on demand and spot, billed by the second after the first minute.
 
 API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21). boto3 finds the credentials. An instance
-that shuts itself down is terminated, which ends its cost. It needs no credentials for that.
+that shuts itself down is terminated, which ends its cost. The instance needs no credentials for that.
 """
 # pyright: reportTypedDictNotRequiredAccess=false
 # The stubs of boto3 mark every field of an answer as one that may be missing.
@@ -38,10 +38,10 @@ _TIDYING = 180.0
 """Seconds for which the removal of a resource is repeated while instances still use it."""
 
 _NEW = 20.0
-"""Seconds for which EC2 may not find a key pair or a group that it has just made."""
+"""Seconds for which EC2 may not find a key pair or a security group that was just made."""
 
 _YOUNG = 60.0
-"""Seconds for which EC2 may not find an instance that it has just started."""
+"""Seconds for which EC2 may not find an instance that was just started."""
 
 _BOOTING = 420.0
 """Seconds within which a virtual machine must accept ssh connections."""
@@ -59,7 +59,7 @@ _WATCH = ssh_machine.notice_program(
 """Python source that runs on a spot machine and waits for AWS's interruption notice in the metadata service."""
 
 _Setting = tuple[str, str, bool]
-"""The regular expression of a setting's value, an example for messages, and True if a list is allowed."""
+"""The regular expression of a setting's values, examples for messages, and True if a list of values is allowed."""
 
 _SETTINGS: Mapping[str, _Setting] = {
     "region": (
@@ -87,17 +87,20 @@ class AWS(Regional):
 
     Args:
         region: a region such as "us-east-1", or several; None means every region that is enabled for the account.
-        profile: a profile of your AWS configuration; None leaves the choice to boto3.
+        profile: a profile of your AWS configuration; None leaves the choice to boto3 (AWS's Python package).
         subnet: one of your subnets, or several; None means the default subnet of each zone.
-        ami: the image that machines start from: an AMI with cloud-init, an SSM parameter that holds one, or
-            "ubuntu-22.04". None means AWS's own image for the accelerator. The `base=` of an Image overrides it.
-        user: the user name for ssh logins, which that image must have.
-        capacity_reservation: the id of a capacity reservation or capacity block to run in. Nothing is ever reserved or
-            bought.
-        ssh_from: networks that may reach port 22; None means this computer's public address only.
+        ami: the image that machines start from: the id of an AMI with cloud-init, the name of an SSM parameter with
+            such an id, "ubuntu-22.04" or "ubuntu-24.04". An SSM parameter is an entry in AWS's parameter store. None
+            means AWS's own image for the accelerator. The `base=` of an Image overrides this setting.
+        user: the user name for ssh logins. The image must have this user.
+        capacity_reservation: the id of a capacity reservation or capacity block (capacity that the account holds
+            already) to run in. The driver itself never reserves or buys capacity. None means none.
+        ssh_from: networks that may reach port 22 of the machines, such as "203.0.113.0/24"; None means this computer's
+            public address only.
 
     Raises:
-        UsageError: a setting is invalid, or belongs to one region while `region` does not name exactly one.
+        UsageError: a setting is invalid. Also if `subnet`, `capacity_reservation` or the id of an AMI is given, and
+            `region` does not name exactly one region.
     """
 
     region: str | Sequence[str] | None = None
@@ -121,18 +124,19 @@ class AWS(Regional):
         settings.settle(self, _SETTINGS, {"region": _catalog.GP3_USD_PER_GB_MONTH})
         has_ami_id = self.ami is not None and self.ami.startswith("ami-")
         if (self.subnet or self.capacity_reservation or has_ami_id) and len(self.region or ()) != 1:
+            only_there = "subnet" if self.subnet else "capacity_reservation" if self.capacity_reservation else "ami"
             raise UsageError(
-                "a subnet, an AMI or a capacity reservation belongs to one region: set region=, such as 'us-east-1'"
+                f"{only_there}= belongs to one region: set region= to that region alone, such as region='us-east-1'"
             )
 
     # --- what is sold ----------------------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return an offer for each instance type that could meet the need, for each zone and market that has it.
+        """Return an offer for each instance type that could meet the need, in each zone and market that sells the type.
 
-        Prices are in USD per hour and include the disk and the public address. Regions that do not answer, and types
-        whose price AWS does not return, are left out, with a warning. Regions that the account may not use are left
-        out, too. The list is empty if no type could meet the need.
+        Prices are in USD per hour and include the disk and the public address. Regions that do not answer are left out,
+        and so are types whose price AWS does not return. A RuntimeWarning says so. Regions that the account may not use
+        are left out, too. The list is empty if no type could meet the need.
 
         Raises:
             UsageError: the settings name a region that the account may not use.
@@ -168,7 +172,7 @@ class AWS(Regional):
         return chosen(_requests.regions(self._ec2()), self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
-        """Yield a region's offers, without the price of disk and address. Only spot offers have a price; others have 0.
+        """Yield a region's offers. Spot offers have the price without disk and address; all others have the price 0.
 
         Yields nothing if the region has no instance type that could meet the need. Requests are sent while the result
         is read.
@@ -187,8 +191,8 @@ class AWS(Regional):
     def _types(self, ec2: EC2Client, need: Need) -> dict[str, Offer]:
         """Return the region's instance types that could meet the need, by name, as offers without place and price.
 
-        If accelerators are needed, only types with one of their models are returned. The dict is empty if there are
-        none.
+        If the need has accelerators, only types with an accelerator of one of these names are returned. The dict is
+        empty if the region has no such type.
         """
         names = {each.name for each in need.accelerators if each.kind != "cpu"}
         found = {}
@@ -199,7 +203,7 @@ class AWS(Regional):
         return found
 
     def _reserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer]) -> Iterator[Offer]:
-        """Yield the offer of the capacity reservation that the settings name; none if its type is not in `types`.
+        """Yield the offer of the capacity reservation in the settings; nothing if its instance type is not in `types`.
 
         A capacity block was paid for when it was bought, so `detail["prepaid"]` of its offer is True. The offer is not
         `available` if the reservation is not active, or all its instances are in use.
@@ -228,7 +232,7 @@ class AWS(Regional):
         """Yield an offer for each of these instance types, for each market of the need and each zone.
 
         A zone is left out if it does not have the type, or if it has no subnet. A spot offer is left out if AWS returns
-        no price for it. On-demand offers have price 0.
+        no spot price for the type in the zone. On-demand offers have the price 0.
 
         Args:
             ec2: the client of the region.
@@ -255,10 +259,10 @@ class AWS(Regional):
     def _price_rows(self, regions: Sequence[str], types: Iterable[str]) -> Answers[str]:
         """Return rows of AWS's price list, each a JSON text, for on-demand prices. No types give an empty list.
 
-        If AWS does not return the prices of a type, they are missing, with a warning.
+        If AWS does not return the prices of a type, the result has no rows for the type. A RuntimeWarning says so.
 
         Args:
-            regions: if this is a single region, only its prices are requested; otherwise those of all regions.
+            regions: if this is a single region, only the prices there are requested; otherwise those of all regions.
             types: the names of the instance types.
 
         Raises:
@@ -277,9 +281,9 @@ class AWS(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent instances with one request, and return them sorted by node.
 
-        The same order returns the same instances. Fewer than ordered may be returned, unless the need has
-        `private_network`. While EC2 does not find the key pair or group that was just made, the request is repeated for
-        20 s.
+        The same order returns the same instances. Fewer instances than ordered may be returned, unless the need has
+        `private_network` (the machines must reach each other). While EC2 does not find the key pair or group that was
+        just made, the request is repeated for 20 s.
 
         Raises:
             NoAnswer: the answer was lost, so instances may have been made.
@@ -301,8 +305,8 @@ class AWS(Regional):
     def _prepared(self, offer: Offer, order: Order) -> _requests.InstanceRequest:
         """Make the order's key pair, groups and rules at EC2, and return the request for its instances.
 
-        What exists already is used again. The same order always yields the same request, as AWS requires for a repeated
-        token.
+        Existing ones of the same pool are used again. The same order always gives the same request, as AWS requires it
+        for a repeated token.
 
         Raises:
             UsageError: the image is for another processor architecture than the offer.
@@ -346,7 +350,7 @@ class AWS(Regional):
         )
 
     def _image(self, ec2: EC2Client, offer: Offer, need: Need) -> tuple[str, str, int]:
-        """Return (AMI, name of its root device, disk size in GiB) for a machine on this offer.
+        """Return (id of the AMI, name of its root device, disk size in GiB) for a machine of this offer.
 
         The disk is as large as the need says, but never smaller than the AMI's own root disk.
 
@@ -364,8 +368,8 @@ class AWS(Regional):
         root = image["RootDeviceName"]
         if arch != offer.arch:
             raise UsageError(
-                f"the image {ami} is for {arch}, but {offer.instance_type} is {offer.arch}: use arch={arch!r} "
-                "or another image"
+                f"the image {ami} is for {arch} processors, but instance type {offer.instance_type} has {offer.arch} "
+                f"processors: ask for machines of the other kind with arch={arch!r}, or choose another image with ami="
             )
         for disk in image["BlockDeviceMappings"]:
             if disk["DeviceName"] == root:
@@ -378,20 +382,25 @@ class AWS(Regional):
         These are the subnets of the settings, or the default subnet of each zone.
 
         Raises:
-            AccessError: the region has none.
+            AccessError: the region has no such subnet.
         """
         found = _requests.subnets(ec2, [*(self.subnet or ())])
         if not found:
             region = ec2.meta.region_name
-            raise AccessError(
-                f"the AWS account has no subnet in {region}; run `aws ec2 create-default-vpc --region "
-                f"{region}`, or name one with AWS(subnet=…)",
-                provider="aws",
-            )
+            if self.subnet:
+                says = (
+                    f"the AWS account has no subnet {' or '.join(self.subnet)} in {region}; correct subnet= or region="
+                )
+            else:
+                says = (
+                    f"the AWS account has no default subnet in {region}; run `aws ec2 create-default-vpc --region "
+                    f"{region}`, or name one of your subnets with AWS(subnet=…)"
+                )
+            raise AccessError(says, provider="aws")
         return sorted(found, key=lambda subnet: subnet["SubnetId"])
 
     def _subnet(self, ec2: EC2Client, zone: str) -> SubnetTypeDef:
-        """Return the subnet for machines in a zone. If it has several, that is the one with the first id.
+        """Return the subnet for machines in a zone. If the zone has several, return the one with the first id.
 
         Raises:
             CapacityError: the zone has no subnet any more, although it had one when the offer was made.
@@ -400,22 +409,23 @@ class AWS(Regional):
             if subnet["AvailabilityZone"] == zone:
                 return subnet
         raise CapacityError(
-            f"AWS has no subnet in {zone} any more; create one there, or name another with AWS(subnet=…)",
+            f"the AWS account has no subnet in zone {zone} any more; create one there, or name one of "
+            "another zone with AWS(subnet=…)",
             provider="aws",
         )
 
     def _security_group(self, ec2: EC2Client, name: str, vpc: str, said: Mapping[str, str], gang: bool) -> str:
         """Return the id of the pool's security group, which is made if it does not exist.
 
-        It opens port 22 to the networks of `ssh_from`. If `gang` is True, it also opens all ports among the pool's
-        machines. Rules that exist already are kept.
+        The group opens port 22 to the networks of `ssh_from`. If `gang` is True, it also opens all ports among the
+        pool's machines. Rules that exist already are kept.
 
         Args:
             ec2: the client of the region.
             name: the name of the group.
             vpc: the id of the network that it belongs to.
-            said: its tags, if it is made.
-            gang: True if the pool has a private network.
+            said: the tags of the group, if it is made.
+            gang: True if the machines of the pool must reach each other.
 
         Raises:
             NoAnswer: the group exists, but EC2 does not list it yet after 20 s.
@@ -425,7 +435,8 @@ class AWS(Regional):
             group = retry.soon(lambda: _requests.security_group(ec2, name, vpc), _NEW) or ""
         if not group:
             raise NoAnswer(
-                f"AWS has created the security group {name} but does not list it yet; try again", provider="aws"
+                f"AWS says that the security group {name} exists, but has not listed it for {_NEW:g} s; try again",
+                provider="aws",
             )
         for network in settings.networks(self.ssh_from):
             _requests.allow_ssh(ec2, group, network, _NEW)
@@ -438,11 +449,11 @@ class AWS(Regional):
     def access(self, instance: Instance) -> Access:
         """Return how to reach an instance: ssh to its public address. Waits up to 90 s for that address.
 
-        It does not connect. The result says how long the machine may take to accept ssh: 420 s, or 1200 s for a
+        Does not connect. The result says how long the machine may take to accept ssh: 420 s, or 1200 s for a
         bare-metal type.
 
         Raises:
-            ProviderError: AWS has ended the instance, or it has no public address after that time.
+            ProviderError: AWS has ended the instance, or the instance has no public address after 90 s.
         """
         is_metal = ".metal" in instance.instance_type
         return ssh_machine.access(
@@ -457,31 +468,36 @@ class AWS(Regional):
         """Return the public address of an instance. The instance gets it a few seconds after its creation.
 
         Raises:
-            ProviderError: with code "pending" if it has no address yet, or EC2 does not find it yet. If AWS has ended
-                it, with the code and text of the reason.
+            ProviderError: the instance has no address yet, or EC2 does not find the instance yet (code "pending"). Also
+                if AWS has ended the instance; the error then has AWS's code and text of the reason.
         """
         for record in _requests.instances(self._ec2(instance.region), [instance.id]):
             if record["State"]["Name"] not in ("pending", "running"):
                 why = record.get("StateReason", {})
-                raise _api.REFUSALS.error(f"to keep {instance.id}", why.get("Code", ""), why.get("Message", ""))
+                raise _api.REFUSALS.error(
+                    f"to keep instance {instance.id}", why.get("Code", ""), why.get("Message", "")
+                )
             if address := record.get("PublicIpAddress"):
                 return str(address)
         raise ProviderError(
-            f"AWS has given {instance.id} no public address yet; try again", provider="aws", code="pending"
+            f"AWS has given instance {instance.id} in {instance.region} no public address yet, and ssh needs one; try "
+            "again",
+            provider="aws",
+            code="pending",
         )
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:
         """Return a region's instances of one pool; if `pool` is None, of all pools of this user.
 
-        Terminated ones are left out. For one pool, only instances that were rented from this host are returned.
+        Terminated instances are left out. For one pool, only instances rented from this computer are returned.
         """
         filters = _requests.pool_filters(tags.owners(pool), pool)
         return [self._instance(region, each) for each in _requests.pool_instances(self._ec2(region), filters)]
 
     def _instance(self, region: str, record: InstanceTypeDef) -> Instance:
-        """Return an `Instance` from EC2's record of it, with pool, node number and token from its tags.
+        """Convert EC2's record of an instance to an `Instance`, with pool, node number and token from the tags.
 
-        Its state is "starting" for pending, "running" for running, and "ending" for every other state of EC2.
+        The state is "starting" for EC2's "pending", "running" for "running", and "ending" for all others.
         """
         states: Mapping[str, Literal["starting", "running"]] = {"pending": "starting", "running": "running"}
         return tags.instance(
@@ -538,9 +554,9 @@ class AWS(Regional):
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Return the ids of instances that have not ended yet.
 
-        An instance that shuts down counts as not ended: it still holds its disk, its address and its part of the quota.
-        If one of them is not even shutting down, or EC2 does not know it, EC2 is asked again to end all. The result is
-        then that of `_terminate`.
+        An instance that shuts down counts as not ended: its disk, its address and its part of the quota are still used.
+        If an instance is not even shutting down, or EC2 does not know it, EC2 is asked again to end all of them. The
+        result is then that of `_terminate`.
 
         Args:
             region: the region of the instances.
@@ -555,8 +571,8 @@ class AWS(Regional):
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
         """Yield a region's leftovers of one pool; if `pool` is None, of all pools of this user.
 
-        Leftovers are key pairs, security groups, placement groups and unused disks. For one pool, only those that were
-        made from this host are yielded.
+        Leftovers are key pairs, security groups, placement groups and unused disks. For one pool, only leftovers that
+        were made from this computer are yielded.
         """
         filters = _requests.pool_filters(tags.owners(pool), pool)
         for each in _requests.pool_resources(self._ec2(region), filters):
@@ -565,10 +581,10 @@ class AWS(Regional):
     def _remove(self, leftover: Leftover) -> None:
         """Remove a leftover (such as a key pair). The request is repeated for 180 s while an instance uses it.
 
-        Does not raise if it no longer exists.
+        Does not raise if the leftover no longer exists.
 
         Raises:
-            ProviderError: it is still in use after that, or AWS refused for another reason.
+            ProviderError: the leftover is still in use after 180 s, or AWS refused for another reason.
         """
         _requests.remove(self._ec2(leftover.region), leftover.kind, leftover.id, _TIDYING)
 
@@ -581,8 +597,8 @@ class AWS(Regional):
     def check(self) -> Iterable[Finding]:
         """Return findings about what could keep this account from renting. One region is checked.
 
-        The region is the first of the settings, or the one of the user's AWS configuration. Nothing is rented or made.
-        A failed check is a finding, not an exception. The checks run when the first finding is read.
+        The region is the first one of the settings, or the one of the user's AWS configuration. Nothing is rented or
+        made. A failed check is a finding, not an exception. The checks run when the first finding is read.
         """
         ec2 = self._ec2(self.region[0] if self.region else "")
         region = ec2.meta.region_name
@@ -609,21 +625,21 @@ class AWS(Regional):
         """Return the limits of a quota in words: the vCPUs that may run at once on demand and as spot.
 
         Raises:
-            QuotaError: it allows no vCPUs on either market.
+            QuotaError: the quota allows no vCPUs on either market.
         """
         quotas = _api.service_quotas(self.profile, region)
         on_demand = _requests.quota(quotas, quota.on_demand)
         spot = _requests.quota(quotas, quota.spot)
         text = f"{on_demand:g} vCPUs at once on demand, {spot:g} as spot"
         if not (on_demand or spot):
-            raise _api.REFUSALS.error(quota.name, "VcpuLimitExceeded", text, region=region)
+            raise _api.REFUSALS.error(f"instances of the types {quota.name}", "VcpuLimitExceeded", text, region=region)
         return text
 
     def _ec2(self, region: str = "", attempts: int = _api.ATTEMPTS) -> EC2Client:
         """Return a client for EC2 in a region. Equal arguments give the same client.
 
         Args:
-            region: the region; "" means that of the user's AWS configuration.
+            region: the region; "" means the region of the user's AWS configuration, or us-east-1 without one.
             attempts: how often the client sends a request before it fails, including the first time.
         """
         return _api.ec2(self.profile, region, attempts)

@@ -71,15 +71,15 @@ def ec2(profile: str | None, region: str = "", attempts: int = ATTEMPTS) -> EC2C
 def pricing(profile: str | None) -> PricingClient:
     """Return a client for the price list. AWS serves the prices of all regions from us-east-1.
 
-    The errors are those of `ec2`: UsageError and CredentialsError.
+    The parameter and the errors (UsageError and CredentialsError) are those of `ec2`.
     """
     return cast("PricingClient", _shared_client(profile, "pricing", "us-east-1"))
 
 
 def service_quotas(profile: str | None, region: str) -> ServiceQuotasClient:
-    """Return a client for the account's quotas in one region. "" means the region of the user's AWS configuration.
+    """Return a client for the account's quotas in one region.
 
-    The errors are those of `ec2`: UsageError and CredentialsError.
+    The parameters and the errors (UsageError and CredentialsError) are those of `ec2`.
     """
     return cast("ServiceQuotasClient", _shared_client(profile, "service-quotas", region))
 
@@ -87,8 +87,7 @@ def service_quotas(profile: str | None, region: str) -> ServiceQuotasClient:
 def ssm(profile: str | None, region: str) -> SSMClient:
     """Return a client for Systems Manager, whose public parameters hold the ids of AWS's images.
 
-    Clients are shared: the same arguments return the same client, until the configuration of the profile changes.
-    The errors are those of `ec2`: UsageError and CredentialsError.
+    The parameters and the errors (UsageError and CredentialsError) are those of `ec2`.
     """
     return cast("SSMClient", _shared_client(profile, "ssm", region))
 
@@ -96,7 +95,7 @@ def ssm(profile: str | None, region: str) -> SSMClient:
 def sts(profile: str | None, region: str) -> STSClient:
     """Return a client for the Security Token Service, which tells to whom the credentials belong.
 
-    The errors are those of `ec2`: UsageError and CredentialsError.
+    The parameters and the errors (UsageError and CredentialsError) are those of `ec2`.
     """
     return cast("STSClient", _shared_client(profile, "sts", region))
 
@@ -104,7 +103,7 @@ def sts(profile: str | None, region: str) -> STSClient:
 def all_of(pages: Any, key: str) -> list[Any]:
     """Return the items of all pages of an answer, as one list; [] if the answer does not have the field.
 
-    It sends the requests for all pages, and blocks until they are answered.
+    Sends the requests for all pages, and blocks until they are answered.
 
     Args:
         pages: the result of `client.get_paginator(...).paginate(...)`.
@@ -113,15 +112,18 @@ def all_of(pages: Any, key: str) -> list[Any]:
     Raises:
         ProviderError: AWS refused a request.
     """
-    with _translated("get all pages", ""):
+    with _translated("the next page of an answer", ""):
         return list(pages.build_full_result().get(key, []))
 
 
 @contextmanager
 def accepted(*codes: str) -> Iterator[None]:
-    """Suppress a ProviderError with one of these error codes in a `with` block. The rest of the block is skipped then.
+    """Suppress a ProviderError with one of these error codes in a `with` block, and continue after the block.
 
-    Other exceptions are raised.
+    Other exceptions are not suppressed.
+
+    Args:
+        codes: AWS's error codes, such as "InvalidGroup.NotFound".
 
     Raises:
         ProviderError: an error in the block has another code.
@@ -136,7 +138,7 @@ def accepted(*codes: str) -> Iterator[None]:
 def _shared_client(profile: str | None, service: str, region: str, attempts: int = ATTEMPTS) -> object:
     """Return a client for a service. Equal arguments give the same client, which threads may share.
 
-    When the AWS environment variables or configuration files change, a new one is made.
+    When the AWS environment variables or configuration files change, a new client is made.
 
     Args:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.
@@ -155,11 +157,11 @@ def _shared_client(profile: str | None, service: str, region: str, attempts: int
 
 @lru_cache(maxsize=256)
 def _client(profile: str | None, environment: Hashable, service: str, region: str, attempts: int) -> object:
-    """Return a client for a service, the same one for the same arguments. Call it with `_making` locked.
+    """Return a client for a service, the same one for the same arguments. The caller must hold the lock `_making`.
 
     Args:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        environment: the variables and files that boto3 reads. A change of these makes a new client.
+        environment: a value that changes when a variable or file that boto3 reads changes. It makes a new client then.
         service: boto3's name of the service, such as "ec2".
         region: the region; "" means the one of the profile, or us-east-1 without one.
         attempts: how often a request is sent before it fails, including the first time.
@@ -182,7 +184,7 @@ def _session(profile: str | None, environment: Hashable) -> Any:
 
     Args:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        environment: the variables and files that boto3 reads. A change of these makes a new session.
+        environment: a value that changes when a variable or file that boto3 reads changes. It makes a new session then.
     """
     session = imported("boto3").Session(profile_name=profile)
     session.events.register("creating-client-class", _add_translation)
@@ -192,7 +194,7 @@ def _session(profile: str | None, environment: Hashable) -> Any:
 def _add_translation(base_classes: list[type], **_: object) -> None:
     """Put `_Translating` before the other base classes of a client class that boto3 is making.
 
-    It changes the list `base_classes`. boto3 calls it as an event handler, with more arguments that are ignored.
+    The list `base_classes` is changed in place. boto3 calls this event handler with more arguments, which are ignored.
     """
     base_classes.insert(0, _Translating)
 
@@ -200,8 +202,8 @@ def _add_translation(base_classes: list[type], **_: object) -> None:
 class _Translating:
     """A base class that is added to all clients of boto3. It raises errors of AWS as skypool's errors.
 
-    Every request passes `_make_api_call` of botocore, also those of paginators. Tools that observe boto3 (moto,
-    OpenTelemetry, Sentry) override it, too.
+    Every request passes through botocore's method `_make_api_call`, also the requests of paginators. Tools that observe
+    boto3 (moto, OpenTelemetry, Sentry) override the same method.
     """
 
     meta: Any
@@ -231,14 +233,16 @@ def _translated(action: str, region: str) -> Iterator[None]:
         region: the region of the request; "" leaves it out of the message.
 
     Raises:
-        ProviderError: AWS or the SDK refused. Its class is the one that errors.csv has for the error's code.
+        ProviderError: AWS or the SDK refused. The class is the one that errors.csv has for the error's code.
         UsageError: the SDK is not installed.
     """
     try:
         exceptions = imported("botocore.exceptions")
         parsers = imported("botocore.parsers")
     except ImportError as e:
-        raise UsageError("AWS needs its SDK, which is not installed: pip install 'skypool[aws]'") from e
+        raise UsageError(
+            "AWS() needs the Python package boto3, which is not installed: run `pip install 'skypool[aws]'`"
+        ) from e
     try:
         yield
     except exceptions.ClientError as e:
@@ -252,7 +256,7 @@ def _translated(action: str, region: str) -> Iterator[None]:
 def _class_names(error: BaseException) -> list[str]:
     """Return the names of an exception's class and base classes, the class itself first.
 
-    They replace the error code if AWS gave none.
+    The names are used in place of an error code if AWS gave none.
     """
     return [each.__name__ for each in type(error).__mro__]
 

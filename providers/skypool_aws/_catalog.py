@@ -49,7 +49,7 @@ GP3_USD_PER_GB_MONTH: Mapping[str, float] = {
 """USD per GB and month of a gp3 disk, by region: https://aws.amazon.com/ebs/pricing as quoted on 2021-07-14."""
 
 _UNKNOWN_GP3_USD = GP3_USD_PER_GB_MONTH["ap-east-1"]
-"""Price of a gp3 disk in a region that the table lacks: a high one, so that no plan is too cheap."""
+"""USD per GB and month of a gp3 disk in a region that the table lacks. It is high, so that no plan is too cheap."""
 
 _HOURS_PER_MONTH = 730.0
 """Hours in a month, as AWS bills disks."""
@@ -61,17 +61,17 @@ LEAST_BILLED = 60.0
 """The shortest time that AWS bills, in seconds."""
 
 _DRIVER_DISK_GB = 120
-"""Least disk in GB for an image with an accelerator's driver. The largest is AWS's Neuron image with 105 GB."""
+"""Least disk in GB for an image with an accelerator's driver. The largest such image is AWS's for Neuron, 105 GB."""
 
 _PLAIN_DISK_GB = 30
-"""Least disk in GB for an image of plain Ubuntu."""
+"""Least disk in GB for an image of Ubuntu without drivers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
     """A limit of the account on the vCPUs that run at once, for one group of instance types.
 
-    Each group has two such limits: one on demand and one for spot.
+    Each group has two such limits: one for on-demand and one for spot instances.
 
     Attributes:
         name: AWS's name for the group of instance types.
@@ -102,13 +102,13 @@ _UBUNTU_IMAGES = {
     "24.04": "/aws/service/canonical/ubuntu/server/24.04/stable/current/{cpu}/hvm/ebs-gp3/ami-id",
     "22.04": "/aws/service/canonical/ubuntu/server/22.04/stable/current/{cpu}/hvm/ebs-gp2/ami-id",
 }
-"""Names of the SSM parameters that hold the AMI of plain Ubuntu, by release."""
+"""Names of the SSM parameters that hold the AMI of Ubuntu without drivers, by release."""
 
 _DRIVER_IMAGES = {
     "cuda": "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-{release}/latest/ami-id",
     "neuron": "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id",
 }
-"""Names of the SSM parameters that hold an AMI with an accelerator's driver, by the accelerator's runtime."""
+"""Names of the SSM parameters that hold an AMI with an accelerator's driver, by runtime (software family)."""
 
 _NOT_DRIVEN = ("K80", "K520", "M60", "V100", "Inferentia1")
 """Accelerators that the image in `_DRIVER_IMAGES` does not support: NVIDIA's before Turing, and Inferentia1."""
@@ -120,7 +120,7 @@ _TYPES_OF_RUNTIME = {
     "hpu": ("dl*",),
     "none": ("p*", "g*", "trn*", "inf*", "dl*"),
 }
-"""Patterns of instance types to search for an accelerator that no known type has, by its runtime."""
+"""Patterns of instance types to search for an accelerator of unknown type, by its runtime (software family)."""
 
 _VCPUS_OF_SIZE = {
     "large": 2,
@@ -147,8 +147,8 @@ more than their price once their CPU credits are spent. Types with n, d, b or z 
 def patterns(need: Need) -> list[str]:
     """Return patterns of the names of instance types that could meet the need, sorted. [] if no type could.
 
-    Patterns are like "p5.*" or "c5.xlarge". Without accelerators these are the smallest types of each family that are
-    large enough.
+    Patterns are like "p5.*" or "c5.xlarge". If the need has no accelerators, the result has the smallest type of each
+    family that is large enough.
     """
     found: set[str] = set()
     for wanted in need.accelerators:
@@ -164,7 +164,7 @@ def patterns(need: Need) -> list[str]:
 def _families_with(wanted: Accelerator) -> set[str]:
     """Return patterns, such as "p5.*", of the instance families in which some known type has this accelerator.
 
-    Types with only a part of a device do not count. The set is empty if no known type has it.
+    Types with only a part of a device do not count. The set is empty if no known type has the accelerator.
     """
     families = set()
     for name, has in meanings("aws-type").items():
@@ -225,11 +225,13 @@ def kind(record: Mapping[str, Any]) -> Offer:
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
-    """Return the accelerator of an instance type, with its count; None if it has none, or none that skypool knows.
+    """Return the accelerator of an instance type, with its count.
 
-    The type's name decides if skypool's catalogue knows it, otherwise AWS's description of its devices. The description
-    is unreliable: it has 512 GiB for each Trainium2, no device for trn2u, no GPU for g6f, and inf twice. Some memory
-    sizes in it are the marketed ones, and some those that a program sees.
+    Returns None if the type has no accelerator, or none that skypool knows.
+
+    If skypool's catalogue has the type's name, the name decides. Otherwise AWS's description of the devices decides.
+    The description is unreliable: it has 512 GiB for each Trainium2, no device for trn2u, no GPU for g6f, and the
+    devices of inf types twice. Some of its memory sizes are the marketed ones, others the sizes that a program sees.
 
     Args:
         record: an item of the answer of DescribeInstanceTypes.
@@ -250,12 +252,12 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
         need: the requirements, of which the disk size is used.
 
     Returns:
-        An AMI's id or the name of an SSM parameter that holds one, and the disk's size in GiB. The size is that of the
-        need, rounded up. It is at least 120 if AWS has an image with the accelerator's driver, and otherwise at least
-        30.
+        An AMI's id or the name of an SSM parameter that holds an AMI's id, and the disk's size in GiB. The size is
+        that of the need, rounded up. It is at least 120 if AWS has an image with the accelerator's driver, and
+        otherwise at least 30.
 
     Raises:
-        UsageError: `asked` has none of these forms.
+        UsageError: `asked` is not an AMI's id, the name of an SSM parameter, or a known Ubuntu release.
     """
     words("base image of AWS", asked or None, BASE_SHAPE, BASE_EXAMPLE)
     driver_image = _driver_image(offer.accelerator)
@@ -289,7 +291,7 @@ def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
 def default_images() -> list[str]:
     """Return the names of the SSM parameters of all default images for x86 processors.
 
-    First come the images with an accelerator's driver, then those of plain Ubuntu.
+    First come the images with an accelerator's driver, then the images of Ubuntu without drivers.
     """
     return [parameter(template) for template in (*_DRIVER_IMAGES.values(), *_UBUNTU_IMAGES.values())]
 
@@ -297,8 +299,8 @@ def default_images() -> list[str]:
 def _driver_image(has: Accelerator | None) -> str:
     """Return the SSM parameter of AWS's image with the driver of this accelerator; "" if there is none.
 
-    It is also "" for no accelerator. The name still has placeholders for architecture and Ubuntu release; see
-    `parameter`.
+    The result is also "" if `has` is None (no accelerator). The name still has placeholders for architecture and Ubuntu
+    release, which `parameter` fills in.
     """
     if has is None or has.name in _NOT_DRIVEN:
         return ""
@@ -306,10 +308,10 @@ def _driver_image(has: Accelerator | None) -> str:
 
 
 def _release(asked: str, has: Accelerator | None) -> str:
-    """Return the Ubuntu release for a machine that uses plain Ubuntu: "24.04" or "22.04".
+    """Return the Ubuntu release for a machine that uses Ubuntu without drivers: "24.04" or "22.04".
 
-    The release that the user asked for has precedence. Otherwise it is 22.04 for Gaudi and the first Inferentia, and
-    24.04 for all others.
+    The release that the user asked for has precedence. Otherwise it is 22.04 for Gaudi and for Neuron devices without
+    an image of AWS (the first Inferentia), and 24.04 for all others.
 
     Args:
         asked: a release such as "ubuntu-22.04"; "" for none.
@@ -325,7 +327,7 @@ def _release(asked: str, has: Accelerator | None) -> str:
 def extras(region: str, disk_gb: int) -> float:
     """Return the price of a machine's disk and public address together, in USD per hour.
 
-    For a region without a known price of disks, a high price counts.
+    For a region whose price of disks is not known, a high price is used.
 
     Args:
         region: the region of the machine.
@@ -336,12 +338,12 @@ def extras(region: str, disk_gb: int) -> float:
 
 
 def on_demand(rows: Iterable[str]) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield ((region, instance type), USD per hour) for each price in the PriceList of GetProducts.
+    """Yield ((region, instance type), USD per hour) for each on-demand price in the answer of GetProducts.
 
     Prices of 0 are left out: the price list has them for capacity blocks.
 
     Args:
-        rows: the items of PriceList, each a JSON text.
+        rows: the items of the answer's field PriceList, each a JSON text.
     """
     for row in rows:
         product = json.loads(row)

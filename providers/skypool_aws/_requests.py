@@ -1,9 +1,10 @@
 """Sends the driver's requests to AWS.
 
-Each function sends one kind of request and blocks until it is answered; its parameters are what varies.
+Each function sends one kind of request and blocks until AWS answers. Its parameters are the values that vary between
+requests. Every function that sends a request raises a ProviderError if AWS refuses, also where its docstring does not
+say so.
 
-API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21). Every function raises a ProviderError if
-AWS refuses the request.
+API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21).
 """
 # pyright: reportTypedDictNotRequiredAccess=false
 # The stubs of boto3 mark every field of an answer as one that may be missing.
@@ -50,7 +51,7 @@ NOT_KNOWN_YET = (
     "InvalidKeyPair.NotFound",
     "InvalidPlacementGroup.Unknown",
 )
-"""Error codes of a launch if EC2 does not find yet what it has just made."""
+"""Error codes of a launch while EC2 does not find a key pair or group that was just made."""
 
 _TAGGED: Mapping[Market, Sequence[ResourceTypeType]] = {
     "on-demand": ("instance", "volume", "network-interface"),
@@ -62,7 +63,7 @@ _STATES_THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
 """States of an instance that costs money or may do so again: all but "terminated"."""
 
 _TRIAL_NAME = "skypool-check"
-"""The name of the resources that dry runs ask for."""
+"""The name of the resources in dry runs (requests that AWS checks and does not execute)."""
 
 _TRIAL_KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 """A well-formed public key that belongs to nobody."""
@@ -86,13 +87,13 @@ def regions(ec2: EC2Client) -> list[str]:
 def clock(ec2: EC2Client) -> str:
     """Return the time at AWS, such as "Sat, 21 Nov 2026 15:28:00 GMT".
 
-    It is the HTTP header "Date" of an answer.
+    The time is the HTTP header "Date" of an answer.
     """
     return str(ec2.describe_regions()["ResponseMetadata"]["HTTPHeaders"]["date"])
 
 
 def instance_types(ec2: EC2Client, patterns: Sequence[str]) -> list[InstanceTypeInfoTypeDef]:
-    """Return the records of the region's instance types whose names match one of the patterns; [] if none does.
+    """Return EC2's records of the instance types in a region whose names match one of the patterns; [] if none does.
 
     Args:
         ec2: the client of the region.
@@ -103,7 +104,7 @@ def instance_types(ec2: EC2Client, patterns: Sequence[str]) -> list[InstanceType
 
 
 def offerings(ec2: EC2Client, types: Sequence[str], zones: Sequence[str]) -> list[InstanceTypeOfferingTypeDef]:
-    """Return which of these zones have which of these instance types: one record for each pair that exists."""
+    """Return a record for each pair of one of these zones and one of these instance types that the zone has."""
     filters: list[FilterTypeDef] = [
         {"Name": "instance-type", "Values": types},
         {"Name": "location", "Values": zones},
@@ -118,7 +119,11 @@ def offerings(ec2: EC2Client, types: Sequence[str], zones: Sequence[str]) -> lis
 def spot_prices(ec2: EC2Client, types: Sequence[str]) -> list[SpotPriceTypeDef]:
     """Return the current spot prices in the client's region, one record for each pair of instance type and zone.
 
-    A pair without a spot price has no record. The price in a record is text, in USD per hour.
+    A pair without a spot price has no record. The field "SpotPrice" of a record is text, in USD per hour.
+
+    Args:
+        ec2: the client of the region.
+        types: the names of the instance types.
     """
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=cast("Sequence[InstanceTypeType]", types),
@@ -134,7 +139,7 @@ def price_list(pricing: PricingClient, instance_type: str, region: str = "") -> 
     Args:
         pricing: the client for the price list.
         instance_type: the name of the type.
-        region: the region; "" means all regions.
+        region: the region whose prices are wanted; "" means all regions.
     """
     wanted = {
         "instanceType": instance_type,
@@ -155,7 +160,7 @@ def capacity_reservations(ec2: EC2Client, id: str) -> list[CapacityReservationTy
     """Return the capacity reservation or capacity block with this id, as a list of one record.
 
     Raises:
-        ProviderError: there is none with this id in the client's region.
+        ProviderError: the client's region has no reservation with this id.
     """
     pages = ec2.get_paginator("describe_capacity_reservations").paginate(CapacityReservationIds=[id])
     return all_of(pages, "CapacityReservations")
@@ -207,7 +212,7 @@ def tag_values(tags: Iterable[TagTypeDef]) -> dict[str, str]:
 def _tagged(kind: ResourceTypeType, tags: Mapping[str, str]) -> TagSpecificationTypeDef:
     """Return tags in the form that a create request of EC2 takes for one kind of resource, such as "volume".
 
-    That is {"ResourceType": kind, "Tags": list of tags}.
+    The result is {"ResourceType": kind, "Tags": list of tags}.
     """
     return {"ResourceType": kind, "Tags": tag_list(tags)}
 
@@ -359,11 +364,11 @@ class InstanceRequest:
         security_group: the id of the security group.
         tags: the tags of everything that the request makes.
         fabric: True for an Elastic Fabric Adapter instead of an ordinary network interface.
-        placement_group: its name; "" for none.
-        prepaid: True if the reservation is a capacity block.
+        placement_group: the name of the placement group; "" for none.
+        prepaid: True if `reservation` is a capacity block, which was paid for when it was bought.
         reservation: the id of a capacity reservation; "" for none.
-        max_usd_per_hour: the highest spot price; None means the on-demand price, which is AWS's own limit. It is
-            ignored on demand.
+        max_usd_per_hour: the highest spot price for one instance; None means the on-demand price, which is AWS's own
+            limit. It is ignored on demand.
     """
 
     token: str
@@ -387,10 +392,10 @@ class InstanceRequest:
 
 
 def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceTypeDef]:
-    """Rent instances, and return EC2's records of them. It does not wait until they run.
+    """Rent instances, and return EC2's records of them. Does not wait until the instances run.
 
-    There are at least `request.least` and at most `request.count`. Each gets a public address. An instance that shuts
-    itself down is terminated, and its disk is deleted.
+    The number of instances is at least `request.least` and at most `request.count`. Each gets a public address. An
+    instance that shuts itself down is terminated, and its disk is deleted.
 
     Raises:
         NoAnswer: the answer was lost, so instances may have been made.
@@ -474,7 +479,7 @@ def pool_instances(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> list[Ins
 def instances(ec2: EC2Client, ids: Sequence[str]) -> list[InstanceTypeDef]:
     """Return EC2's records of the instances with these ids, also of terminated ones.
 
-    Returns an empty list if EC2 does not know one of them (yet).
+    Returns an empty list if EC2 does not know one of the ids (yet), even if it knows the others.
     """
     with accepted("InvalidInstanceID.NotFound"):
         pages = ec2.get_paginator("describe_instances").paginate(InstanceIds=ids)
@@ -486,14 +491,15 @@ def terminate(ec2: EC2Client, ids: Sequence[str]) -> list[str]:
     """Ask EC2 to end instances, and return the ids of those that have not ended yet. Does not wait for their end.
 
     Raises:
-        ProviderError: EC2 does not know one of the ids; then it ends none. Or it refused for another reason.
+        ProviderError: EC2 does not know one of the ids, and so ends none of the instances. Also if EC2 refused for
+            another reason.
     """
     told = ec2.terminate_instances(InstanceIds=ids)["TerminatingInstances"]
     return [each["InstanceId"] for each in told if each["CurrentState"]["Name"] != "terminated"]
 
 
 def tag(ec2: EC2Client, ids: Sequence[str], tags: Mapping[str, str]) -> None:
-    """Set tags on resources. A tag with the same key is replaced, and other tags stay."""
+    """Set tags on the resources with these ids. A tag with the same key is replaced, and other tags stay."""
     ec2.create_tags(Resources=ids, Tags=tag_list(tags))
 
 
@@ -505,7 +511,7 @@ class Resource:
         kind: "key-pair", "security-group", "placement-group" or "volume".
         id: the id or name that the request to delete it takes.
         tagged_as: the id that the request to tag it takes. It differs from `id` for key pairs and placement groups.
-        tags: its tags by key.
+        tags: the tags of the resource, as values by key.
     """
 
     kind: str
@@ -531,7 +537,7 @@ def pool_resources(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> Iterator
 
 
 def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
-    """Remove a resource. Does not raise if it no longer exists.
+    """Remove a resource. Does not raise if the resource no longer exists.
 
     Args:
         ec2: the client of the resource's region.
@@ -560,8 +566,8 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
                     ec2.delete_volume(VolumeId=id)
             case _:
                 raise ProviderError(
-                    f"cannot remove {kind} {id} from AWS: skypool never creates this kind of resource; remove "
-                    "it yourself in the AWS console",
+                    f"cannot remove {kind} {id} from AWS: skypool does not know this kind of resource; remove "
+                    f"{id} in the AWS console",
                     provider="aws",
                 )
 

@@ -1,7 +1,7 @@
 """Driver for containers of Docker or Podman.
 
-The containers are on this machine, or on the machine that the program `docker` or `podman` is set to use. They cost
-nothing. A container ends itself when the process in it that runs calls (the agent) has ended, when no client connected
+The containers run on this machine, or on the machine that the program `docker` or `podman` is configured to use. They
+cost nothing. A container ends itself when its agent (the process that runs calls) has ended, when no client connected
 for 15 minutes, and at the pool's deadline.
 """
 
@@ -44,14 +44,14 @@ _PROGRAMS = (("docker",), ("podman",))
 _HOME = "/tmp/skypool"
 """skypool's folder in a container: every user may write to /tmp."""
 _PATIENCE = 30.0
-"""Seconds in which the container program must answer."""
+"""Maximum seconds for a run of the container program that starts no container."""
 _PULL = 1800.0
-"""Seconds in which a container must start. Pulling its image is included."""
+"""Maximum seconds for the start of a container, including the download of its image."""
 _starting = threading.Lock()
 """Held while a container is started, so that two containers do not get the same GPU."""
 _SIZE = re.compile(r"\d+(\.\d+)?[bkmgBKMG]?")
 _WORD = re.compile(r"[^\s-]\S*")
-"""A text without blanks that does not begin with "-", and so is not taken as an option of the container program."""
+"""A text without blanks that does not begin with "-". So the container program does not take the text as an option."""
 
 
 @settings.settings_named
@@ -60,19 +60,20 @@ class Container:
     """A driver that runs each node in a container, started with the program `docker` or `podman`. It costs nothing.
 
     Args:
-        image: image of the containers. None is the python:X.Y-slim of this client's Python. An Image's base= takes
-            precedence.
-        runtime: the program, or its words, such as ["podman", "--remote"]. None takes docker, or podman if docker does
-            not work.
-        gpus: number of GPUs that each container has for itself. "all" shares all GPUs with all containers. None gives
-            them none.
+        image: image of the containers. None takes python:X.Y-slim, where X.Y is the version of the client's Python. The
+            base= of an Image takes precedence.
+        runtime: the container program, or a list of its words, such as ["podman", "--remote"]. None takes docker, or
+            podman if docker does not work.
+        gpus: number of GPUs that each container has for itself. "all" gives every container all GPUs. None gives the
+            containers no GPUs.
         cpus: number of CPUs that a container may use. None sets no limit.
         memory: maximum memory of a container, such as "4g". None sets no limit.
-        shm: size of /dev/shm, such as "4g". None leaves the program's default.
-        volumes: folders of this machine with their paths in the container: {"/data": "/data"}. "/data:ro" is read-only.
-        network: the program's option --network. None leaves its default.
-        user: the program's option --user. None leaves the image's user.
-        options: further options of `run`, as a list.
+        shm: size of /dev/shm (shared memory), such as "4g". None leaves the container program's default.
+        volumes: paths in the container, by folder of this machine: {"/data": "/data"}. The path "/data:ro" makes the
+            folder read-only in the container.
+        network: value of the container program's option --network. None leaves out this option.
+        user: value of the container program's option --user. None leaves the image's user.
+        options: list of further options for the container program's command `run`.
 
     Raises:
         UsageError: a value is not valid, or a setting has an unknown name.
@@ -99,12 +100,17 @@ class Container:
 
     def _check_words(self) -> None:
         if isinstance(self.options, str):
-            raise UsageError(f"options must be a list of words; write options={shlex.split(self.options)!r}")
+            raise UsageError(
+                f"options must be a list of words, not one text; write options={shlex.split(self.options)!r}"
+            )
         if not _are_words(self.options):
             raise UsageError(f"options must be a list of words such as ['--ipc=host'], not {self.options!r}")
         runtime = [self.runtime or "docker"] if isinstance(self.runtime, (str, type(None))) else self.runtime
         if not _are_words(runtime):
-            raise UsageError(f"runtime must be a list of words such as ['podman'], not {runtime!r}")
+            raise UsageError(
+                f"runtime must be a program such as 'podman' or a list of words such as ['podman', "
+                f"'--remote'], not {runtime!r}"
+            )
         for name in ("image", "network", "user"):
             word = getattr(self, name)
             if word is not None and (not isinstance(word, str) or not _WORD.fullmatch(word)):
@@ -137,12 +143,12 @@ class Container:
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return offers of containers at the price 0.
 
-        It is one offer, or with the setting `gpus` one for each kind of accelerator of this machine. With `gpus`, but
-        without an accelerator on this machine, it is one offer without an accelerator. Which GPUs are free is not
+        Without the setting `gpus`, it is one offer without accelerators. With `gpus`, it is one offer for each kind of
+        accelerator of this machine, or one without accelerators if this machine has none. Whether GPUs are free is not
         checked here. The container program is run once, to see that it works.
 
         Args:
-            need: the requirements of each node. Only its base image is used.
+            need: the requirements of each node. Only the base image in it is used.
 
         Raises:
             AccessError: the user may not use the container program's socket.
@@ -165,8 +171,9 @@ class Container:
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Start one container for each node number of the order, and return them in the order of the node numbers.
 
-        A container that the same order has started before is returned as it is. Blocks until all run, at most half an
-        hour for each, as images may be pulled. If one cannot be started, all containers of the order are removed.
+        A container that the same order has started before is reused. Blocks until all containers run, at most half an
+        hour for each, because images may be downloaded. If a container cannot be started, all containers of the order
+        are removed.
 
         Raises:
             AccessError: the image cannot be pulled without a login.
@@ -181,7 +188,7 @@ class Container:
         try:
             for node in order.nodes:
                 if node not in there:
-                    with _starting:  # a GPU counts as used only when its container runs
+                    with _starting:  # a GPU counts as used only while its container runs
                         there[node] = self._start(program, offer, order, node)
         except SkypoolError:
             self.terminate(list(there.values()))  # launch all nodes or none
@@ -194,17 +201,18 @@ class Container:
         A container that is not running has the state "ending".
 
         Args:
-            pool: the name of a pool (a group of nodes), whichever user started it. None means all pools of this user.
+            pool: the name of a pool, for the containers of this pool only. None means all pools. Containers of other
+                users are never returned.
 
         Raises:
-            ProviderError: the container program did not answer, or reported an error.
+            ProviderError: the container program did not answer, or reported an error. Some errors have another class.
             UsageError: neither docker nor podman is installed.
         """
         of_pool = [] if pool is None else [f"skypool.pool={pool}"]
         return self._found(self._program(), f"skypool.owner={getpass.getuser()}", *of_pool)
 
     def access(self, instance: Instance) -> Access:
-        """Return how to run commands in a container: with the program's `exec`. Runs nothing.
+        """Return how to run commands in a container: with the container program's command `exec`. Runs nothing.
 
         The paths in the result are paths in the container, below /tmp/skypool.
         """
@@ -225,8 +233,8 @@ class Container:
         Does not raise for containers that do not exist.
 
         Raises:
-            StillRunning: some containers still exist after 30 s, or the container program does not answer. The error
-                carries the containers.
+            StillRunning: some containers still exist after 30 s, or the container program fails. The error carries
+                these containers.
         """
         until = time.monotonic() + _PATIENCE
         left = list(instances)
@@ -238,14 +246,16 @@ class Container:
                 there = self._ids(program)
             except SkypoolError as e:
                 raise StillRunning(
-                    f"{_names(left)} may still run, because `rm -f` did not confirm that they ended: {e}; "
-                    "remove them yourself, or try again",
+                    f"{_names(left)} may still run, because `{shlex.join(program)} rm -f` did not confirm "
+                    f"their end: {e}. Try again, or remove the containers by hand",
                     left,
                 ) from e
             left = [each for each in left if each.id in there]
             if left and time.monotonic() > until:
                 raise StillRunning(
-                    f"{_names(left)} still exist after `rm -f`, which said {said!r}; remove them yourself", left
+                    f"{_names(left)} still exist {_PATIENCE:g} s after `{shlex.join(program)} rm -f`, which printed "
+                    f"{said!r}; remove the containers by hand",
+                    left,
                 )
 
     # --- the program -----------------------------------------------------------------------------------------
@@ -256,7 +266,7 @@ class Container:
         Each candidate is run once, for up to 30 s.
 
         Raises:
-            SkypoolError: none works. If a program is installed and fails, it is the error of that program.
+            SkypoolError: no candidate works. If an installed program fails, the error tells of this program.
         """
         asked = (self.runtime,) if isinstance(self.runtime, str) else tuple(self.runtime or ())
         errors: list[SkypoolError] = []
@@ -268,7 +278,7 @@ class Container:
                 continue
             if done.returncode == 0:
                 return program
-            errors.insert(0, _trouble(program, done.stderr))  # an installed program's error helps more
+            errors.insert(0, _trouble(program, done.stderr))  # tell of an installed program first
         raise errors[0]
 
     def _image(self, need: Need) -> str:
@@ -278,13 +288,24 @@ class Container:
     def _share(self, has: Accelerator) -> Accelerator:
         """Return the accelerators that one container gets, as a copy of `has` with another count.
 
-        The count is at most the setting `gpus`. If that is "all", `has` is returned unchanged.
+        The count is at most the setting `gpus`. If the setting is "all", `has` is returned unchanged.
         """
         if not isinstance(self.gpus, int):
             return has
         return replace(has, count=min(self.gpus, has.count))
 
     def _start(self, program: tuple[str, ...], offer: Offer, order: Order, node: int) -> Instance:
+        """Start the container of one node, and return it. Blocks until the container runs, at most half an hour.
+
+        Args:
+            program: the words of the container program.
+            offer: the offer that is launched.
+            order: the order that the node belongs to.
+            node: the number of the node.
+
+        Raises:
+            SkypoolError: the container cannot be started, or too few GPUs are free. See `launch` for the classes.
+        """
         folder = f"{_HOME}/pools/{order.pool}.{node}"
         deadline = int(time.time() + order.lifetime) if order.lifetime else 0
         gpus = self._gpus(program, offer.accelerator)
@@ -316,6 +337,12 @@ class Container:
         )
 
     def _limits(self, program: tuple[str, ...], gpus: Sequence[str]) -> Iterable[str]:
+        """Yield the options of the container program for the driver's settings: limits, volumes and GPUs.
+
+        Args:
+            program: the words of the container program. Podman names GPUs in another way than Docker.
+            gpus: the ids of the GPUs for the container, or ["all"]; empty for none.
+        """
         options = {
             "cpus": self.cpus,
             "memory": self.memory,
@@ -327,7 +354,7 @@ class Container:
             if value is not None:
                 yield f"--{option}={value}"
         for here, there in self.volumes.items():
-            # made absolute, because Docker takes a bare name as a volume of its own, empty and kept for ever
+            # absolute, because Docker takes a name without slashes as a new empty volume, and never removes the volume
             folder = os.path.abspath(os.path.expanduser(here))
             yield f"--volume={folder}:{there}"
         if "podman" in program[0]:
@@ -342,7 +369,7 @@ class Container:
         """Return the ids of the GPUs for one more container.
 
         They are NVIDIA GPUs that no other container of skypool uses. Returns [] if the setting `gpus` is None, and
-        ["all"] if it is "all".
+        ["all"] if the setting is "all".
 
         Args:
             program: the words of the container program.
@@ -361,26 +388,35 @@ class Container:
         if len(free) < self.gpus:
             raise CapacityError(
                 f"a container needs {self.gpus} GPUs, but only {len(free)} of this machine's {len(fit)} GPUs "
-                "are free; ask for fewer, or wait for other containers to end",
+                "are free; set a smaller gpus=, or wait until other containers end",
                 provider=self.name,
             )
         return free[: self.gpus]
 
     def _found(self, program: tuple[str, ...], *labels: str) -> list[Instance]:
+        """Return the containers that have all of these labels ("NAME" or "NAME=VALUE"); [] if there are none.
+
+        Raises:
+            SkypoolError: the container program is not installed, did not answer, or reported an error.
+        """
         ids = self._ids(program, *(word for label in labels for word in ("--filter", f"label={label}")))
         if not ids:
             return []
         told = _run([*program, "inspect", "--type=container", *ids], _PATIENCE).stdout
-        records = json.loads(told or "[]")  # a container that has just ended is missing
+        records = json.loads(told or "[]")  # the records lack a container that has just ended
         return [self._instance(program, each) for each in records]
 
     def _ids(self, program: tuple[str, ...], *filters: str) -> list[str]:
         """Return the ids of all containers that exist, running or not, or of those that match.
 
-        `filters` are options of the program's `ps` command. The list may be empty.
+        The list may be empty.
+
+        Args:
+            program: the words of the container program.
+            filters: options of the container program's command `ps`, such as "--filter", "label=…".
 
         Raises:
-            SkypoolError: the program is not installed, did not answer within 30 s, or reported an error.
+            SkypoolError: the container program is not installed, did not answer within 30 s, or reported an error.
         """
         listed = _run([*program, "ps", "-aq", "--no-trunc", *filters], _PATIENCE)
         if listed.returncode != 0:
@@ -388,9 +424,9 @@ class Container:
         return listed.stdout.split()
 
     def _instance(self, program: tuple[str, ...], record: Mapping[str, Any]) -> Instance:
-        """Convert the record of a container, as the program's `inspect` prints it, to an `Instance`.
+        """Convert the record of a container, as the container program's `inspect` prints it, to an `Instance`.
 
-        Its state is "running" or, if the container does not run, "ending".
+        The state is "running" or, if the container does not run, "ending".
         """
         labels: dict[str, str] = record["Config"]["Labels"]
         state: Literal["running", "ending"] = "running" if record["State"]["Running"] else "ending"
@@ -421,13 +457,25 @@ def _fits(device: Device, asked: Accelerator | None) -> bool:
 
 
 def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[str]:
+    """Run the container program, and return its exit status and output. A status other than 0 does not raise.
+
+    Args:
+        argv: the words of the program, and its arguments.
+        patience: maximum seconds for the run.
+
+    Raises:
+        UsageError: the program is not installed.
+        ProviderError: the program ran longer than `patience`, and was killed.
+    """
     try:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience)
     except FileNotFoundError as e:
-        raise UsageError(f"the program {argv[0]} is not installed here: install Docker or podman") from e
+        raise UsageError(
+            f"the program {argv[0]} is not installed here: install Docker or podman, or set runtime="
+        ) from e
     except subprocess.TimeoutExpired as e:
         raise ProviderError(
-            f"`{shlex.join(argv[:2])}` did not end within {patience:g} s; check that the container service "
+            f"`{shlex.join(argv[:2])}` did not end within {patience:g} s; check that the service of {argv[0]} "
             "runs, and try again",
             provider="container",
         ) from e
@@ -437,36 +485,36 @@ def _names(instances: Sequence[Instance]) -> str:
     return f"containers {', '.join(each.id[:12] for each in instances)}"
 
 
-_NO_DAEMON = "the daemon is not running: `sudo systemctl start docker`, or set DOCKER_HOST"
+_NO_DAEMON = "the daemon is not running: `sudo systemctl start docker`, or set DOCKER_HOST to the address of another"
 _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
     (r"permission denied.*(socket|sock)", AccessError,
-     "no permission for the daemon's socket: run `sudo usermod -aG docker $USER` and log in again, or use podman"),
-    (r"Cannot connect to the Docker daemon at unix:", UsageError, _NO_DAEMON),  # not set up: `gc` goes on without it
+     "you may not use the daemon's socket: run `sudo usermod -aG docker $USER` and log in again, or use podman"),
+    (r"Cannot connect to the Docker daemon at unix:", UsageError, _NO_DAEMON),  # so that `gc` skips Docker
     (r"Cannot connect to the Docker daemon|Is the docker daemon running|unable to connect to Podman", ProviderError,
      _NO_DAEMON),
     (r"denied|unauthorized|authentication required|no basic auth", AccessError,
-     "the image does not exist, or needs `{program} login` first"),
+     "either the image does not exist, or its registry needs `{program} login` first"),
     (r"manifest unknown|No such image|manifest for .* not found|short-name|name unknown|invalid reference", LaunchError,
-     "there is no such image: check its name and tag"),
+     "there is no such image: check the image's name and tag"),
     (r"could not select device driver|nvidia.com/gpu|nvidia-container", LaunchError,
-     "containers with GPUs need the NVIDIA Container Toolkit on this machine"),
+     "containers with GPUs need the NVIDIA Container Toolkit: install it on this machine"),
     (r"no space left", CapacityError, "the disk is full: free space with `{program} system prune`"),
     (r"dial tcp|no such host|timeout|TLS handshake|connection refused|request canceled|pinging container registry",
      LaunchError, "the image's registry cannot be reached from here: try `{program} pull` by hand, or check the proxy"),
-    (r"executable file not found", LaunchError, "the image has no shell: take one that has sh"),
+    (r"executable file not found", LaunchError, "the image has no shell: choose an image that has the program sh"),
 )  # fmt: skip
 
 
 def _trouble(program: tuple[str, ...], said: str, image: str = "") -> SkypoolError:
-    """Return, without raising it, the error for a failed run of the container program, with advice.
+    """Return the error for a failed run of the container program, with advice. It is not raised.
 
-    Its class depends on the program's output. If the output is not known, it is LaunchError with an image and
-    ProviderError without.
+    Its class depends on the program's error output. If no entry of `_SAID` fits, it is a LaunchError with `image`, and
+    a ProviderError without.
 
     Args:
-        program: words of the program.
-        said: the program's error output.
-        image: image of the container that could not be started, "" if the program itself failed.
+        program: the words of the container program.
+        said: the error output of the container program.
+        image: the image of the container that could not be started; "" if no container was to be started.
     """
     words = said.strip()
     kind, advice = next(
@@ -474,5 +522,7 @@ def _trouble(program: tuple[str, ...], said: str, image: str = "") -> SkypoolErr
         (LaunchError if image else ProviderError, ""),
     )
     what = f"no container of {image} can be started" if image else f"{program[0]} does not answer"
-    message = ": ".join(each for each in (what, advice.format(program=program[0]), words[-1500:]) if each)
+    printed = f"{program[0]} printed: {words[-1500:]}" if words else ""
+    reason = f"{what}: {advice.format(program=program[0])}" if advice else what
+    message = ". ".join(each for each in (reason, printed) if each)
     return kind(message, provider="container", text=words) if issubclass(kind, ProviderError) else kind(message)

@@ -1,4 +1,4 @@
-"""Driver for this machine. Each node is a group of processes. It costs nothing, and all nodes see the same files."""
+"""Driver for this machine. Each node is a group of processes. Nodes cost nothing, and they all see the same files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.wire.transport import Subprocess
 
 _PATIENCE = 10.0
-"""Seconds to wait, at most, for a process that is starting a node, and for a node's first process to end."""
+"""Maximum seconds to wait for a process that is starting an agent, and for a node's first process to end."""
 
 
 @settings.settings_named
@@ -36,9 +36,10 @@ class Local:
     """A driver that runs nodes on this machine. A node is a folder and a group of processes. It costs nothing.
 
     Args:
-        python: interpreter of the nodes, of the same minor version as this one. None means this one.
-        spool: folder for values that are too large for memory. None means the node's own.
-        spool_memory: size in bytes up to which values are kept in memory. None means half of the free memory.
+        python: path or name of the Python interpreter of the nodes. Its minor version must be the client's. None means
+            the client's own interpreter.
+        spool: folder for arguments and results that are too large for memory. None means the node's own folder.
+        spool_memory: size in bytes up to which such values are kept in memory. None means half of the free memory.
 
     Raises:
         UsageError: this machine does not run Linux, or a setting is not valid.
@@ -52,19 +53,22 @@ class Local:
 
     def __post_init__(self) -> None:
         if sys.platform != "linux":
-            raise UsageError(f"Local() needs Linux, and this is {sys.platform}; use SSH() or Container() from here")
+            raise UsageError(f"Local() needs Linux, and this machine runs {sys.platform}; use SSH() or Container()")
         settings.plain(self, python=Path, spool=Path, spool_memory=int)
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return one offer, at the price 0, for each needed accelerator that this machine has in that number.
+        """Return one offer, at the price 0, for each needed accelerator that this machine has in the needed number.
 
-        If it has none of them, or none is needed, return one offer of the machine as it is. So the list is never empty.
+        If this machine has none of them, or the need has no accelerators, return one offer of the machine with the
+        first kind of accelerator that it has, if any. So the list is never empty.
 
         Raises:
             UsageError: the interpreter of the setting `python` does not exist.
         """
         if self.python is not None and shutil.which(self.python) is None:
-            raise UsageError(f"python={self.python!r} was not found on this machine; leave it out for {sys.executable}")
+            raise UsageError(
+                f"python={self.python!r} was not found on this machine; without python=, nodes use {sys.executable}"
+            )
         here = devices.accelerators()
         found = [
             Offer(provider=self.name, instance_type="this-machine", accelerator=asked)
@@ -74,13 +78,15 @@ class Local:
         return found or [Offer(provider=self.name, instance_type="this-machine", accelerator=next(iter(here), None))]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create a folder for each node of the order, and return the nodes in order. It starts no process.
+        """Create a folder for each node of the order, and return the nodes in order. Starts no process.
 
-        The node's agent (the process that runs calls) starts at the first connection. Nodes that this order has created
-        before are returned as they are. If there are too few devices for all, all nodes are ended.
+        A node's agent (the process that runs calls) starts at the first connection. Nodes that an earlier launch of the
+        same order created are reused. If there are too few accelerators for all nodes, all nodes of the order are
+        ended.
 
         Raises:
-            CapacityError: other nodes of the same pool use the devices. Nodes of other pools do not count.
+            CapacityError: too few accelerators are free, because other nodes of the same pool use them. Nodes of other
+                pools do not count.
             StillRunning: a node that had to be ended again may still run.
         """
         there = {each.node: each for each in self.instances(pool=order.pool) if each.token == order.token}
@@ -105,10 +111,10 @@ class Local:
     def _devices(self, offer: Offer, order: Order) -> dict[str, Any]:
         """Return a dict with the devices of one more node ("devices") and their division into slots ("slots").
 
-        A slot is a part of a node that runs one call at a time. Returns {} if the pool needs no accelerators.
+        Returns {} if the pool needs no accelerators, or the offer has none.
 
         Raises:
-            CapacityError: too few devices are free, as other nodes of the same pool use them.
+            CapacityError: too few devices are free, because other nodes of the same pool use them.
         """
         asked = offer.accelerator
         if not order.need.accelerators or asked is None or asked.kind == "cpu":
@@ -118,8 +124,8 @@ class Local:
         free = [device for device in fit if f"{device.kind} {device.pin}" not in used][: asked.count]
         if len(free) < asked.count:
             raise CapacityError(
-                f"this machine has {len(fit)} of {asked}, but pool {order.pool!r} already uses {len(used)} of "
-                "them; ask for fewer nodes",
+                f"a node of pool {order.pool!r} needs {asked}, but only {len(free)} of this machine's {len(fit)} such "
+                "devices are free, because other nodes of the pool use the others; ask for fewer nodes",
                 provider=self.name,
             )
         return {
@@ -152,9 +158,9 @@ class Local:
         return found
 
     def access(self, instance: Instance) -> Access:
-        """Return how to run commands on a node: as subprocesses on this machine. It starts nothing.
+        """Return how to run commands on a node: as subprocesses on this machine. Starts nothing.
 
-        Calls run in the folder that is this process's current folder now.
+        Calls on the node will run in the folder that is the client's current folder now.
         """
         import platformdirs  # imported late: a node may import this module and lacks platformdirs
 
@@ -178,23 +184,23 @@ class Local:
         exist. The nodes are ended one after the other.
 
         Raises:
-            StillRunning: some processes or folders still exist after SIGKILL. The error carries those nodes.
+            StillRunning: processes or folders of some nodes still exist after SIGKILL. The error carries these nodes.
         """
         left = [instance for instance in instances if not _end(Path(instance.detail["folder"]))]
         if left:
             names = ", ".join(instance.id for instance in left)
             raise StillRunning(
-                f"processes of {names} still run after SIGKILL; check with `ps` what blocks them. Their "
-                f"folders are in {home()}",
+                f"the nodes {names} could not be ended: either their processes still run after SIGKILL (see `ps`), or "
+                f"their folders in {home()} cannot be removed",
                 left,
             )
 
 
 def home() -> Path:
-    """Return the folder of this user's nodes on this machine. It is not created here.
+    """Return the path of the folder with this user's nodes on this machine. The folder is not created here.
 
-    It is in $XDG_RUNTIME_DIR, or in the folder for temporary files if that cannot be written. Its path is short,
-    because it contains sockets, whose paths have a limit.
+    It is in $XDG_RUNTIME_DIR if that folder can be written, and otherwise in the folder for temporary files. The path
+    is short, because the folder contains sockets, and the length of a socket's path is limited.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
@@ -202,7 +208,7 @@ def home() -> Path:
 
 
 def _end(folder: Path) -> bool:
-    """End a node's processes and remove its folder. Return True if nothing is left, and False otherwise.
+    """End a node's processes and remove its folder. Return True if neither is left, and False otherwise.
 
     Wait 2 s for the keeper (the node's first process) to end by itself. Then send SIGTERM, and SIGKILL after 4 s. If
     the keeper does not run, only the folder is removed.
@@ -233,7 +239,7 @@ def _end(folder: Path) -> bool:
 def _wait_for_starters(folder: Path) -> None:
     """Wait until no process is starting an agent (the process that runs calls) in this folder, at most 10 s.
 
-    Such a process holds the file lock until the agent runs. Returns None in each case, also if the time is over or the
+    A process that starts an agent holds the file lock until the agent runs. Does not raise if the 10 s are over or the
     folder does not exist.
     """
     try:
@@ -251,8 +257,8 @@ def _wait_for_starters(folder: Path) -> None:
 def _keeper(folder: Path) -> int | None:
     """Return the process id of a node's keeper (its first process), or None if it does not run.
 
-    The keeper's start time is compared, so that another process with the same id does not count. Returns None also if
-    the file keeper.json is missing or not valid.
+    The keeper's start time is compared with the recorded one, so that another process with the same id does not count.
+    Returns None also if the file keeper.json is missing or not valid.
 
     Args:
         folder: the folder of the node.
@@ -266,6 +272,13 @@ def _keeper(folder: Path) -> int | None:
 
 
 def _gone(folder: Path, keeper: int, patience: float) -> bool:
+    """Wait up to `patience` seconds until a node's keeper has ended. Return True if it has, and False otherwise.
+
+    Args:
+        folder: the folder of the node.
+        keeper: process id of the keeper (the node's first process).
+        patience: maximum seconds to wait.
+    """
     until = time.monotonic() + min(patience, _PATIENCE)
     while _keeper(folder) == keeper:
         if time.monotonic() > until:

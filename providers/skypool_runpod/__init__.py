@@ -2,13 +2,13 @@
 
 API: https://docs.runpod.io/sdks/graphql/manage-pods, https://graphql-spec.runpod.io (read 2026-11-21).
 
-- GraphQL is used for nearly everything. Only it has stock and prices by number of GPUs, interruptible pods and
-  `terminateAfter`.
+- RunPod's GraphQL API is used for nearly everything. No other API has the stock and prices by number of GPUs,
+  interruptible pods, and `terminateAfter` (the time at which RunPod ends a pod).
 - RunPod's own SDK uses GraphQL, too, but has none of these (runpod 1.12.0, read 2026-11-22).
-- REST v2 only renames pods. Pods have no tags, so their names hold the pool, owner, token, node number and end of the
-  lease. To renew a lease (the time that a pod was granted), a new name is written.
-- `terminateAfter` cannot be postponed, so it is used only for the pool's lifetime. The lease is enforced by a process
-  in the pod, the guard. It ends the pod with the key that RunPod gives each pod.
+- RunPod's API REST v2 is used only to rename pods. Pods have no tags, so their names hold the pool, owner, token, node
+  number and end of the lease. A lease is renewed by writing a new name.
+- `terminateAfter` cannot be postponed, so it is used only for the pool's lifetime. The lease is enforced by the guard,
+  a process in the pod. The guard ends the pod with the key that RunPod gives each pod.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _LAG = 6.0
 """Seconds after the creation of a pod during which lists may lack it."""
 
 _BOOT = 600.0
-"""Seconds that a pod may need to boot. They are added to the time at which RunPod ends it."""
+"""Seconds that a pod may need to boot. They are added to the pool's lifetime, after which RunPod ends the pod."""
 
 _FRESH = 60.0
-"""Seconds for which a pod's name is not written again after a renewal."""
+"""A pod is not renamed if the lease in its name ends less than this many seconds before the new end."""
 
 _TOLERANCE = 1.01
-"""Largest ratio of a pod's price to the offered price. A more expensive pod is ended."""
+"""Largest allowed ratio of a pod's price to the offered price. A more expensive pod is ended."""
 
 
 @settings.settings_named
@@ -52,14 +52,17 @@ class RunPod(Regional):
     """A driver that rents pods (containers) from RunPod. Its methods block.
 
     Args:
-        cloud: "secure" for RunPod's data centres, "community" for machines of strangers, or "any". Results of community
-            machines are read as data only.
-        region: data centres such as "CA-MTL-1"; in the community cloud, countries such as "CA". None is any.
-        image: image of the containers, with sh, base64, gzip, and curl or python3. None is one for the accelerator. An
-            Image's base= takes precedence.
-        min_cuda: lowest CUDA version that the host's driver must support, such as "12.8". None is the image's.
-        volume: id of a network volume to mount at /workspace. Pods are then in the volume's data centre.
-        api_key: API key. None is $RUNPOD_API_KEY, or the key in ~/.runpod/config.toml.
+        cloud: "secure" for RunPod's data centres, "community" for machines of strangers, or "any". Results from
+            community machines are only accepted if they can be rebuilt without running code.
+        region: a data centre such as "CA-MTL-1", or several; in the community cloud, a country such as "CA". None
+            means any.
+        image: image of the containers, with sh, base64, gzip, and curl or python3. None takes an image that fits the
+            accelerator. The base= of an Image takes precedence.
+        min_cuda: lowest CUDA version that the driver of the pod's machine must support, such as "12.8". None takes the
+            version that RunPod's own image needs, and any version for other images.
+        volume: id of a network volume to mount at /workspace. Pods are then in the volume's data centre. None mounts no
+            volume.
+        api_key: API key. None takes $RUNPOD_API_KEY, or the key in ~/.runpod/config.toml.
 
     Raises:
         UsageError: a setting is invalid or unknown, or `volume` is given with another cloud than "secure".
@@ -77,12 +80,15 @@ class RunPod(Regional):
     def __post_init__(self) -> None:
         settings.settle(self, FACTS["settings"], {"cloud": FACTS["clouds"]})
         if self.volume and self.cloud != "secure":
-            raise UsageError("network volumes exist only in RunPod's own data centres: use cloud='secure'")
+            raise UsageError(
+                f"volume={self.volume!r} needs cloud='secure', because only RunPod's own data centres have "
+                "network volumes"
+            )
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return offers of pods with the needed numbers of GPUs, in each allowed cloud and place.
 
-        Without an accelerator, return offers of pods with CPUs only, which exist only in the secure cloud and on
+        If the need has no GPUs, return offers of pods with CPUs only, which exist only in the secure cloud and on
         demand. Types that are out of stock are among the offers, marked as not available. The list is empty if nothing
         fits.
 
@@ -118,15 +124,15 @@ class RunPod(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create the missing pods of an order, one after the other, and return the pods of its nodes, in order.
 
-        Pods that an earlier launch of the same order created are reused. If RunPod refuses a pod, no further one is
-        created, and only the pods before it are returned. Other pods of the order are ended.
+        Pods that an earlier launch of the same order created are reused. If RunPod refuses a pod, no further pod is
+        created, and only the pods of the nodes before it are returned. Other pods of the order are ended.
 
         RunPod cannot recognize a repeated request. After a create without an answer, the pod is therefore looked for by
         its name for about 6 s, because lists may lag.
 
         Args:
             offer: the kind of pod, its place and market, as `offers` returned them.
-            order: the node numbers, the pool, and an idempotency token.
+            order: the node numbers, the pool, and the token by which a repeated order is recognized.
 
         Raises:
             NoAnswer: the reply was lost and the pod was not found. Repeat the same order, which searches first.
@@ -147,7 +153,7 @@ class RunPod(Regional):
             elif isinstance(outcome, NoAnswer):
                 raise outcome
         keep: list[Instance] = []
-        for node in order.nodes:  # pods after a missing one cannot be used
+        for node in order.nodes:  # the pods returned must be those of the first nodes
             if node not in there:
                 break
             keep.append(there[node])
@@ -163,7 +169,7 @@ class RunPod(Regional):
         RunPod's proxy is never used. Waits up to 20 minutes until the pod's image is pulled and the port is mapped.
 
         Raises:
-            ProviderError: the pod has ended, or its port was not mapped in time (`code` "pending").
+            ProviderError: the pod has ended, or its port was not mapped within 20 minutes (code "pending").
         """
 
         def look() -> tuple[str, int]:
@@ -175,23 +181,25 @@ class RunPod(Regional):
                 if each.detail["ssh"]:
                     host, port = each.detail["ssh"]
                     return host, port
-            raise _api.REFUSALS.error(f"ssh to {instance.id}", "pending", "its port 22 is not mapped")
+            raise _api.REFUSALS.error(
+                f"ssh to {instance.id}", "pending", "port 22 of the pod is not mapped to a public port"
+            )
 
         host, port = retry.patiently(look, _PULLING, "pending")
         return ssh_machine.access(instance, host, user="root", port=port)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the new end of the lease (the time that each pod was granted) into the names of the pool's pods.
+        """Write the new end of the lease into the names of the pool's pods.
 
-        A pod whose name has an end less than a minute before `until` keeps its name. Pods whose end is later than
-        `until` are renamed, too.
+        A pod keeps its name if the end in the name is less than a minute before `until`. A pod whose end is later than
+        `until` is renamed, too.
 
         Args:
             pool: name of the pool.
             until: the new end of the lease.
 
         Raises:
-            ErrorGroup: several pods could not be renamed. For one pod its own error is raised.
+            ProviderError: one pod could not be renamed. If several could not, an ErrorGroup is raised.
         """
         fresh = until - timedelta(seconds=_FRESH)
         names: dict[str, str] = {}
@@ -207,8 +215,8 @@ class RunPod(Regional):
     def check(self) -> Iterable[Finding]:
         """Yield two findings (results of checks): one for the ssh program, and one for the account.
 
-        The second one shows the balance and the spending. The checks run when the first finding is taken. A failed
-        check is a finding, too, and does not raise.
+        The finding for the account shows the balance and the spending. The checks run when the first finding is taken.
+        A failed check is a finding, too, and does not raise.
         """
         return preflight.findings({"ssh on this machine": preflight.openssh, "account": self._account})
 
@@ -225,17 +233,17 @@ class RunPod(Regional):
         name = me["id"]
         balance = me["clientBalance"]
         if balance <= 0:
-            raise _api.REFUSALS.error("to rent", "402", f"the balance of {name} is {balance:.2f} USD")
-        most = "no limit" if me["spendLimit"] is None else f"at most {me['spendLimit']:g}"
+            raise _api.REFUSALS.error("to rent", "402", f"the balance of account {name} is {balance:.2f} USD")
+        most = "no limit" if me["spendLimit"] is None else f"limit {me['spendLimit']:g}"
         spends = me["currentSpendPerHr"] or 0
-        return f"{name} has {balance:.2f} USD left; it spends {spends:.2f} USD an hour, of {most}"
+        return f"account {name} has {balance:.2f} USD left and spends {spends:.2f} USD an hour ({most})"
 
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
-        """Return the image of a container, and the CUDA version that the host's driver must support (None for any).
+        """Return the image of a container, and the CUDA version that its machine's driver must support (None for any).
 
-        The base image of the need comes first, then the setting `image`, then RunPod's own for the software family. The
-        CUDA version is the setting `min_cuda`. Without that setting it is the one that RunPod's own image needs, and
-        None for other images.
+        The image is the base image of the need, else the setting `image`, else RunPod's own image for the software
+        family. The CUDA version is the setting `min_cuda`. Without this setting, it is the version that RunPod's own
+        image needs, and None for other images.
 
         Args:
             need: the requirements, with the base image.
@@ -251,8 +259,8 @@ class RunPod(Regional):
     def _places(self, need: Need) -> list[tuple[str, str]]:
         """Return pairs of a cloud ("secure" or "community") and a place in it: a data centre or a country.
 
-        The place is "" for any place if neither the settings nor the need name one; no request is then sent. With a
-        network volume, it is the volume's data centre. The list may be empty.
+        The place is "", which means any place, if neither the settings nor the need name one. Then no request is sent.
+        With a network volume, the place is the volume's data centre. The list may be empty.
 
         Raises:
             UsageError: the account does not have the network volume, or the settings name a place that does not exist.
@@ -268,7 +276,7 @@ class RunPod(Regional):
                 yours = ", ".join(volumes) or "none"
                 raise UsageError(
                     f"your RunPod account has no network volume {self.volume!r}; the ids of its network "
-                    f"volumes: {yours}"
+                    f"volumes: {yours}. Pass one of them as volume="
                 )
             centers = {volumes[self.volume]}
         known = {"secure": centers, "community": there["countryCodes"]}
@@ -279,13 +287,15 @@ class RunPod(Regional):
         return [(cloud, each) for cloud in clouds for each in named if each in known[cloud]]
 
     def _made(self, offer: Offer, order: Order, node: int) -> Instance:
-        """Create one pod, and return it. If it costs more than 1 % above the offer, it is ended again.
+        """Create one pod, and return it. A pod that costs more than 1 % above the offer is ended again.
 
         If the reply is lost, the pod is looked for in the list of pods for about 6 s.
 
         Raises:
             NoAnswer: the reply was lost, and the pod was not found.
-            ProviderError: RunPod refused, or the pod is too expensive. For the latter it is a CapacityError.
+            ProviderError: RunPod refused.
+            CapacityError: the pod costs more than 1 % above the offer.
+            StillRunning: a pod that is too expensive could not be ended.
         """
         request = self._request(offer, order, node)
         if offer.detail["instance"]:
@@ -315,13 +325,16 @@ class RunPod(Regional):
         usd = made.detail["price"]
         if usd > offer.usd_per_hour * _TOLERANCE:
             undo(self.terminate, order, [made])
-            raise _api.REFUSALS.error(what, "price", f"it costs {usd} USD/h, and {offer.usd_per_hour:.4f} was offered")
+            raise _api.REFUSALS.error(
+                what, "price", f"the pod costs {usd} USD/h, and {offer.usd_per_hour:.4f} was offered"
+            )
         return made
 
     def _request(self, offer: Offer, order: Order, node: int) -> Any:
         """Return the input of the GraphQL mutation that creates one pod. Sends no request.
 
-        It contains the boot script. It also has the time at which RunPod ends the pod, if the order has a lifetime.
+        The input contains the boot script. If the order has a lifetime, the input also has the time at which RunPod
+        ends the pod.
         """
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
         end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"

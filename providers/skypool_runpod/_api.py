@@ -29,7 +29,7 @@ _RENAMES = {"PATCH *": 1.0}
 def base() -> str:
     """Return the address of RunPod's API: $RUNPOD_API_BASE_URL, which RunPod's own tools use, or the public one.
 
-    It does not end with "/".
+    The address does not end with "/".
     """
     return (os.environ.get("RUNPOD_API_BASE_URL") or "https://api.runpod.io").rstrip("/")
 
@@ -40,7 +40,7 @@ def key(given: str | None) -> str:
     RunPod's own tools store a key in that file. Blanks around the key are removed.
 
     Raises:
-        CredentialsError: there is no key, or only blanks. Whether RunPod accepts it is not checked.
+        CredentialsError: no key was found, or only blanks. Whether RunPod accepts the key is not checked.
     """
     file = Path.home() / ".runpod" / "config.toml"
     found = given or os.environ.get("RUNPOD_API_KEY")
@@ -49,7 +49,7 @@ def key(given: str | None) -> str:
         found = known.get("default", {}).get("api_key") or known.get("apikey")
     found = str(found or "").strip()
     if not found:
-        raise REFUSALS.error("anything", "401", "there is no API key")
+        raise REFUSALS.error("a login", "401", f"neither $RUNPOD_API_KEY nor {file} has an API key")
     return found
 
 
@@ -68,9 +68,10 @@ class Api:
         self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES)
 
     def ask(self, question: str, what: str = "", /, **variables: Any) -> Any:
-        """Send a GraphQL query, and return its data. It is repeated for up to 20 s if there is no answer.
+        """Send a GraphQL query, and return the data of the answer.
 
-        Use it only for requests that may take effect twice. It is also repeated if RunPod receives too many requests.
+        The query is repeated for up to 20 s if there is no answer, or if RunPod receives too many requests. So use this
+        method only for requests that may take effect twice.
 
         Args:
             question: name of the query in questions.json.
@@ -79,15 +80,15 @@ class Api:
 
         Raises:
             ProviderError: RunPod refused.
-            NoAnswer: there was no usable answer within that time.
+            NoAnswer: there was no usable answer within 20 s.
             KeyError: questions.json has no query of this name.
         """
         return patiently(partial(self.once, question, what, **variables), rest.PATIENCE)
 
     def once(self, question: str, what: str = "", /, **variables: Any) -> Any:
-        """Send a GraphQL query once, and return its data.
+        """Send a GraphQL query once, and return the data of the answer.
 
-        Use it for requests that must not be repeated, such as a create.
+        Use this method for requests that must not be repeated, such as the creation of a pod.
 
         Args:
             question: name of the query in questions.json.
@@ -96,8 +97,8 @@ class Api:
 
         Raises:
             ProviderError: RunPod refused.
-            NoAnswer: RunPod did not answer, or the reply is neither data nor a refusal, or it has a pod and an error.
-                The request may have taken effect.
+            NoAnswer: RunPod did not answer, or the reply is neither data nor a refusal, or the reply has both a pod and
+                an error. The request may have taken effect.
             KeyError: questions.json has no query of this name.
         """
         what = what or f"to answer the query {question}"
@@ -118,8 +119,8 @@ class Api:
     def rename(self, id: str, name: str) -> None:
         """Give a pod another name. Does not raise for a pod that no longer exists.
 
-        It waits so that there is at least a second between two renames. It is repeated for up to 20 s if there is no
-        answer. The name is all that can change while a pod runs.
+        Waits so that there is at least a second between two renames. The request is repeated for up to 20 s if there is
+        no answer.
 
         Raises:
             ProviderError: RunPod refused for another reason, or did not answer.
@@ -129,13 +130,14 @@ class Api:
 
 
 api = lru_cache(maxsize=16)(Api)
-"""Return the client for a key and an address. It is cached, so that connections are reused."""
+"""Return the client for a key and an address. Clients are cached, so that connections are reused."""
 
 
 def _said(status: int, body: Any) -> tuple[str, str]:
     """Return the code and the text of a refusal, from the first GraphQL error in the body of the answer.
 
-    Without such an error, they are those of a REST answer. An error without a code has the HTTP status as its code.
+    If the body has no GraphQL error, the code and text are those of a REST answer. If the GraphQL error has no code,
+    the HTTP status is the code.
 
     Args:
         status: HTTP status of the answer.

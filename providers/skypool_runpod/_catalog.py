@@ -1,7 +1,8 @@
 """Converts RunPod's records into offers and instances, and writes and reads the names of pods. It sends no requests.
 
-Figures are in facts.json. A GPU's price is for one GPU and hour (https://docs.runpod.io/sdks/graphql/manage-pods). A
-CPU instance's price is for the whole instance. A container's disk is priced by GB and month:
+Constants such as disk sizes and images are in facts.json. A GPU's price is for one GPU and hour
+(https://docs.runpod.io/sdks/graphql/manage-pods). A CPU instance's price is for the whole instance and hour. A
+container's disk is priced by GB and month:
 https://docs.runpod.io/pods/storage/types (all read 2026-11-21).
 """
 
@@ -37,14 +38,14 @@ https://docs.runpod.io/pods/pricing (read 2026-11-22).
 """
 
 _NAME_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
-"""Tags that the parts of a pod's name stand for, in order."""
+"""The tags (of other providers) that the parts of a pod's name stand for, in order."""
 
 Terms = dict[str, Any]
-"""Values that are put into a request, by their names in facts.json."""
+"""Values that fill the placeholders of a request's pattern, by their names in facts.json."""
 
 
 def where(cloud: str, place: str) -> Terms:
-    """Return those values of a request that select a cloud and a place in it, by their names in facts.json.
+    """Return the values of a request that select a cloud and a place in it, by their names in facts.json.
 
     Args:
         cloud: "secure" or "community".
@@ -63,7 +64,8 @@ def where(cloud: str, place: str) -> Terms:
 def gpus(need: Need) -> list[Terms]:
     """Return the values of a request for each needed number of GPUs and software family, such as "cuda".
 
-    They are sorted by number and family. Returns [] if no GPUs are needed. Minimum vCPUs and memory are rounded up.
+    The list is sorted by number and family. It is empty if no GPUs are needed. Minimum vCPUs and memory (in GB) are
+    rounded up.
     """
     asked = sorted({(each.count, each.runtime) for each in need.accelerators if each.kind != "cpu"})
     return [
@@ -81,7 +83,7 @@ def gpus(need: Need) -> list[Terms]:
 def kinds(need: Need) -> dict[str, Any]:
     """Return a filter for RunPod's GPU types, {"ids": […]}, that selects those with a needed accelerator.
 
-    Returns {}, which selects all types, if the name of a needed accelerator is not known at RunPod.
+    Returns {}, which selects all types, if skypool does not know RunPod's name for a needed accelerator.
     """
     names = {each.name for each in need.accelerators}
     known = meanings("runpod")
@@ -93,12 +95,12 @@ def kinds(need: Need) -> dict[str, Any]:
 def cpus(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Terms]:
     """Yield the smallest sufficient CPU instance of each flavor, as values of a request.
 
-    A flavor is one of RunPod's series of CPU instances. The number of vCPUs is a power of two. Memory and disk grow
-    with it. A flavor whose largest instance is too small is left out.
+    A flavor is one of RunPod's series of CPU instances. The number of vCPUs is a power of two. Memory and the largest
+    possible disk grow with this number. A flavor whose largest instance is too small is left out.
 
     Args:
-        need: the requirements: vCPUs, memory and disk.
-        flavors: the flavors as RunPod describes them.
+        need: the requirements, of which vCPUs, memory and disk are used.
+        flavors: the records of the flavors at RunPod.
     """
     disk = disk_gb(need, "none")
     for flavor in flavors:
@@ -122,12 +124,12 @@ def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iter
     """Yield the offers in RunPod's answer, for each market (on demand, spot) with a price.
 
     Prices are in USD per hour for all GPUs together, with the disk. A type that is out of stock has its usual price,
-    and is marked as not available. Types that do not serve the need are left out.
+    and is marked as not available. Types without a needed accelerator are left out.
 
     Args:
         need: the requirements of each node.
-        asked: the values of the request that was answered.
-        types: GPU types or CPU flavors as RunPod describes them.
+        asked: the values of the request that RunPod answered.
+        types: the records of GPU types or CPU flavors in RunPod's answer.
     """
     cloud, place = asked["at"]
     count = asked["count"]
@@ -175,7 +177,7 @@ def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iter
 
 
 def disk_gb(need: Need, runtime: str) -> int:
-    """Return the size of a container's disk in GB: what the need asks for, but at least a minimum.
+    """Return the size of a container's disk in GB: the size in the need, but at least a minimum.
 
     The minimum depends on the software family `runtime`: images for "cuda" and "rocm" are larger than others. An
     unknown family counts as "none".
@@ -189,16 +191,22 @@ def disk_gb(need: Need, runtime: str) -> int:
 def name(pool: str, token: str, node: int, until: datetime | None) -> str:
     """Return the name for a pod of this user, such as "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z".
 
-    Its parts are pool, owner, token of the order, node number, and end of the lease, which is empty for None.
+    The parts are pool, owner, token of the order, node number, and `until` (the end of the lease), which is empty for
+    None.
 
     Raises:
-        UsageError: the name has more than 191 characters, or characters that are not allowed.
+        UsageError: the name has more than 191 characters, or a part has a character that is not allowed.
     """
     text = f"skypool/{pool}/{tags.owner()}/{token}/{node}/{tags.stamp(until)}"
-    if len(text) > _LONGEST_NAME or not re.fullmatch(FACTS["name"], text):
+    if len(text) > _LONGEST_NAME:
         raise UsageError(
-            f"RunPod cannot name a pod {text!r}, as names have at most {_LONGEST_NAME} characters; give the "
+            f"RunPod cannot name a pod {text!r}, because names have at most {_LONGEST_NAME} characters; give the "
             "pool a shorter name="
+        )
+    if not re.fullmatch(FACTS["name"], text):
+        raise UsageError(
+            f"skypool cannot name a pod of RunPod {text!r}, because a part between slashes has a character that is not "
+            "allowed there; a pool's name= may have only a-z, 0-9 and '-'"
         )
     return text
 
@@ -206,14 +214,14 @@ def name(pool: str, token: str, node: int, until: datetime | None) -> str:
 def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) -> list[Instance]:
     """Return the instances in RunPod's records that belong to a pool, or to all pools if `pool` is None.
 
-    Records with names that skypool did not write, and pods with the status TERMINATED, are left out. A pod counts as
-    starting until its ssh port is mapped. A pod with the status EXITED was outbid or stopped. Its disk is still billed,
-    so it is returned with the state "ending".
+    Records with names that skypool did not write, and pods with the status TERMINATED, are left out. A pod has
+    the state "starting" until its ssh port is mapped. A pod with the status EXITED was outbid or stopped. The disk of
+    such a pod is still billed, so the pod is returned with the state "ending".
 
     Args:
-        records: pods as RunPod describes them.
+        records: RunPod's records of pods.
         pool: name of the pool; None for all pools.
-        owners: pattern, with "*", that the owner in the name must match.
+        owners: pattern that the owner in a pod's name must match, such as "ann@*".
     """
     made = []
     for record in records:
@@ -236,7 +244,7 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
 def _ssh(record: Mapping[str, Any]) -> tuple[str, int] | None:
     """Return the public host and port of a pod's ssh server, or None while its port 22 is not mapped.
 
-    Addresses of RunPod's proxy do not count. `record` is the pod as RunPod describes it.
+    Addresses of RunPod's proxy do not count. `record` is RunPod's record of the pod.
     """
     for port in (record.get("runtime") or {}).get("ports") or ():
         if port["privatePort"] == _SSH_PORT and port["isIpPublic"]:  # the ports of RunPod's proxy are not public

@@ -1,7 +1,7 @@
-"""Driver for machines of the user's own, which are reached by ssh. They cost nothing and are never switched off.
+"""Driver for the user's own machines, reached by ssh. They cost nothing, and the driver never switches them off.
 
-When a pool ends, only its processes and files on these hosts are removed. All files are in ~/.skypool on the host. A
-node's folder there is `pools/<pool>.<node>`. Software that images installed is kept.
+When a pool ends, only the pool's processes and files on these hosts are removed. All files of skypool are in ~/.skypool
+on the host. A node's folder there is `pools/<pool>.<node>`. Software that images installed is kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AGAIN = (1.0, 2.0, 2.0, 2.0)
 """Pauses in seconds before each new attempt at hosts that an earlier launch of the same pool still uses."""
 
 _DROPPED = (0.3, 0.6, 1.2, 2.4, 4.8, 0.0)
-"""Pauses in seconds after each attempt to ask a host that drops connections. After the last attempt there is none."""
+"""Pauses in seconds after each attempt to ask a host that drops connections. After the last attempt it is 0."""
 
 _CONNECT = 6
 """Seconds that a host has to accept a connection."""
@@ -60,23 +60,24 @@ _Answer = list[str] | SkypoolError
 class SSH:
     """A driver that runs nodes on machines of your own. Each host serves one node at a time. It costs nothing.
 
-    It uses the `ssh` program with your configuration, agent and keys. Creating the object connects to no host.
+    The driver uses the `ssh` program with your ssh configuration, ssh agent and keys. Creating the object connects to
+    no host.
 
-    User, port, identity and jump are for hosts that do not have their own. None leaves a value to your ssh
-    configuration.
+    The arguments `user`, `port`, `identity` and `jump` are for hosts that do not have their own values. None leaves a
+    value to your ssh configuration.
 
     Args:
         hosts: host names, "user@name:port", Hosts of your ssh configuration, or `Host(…)` objects.
-        inventory: a TOML file with more hosts in `[[host]]` tables, and defaults in `[defaults]`. It is read at each
-            use.
+        inventory: path of a TOML file with more hosts in `[[host]]` tables, and defaults in `[defaults]`. The file is
+            read at each use. None means no such file.
         user: the login name.
         port: the port of the SSH server.
         identity: the file of a private key.
         jump: the host to connect through, as for `ssh -J`.
-        config: an ssh configuration file to use instead of your own.
-        python: the Python interpreter on the nodes, of the client's minor version. None finds or installs one in
-            ~/.skypool.
-        strict: refuse a host with an unknown key. Otherwise the first key seen is trusted and kept.
+        config: path of an ssh configuration file to use instead of your own. None uses your own.
+        python: path of the Python interpreter on the nodes, of the client's minor version. None finds an interpreter,
+            or installs one in ~/.skypool.
+        strict: True refuses a host with an unknown host key. False trusts the first key that is seen, and keeps it.
 
     Raises:
         UsageError: a value is not valid, a host is named twice, or there are neither hosts nor an inventory.
@@ -99,24 +100,24 @@ class SSH:
         if isinstance(self.hosts, (str, Host)) or not isinstance(self.hosts, Iterable):
             raise UsageError(f"hosts must be a list; write hosts=[{self.hosts!r}]")
         if not self.hosts and self.inventory is None:
-            raise UsageError("SSH needs machines: hosts=['gpu1', 'user@gpu2:2222'], or inventory='hosts.toml'")
+            raise UsageError("SSH needs machines: pass hosts=['gpu1', 'user@gpu2:2222'] or inventory='hosts.toml'")
         object.__setattr__(self, "hosts", tuple(_once(list(map(_api.host, self.hosts)))))
-        Host("all", self.user, self.port, self.identity, self.jump)  # refuses values that are not valid for any host
+        Host("all", self.user, self.port, self.identity, self.jump)  # raises if a default is not valid
 
     # --- the verbs -------------------------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return one offer, at the price 0, for each kind of accelerator among the hosts. The offer names its hosts.
 
-        If accelerators are needed, the hosts whose accelerator was not given are asked for it by ssh, for up to 45 s.
-        Hosts that do not answer are left out, and the reasons are in the offer's detail. Otherwise no host is asked,
-        and hosts without a given accelerator are offered without one.
+        If the need has accelerators, hosts without a given accelerator are asked by ssh which one they have, for up to
+        45 s. Hosts that do not answer are left out, and the reasons are in the offer's `detail`. If the need has no
+        accelerators, no host is asked, and hosts without a given accelerator are offered without one.
 
         Args:
             need: the requirements of each node. Offers that do not meet them may be among the result.
 
         Raises:
-            SkypoolError: every host failed to answer: the error of one, or an ErrorGroup of several.
+            SkypoolError: every host failed to answer. It is the error of the only host, or an ErrorGroup for several.
             UsageError: the inventory cannot be read or is not valid, or a host is named twice.
         """
         hosts = self._all()
@@ -133,7 +134,7 @@ class SSH:
                     has[host] = next(iter(elsewhere.accelerators(answer)), None)
             if not has:
                 failed = [each for each in answers.values() if isinstance(each, SkypoolError)]
-                raise together("none of the hosts can be used; correct at least one of these causes", failed)
+                raise together("none of the hosts can be used; correct the cause for at least one of them", failed)
         groups: dict[Accelerator | None, list[str]] = {}
         for host, accelerator in has.items():
             groups.setdefault(accelerator, []).append(host.label)
@@ -143,9 +144,9 @@ class SSH:
         """Return an offer at the price 0 for hosts that have the same accelerator.
 
         Args:
-            accelerator: the accelerator of each host; None if it has none or it is not known.
+            accelerator: the accelerator of each host; None if the hosts have none, or if it is not known.
             labels: the names of the hosts, at least one.
-            left_out: for hosts that cannot be used, the reasons by the host's name. They go into the offer's detail.
+            left_out: the reasons why other hosts cannot be used, by the host's name. They go into the offer's `detail`.
         """
         name = labels[0]
         if len(labels) > 1:
@@ -160,22 +161,23 @@ class SSH:
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Claim one of the offer's hosts for each node of the order, by creating a folder on that host.
 
-        No process is left running there: the node's agent (the process that runs calls) starts at the first connection.
-        Hosts that this order has claimed before are found again. Hosts that an earlier launch of the same pool still
-        uses are asked again for 7 s. If there are not enough free hosts, the claims that were made are released again.
+        No process is left running on the hosts: a node's agent starts at the first connection. Hosts that this order
+        has claimed before are found again. Hosts that an earlier launch of the same pool still uses are asked again for
+        7 s. If there are not enough free hosts, the claims of this launch are released.
 
         Returns:
             the nodes as instances with the state "starting", sorted by node number.
 
         Raises:
-            CapacityError: too few hosts are free. The message says why each of the others is not.
+            CapacityError: too few hosts are free. The message says why each of the other hosts cannot be used.
             HostKeyMismatch: a host showed another key than the known one. No further host is tried.
-            SkypoolError: too few hosts are free, and the only one that failed could not be asked. This is its error.
+            SkypoolError: too few hosts are free, and only one host failed, because it could not be asked. It is the
+                error of this host.
             StillRunning: a claim could not be released.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
         missing = list(order.nodes)
-        first = order.nodes[0] % max(1, len(hosts))  # as pools grow, nodes find their hosts at the first attempt
+        first = order.nodes[0] % max(1, len(hosts))  # so that a further node of a growing pool begins with another host
         queue = deque([*hosts[first:], *hosts[:first]])
         taken: list[Instance] = []
         ours: list[Host] = []
@@ -212,7 +214,7 @@ class SSH:
             nodes: for each host, the number of the node that it shall serve.
 
         Returns:
-            for each host, the lines that it answered, or the error if it could not be asked. A host that accepts
+            for each host, the lines of its answer, or the error if the host could not be asked. A host that accepts
                 answers "@taken".
         """
         me = f"{getpass.getuser()}@{host_name()}"
@@ -233,14 +235,16 @@ class SSH:
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Return the nodes that exist on the hosts. All hosts are asked by ssh, in parallel for up to 20 s.
 
-        Hosts that cannot be asked are reported as RuntimeWarnings if another host has a node. The list is empty if all
-        hosts answered and none has a node.
+        If a node was found, a RuntimeWarning tells of each host that could not be asked. The list is empty if all hosts
+        answered and none has a node.
 
         Args:
-            pool: the name of a pool (a group of nodes), whichever user started it. None means all pools of this user.
+            pool: the name of a pool, for the nodes of this pool only. None means all pools. Nodes of other users are
+                never returned.
 
         Raises:
-            SkypoolError: no node was found, and some hosts could not be asked. It is an ErrorGroup if they are several.
+            SkypoolError: no node was found, and some hosts could not be asked. If several hosts failed, it is an
+                ErrorGroup.
             UsageError: the inventory cannot be read or is not valid.
         """
         found: list[Instance] = []
@@ -252,11 +256,13 @@ class SSH:
             found += self._nodes_of(host, answer, pool)
         if errors and not found:
             raise together(
-                "no node was found, and some hosts could not be queried; correct these causes and try again", errors
+                "no node was found, and several hosts could not be asked; correct these causes and try again", errors
             )
         for error in errors:
             warnings.warn(
-                f"some nodes may be missing, as a host could not be queried: {error}", RuntimeWarning, stacklevel=2
+                f"the list of nodes may be incomplete, because a host could not be asked: {error}",
+                RuntimeWarning,
+                stacklevel=2,
             )
         return found
 
@@ -265,7 +271,7 @@ class SSH:
 
         Args:
             host: the host.
-            answer: the lines that it printed. Lines that do not begin with "@node " are ignored.
+            answer: the lines that the host printed. Lines that do not begin with "@node " are ignored.
             pool: the pool whose nodes are wanted; None for all pools of this user.
         """
         for line in answer:
@@ -286,21 +292,21 @@ class SSH:
                 )
 
     def access(self, instance: Instance) -> Access:
-        """Return how to reach a node: by ssh, as the login user of its host. It connects to nothing.
+        """Return how to reach a node: by ssh, as the login user of its host. Connects to nothing.
 
-        `notice` of the result is a text for the user if the host's key is trusted only because it was the first one
-        seen. Otherwise it is "".
+        The result's `notice` is a text for the user if the host's key is trusted only because it was the first one
+        seen. Otherwise `notice` is "".
 
         Raises:
-            UsageError: neither the setting `hosts` nor the inventory has the node's host any more, or the user's ssh
-                configuration cannot be used.
+            UsageError: neither the setting `hosts` nor the inventory has the node's host any more. Also if the user's
+                ssh configuration, or the inventory, cannot be used.
             HostKeyMismatch: the host's key is unknown, and the setting `strict` is True.
         """
         host = next((host for host in self._all() if host.label == instance.id), None)
         if host is None:
             raise UsageError(
                 f"node {instance.node} of pool {instance.pool!r} is on host {instance.id}, which is no longer "
-                "in hosts= or the inventory: add that host again"
+                f"in hosts= or the inventory: add {instance.id} again"
             )
         ssh, notice = self._transport(host)
         folder = f"~/.skypool/pools/{instance.pool}.{instance.node}"
@@ -322,22 +328,23 @@ class SSH:
         longer exists.
 
         Raises:
-            StillRunning: a host cannot be reached or is no longer among the hosts, or processes survived SIGKILL.
-                `instances` of the error has the nodes, and `unreachable` those on hosts that cannot be reached.
+            StillRunning: a host cannot be reached, is no longer in `hosts` or the inventory, or has processes that
+                survived SIGKILL. The error's `instances` has these nodes, and its `unreachable` the nodes on hosts that
+                cannot be reached.
         """
         on = {instance.id: instance for instance in instances}
         hosts = {host: on[host.label] for host in self._all() if host.label in on}
         asked = {host: ("end", node.pool, str(node.node)) for host, node in hosts.items()}
         unnamed = on.keys() - {host.label for host in hosts}
         unreachable: list[Instance] = []
-        left = dict.fromkeys(unnamed, "the host is no longer in hosts= or the inventory: add it again")
+        left = dict.fromkeys(unnamed, "the host is no longer in hosts= or the inventory: add the host again")
         for host, answer in self._ask(asked, _END).items():
             if isinstance(answer, SkypoolError):
                 left[host.label] = f"{answer}; the agent there ends itself when its lease is over"
                 if isinstance(answer, ConnectionLost):
                     unreachable.append(on[host.label])
             elif "@gone" not in answer:
-                left[host.label] = f"these processes survived SIGKILL: {' '.join(answer)}"
+                left[host.label] = f"these processes of the node survived SIGKILL: {' '.join(answer)}"
         if left:
             raise not_ended(left, [on[label] for label in left], unreachable)
 
@@ -355,10 +362,10 @@ class SSH:
         return _once(hosts)
 
     def _transport(self, host: Host) -> tuple[transport.SSH, str]:
-        """Return the way to run commands on a host by ssh, and a notice about its key for the user ("" for none).
+        """Return the way to run commands on a host by ssh, and a notice on the host's key for the user ("" for none).
 
-        The ssh command that it builds verifies the host's key. There is a notice if that key is trusted only because it
-        was, or will be, the first one seen. It connects to nothing.
+        The ssh command verifies the host's key. There is a notice if this key is trusted only because it was, or will
+        be, the first one seen. Connects to nothing.
 
         Raises:
             HostKeyMismatch: the host's key is unknown, and the setting `strict` is True.
@@ -378,15 +385,16 @@ class SSH:
         return host_keys.believed(bare, host.label, self.strict)
 
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, _Answer]:
-        """Run a shell function on each of these hosts in parallel, and return what each printed, or its error.
+        """Run a shell function on each of these hosts in parallel, and return the output or the error of each.
 
         Errors of single hosts are returned and not raised. An SSH server, such as that of a jump host, may drop some of
-        many simultaneous connections. Those hosts are asked again, up to six times in all. No threads are used, because
-        an interpreter that is exiting cannot start any.
+        many simultaneous connections. Hosts whose connection was dropped are asked again, up to six times in all. No
+        threads are used, because an interpreter that is exiting cannot start any.
 
         Args:
-            questions: for each host, the name of a function in host.sh and its arguments.
-            patience: seconds for all of it. A host that has not answered by then gets a ConnectionLost.
+            questions: for each host, the name of a shell function and its arguments.
+            patience: maximum seconds for all hosts and attempts together. The result of a host that has not answered by
+                then is a ConnectionLost.
         """
         answers: dict[Host, _Answer] = {}
         until = time.monotonic() + patience
@@ -414,8 +422,8 @@ class SSH:
 def _busy(answer: list[str]) -> str:
     """Return the reason why a host did not accept a node, as text for an error message.
 
-    It names the pool and the owner that the host serves. If the answer does not have them, it is the answer itself, cut
-    to 200 characters.
+    The text names the pool and the owner that the host serves. If the answer does not have them, the text has the
+    answer itself, cut to 200 characters.
 
     Args:
         answer: the lines that the host printed.
@@ -431,8 +439,8 @@ def _busy(answer: list[str]) -> str:
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:
     """Return, without raising it, the error for a launch that found too few free hosts.
 
-    It is the first HostKeyMismatch among the reasons, if there is one. If there is a single reason and it is an error,
-    it is that error. Otherwise it is a CapacityError that lists all reasons.
+    If a reason is a HostKeyMismatch, the first one is returned. If there is a single reason and it is an error, this
+    error is returned. Otherwise the result is a CapacityError that lists all reasons.
 
     Args:
         order: the order that was launched.
@@ -444,8 +452,10 @@ def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError
         if isinstance(error, SkypoolError) and len(why) == 1:
             return error
     reasons = "".join(f"\n    {label}: {reason}" for label, reason in why.items())
-    words = "and there are not as many: name more of them, or wait"
-    return CapacityError(f"{order.count} free hosts are needed, {words}:{reasons}", provider="ssh")
+    text = f"{order.count} free hosts are needed, and fewer are free: add hosts to hosts= or the inventory, or wait"
+    if reasons:
+        text += f". Hosts that cannot be used now:{reasons}"
+    return CapacityError(text, provider="ssh")
 
 
 def _once(hosts: list[Host]) -> list[Host]:

@@ -50,8 +50,9 @@ class Host:
         port: the port of the SSH server.
         identity: the file of a private key.
         jump: the host to connect through, as for `ssh -J`.
-        accelerator: the host's accelerator, such as "H100:8". If None, the host is asked when that matters.
-        host_key: the host's public key, "ssh-ed25519 AAAA…". If it is given, no other key is trusted.
+        accelerator: the host's accelerator, such as "H100:8". None asks the host when a pool needs accelerators.
+        host_key: the host's public key, "ssh-ed25519 AAAA…". No other key is trusted then. None trusts the known key,
+            or the first one seen.
 
     Raises:
         UsageError: a value is not valid, or the accelerator is unknown.
@@ -74,12 +75,13 @@ class Host:
         for word in ("user", "identity", "jump"):
             value = getattr(self, word)
             if value is not None and not _is_word(value):
-                raise UsageError(f"{word} must be one line that does not begin with '-', not {value!r}")
+                raise UsageError(f"{word} must be a text of one line that does not begin with '-', not {value!r}")
         if self.accelerator is not None:
             object.__setattr__(self, "accelerator", accelerators.parse(self.accelerator))
         if self.host_key is not None and not _KEY.match(self.host_key):
             raise UsageError(
-                f"host_key must be like 'ssh-ed25519 AAAA…' (see /etc/ssh/*.pub there), not {self.host_key!r}"
+                f"host_key must be like 'ssh-ed25519 AAAA…' (see /etc/ssh/ssh_host_*.pub on the host), not "
+                f"{self.host_key!r}"
             )
 
     @property
@@ -116,7 +118,7 @@ def host(given: object) -> Host:
         given: a `Host`, which is returned as it is, or a text such as "user@name:port" or "[IPv6 address]:port".
 
     Raises:
-        UsageError: it is neither of these, or a part of it is not valid.
+        UsageError: `given` is neither a `Host` nor such a text, or a part of the text is not valid.
     """
     if isinstance(given, Host):
         return given
@@ -133,7 +135,7 @@ def host(given: object) -> Host:
 def inventory(file: str) -> Iterator[Host]:
     """Yield the hosts of a TOML file: its `[[host]]` tables, in order, with defaults from `[defaults]`.
 
-    The file is read when the first host is taken. Nothing is yielded if it has no `[[host]]` table.
+    The file is read when the first host is taken. A file without a `[[host]]` table yields nothing.
 
     Args:
         file: the path of the file; it may begin with "~".
@@ -144,7 +146,8 @@ def inventory(file: str) -> Iterator[Host]:
     try:
         read = tomllib.loads(Path(file).expanduser().read_text())
     except (OSError, ValueError) as e:
-        raise UsageError(f"the inventory file {file} cannot be read: {e}; correct its path or its TOML") from e
+        what = "path in inventory=" if isinstance(e, OSError) else "TOML of this file"
+        raise UsageError(f"the inventory file {file} cannot be read: {e}; correct the {what}") from e
     _known(file, read, ("host", "defaults"))
     defaults = read.get("defaults", {})
     words = [each.name for each in fields(Host)]
@@ -179,23 +182,23 @@ def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
 def _script() -> str:
     """Return the text of the shell functions that can run on a host.
 
-    They are those of host.sh, and `devices`, which lists accelerators. The text is read from the package once.
+    These are the functions of host.sh, and `devices`, which lists accelerators. The text is read from the package once.
     """
     questions = (files("skypool_ssh") / "host.sh").read_text("utf-8")
     return f"{questions}\ndevices() {{\n{elsewhere.question()}\n}}"
 
 
 def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[str]]:
-    """Start a function of host.sh on a host by ssh, and return a function that waits for its answer.
+    """Start a shell function on a host by ssh, and return a Python function that waits for the answer.
 
     Args:
         ssh: the way to the host.
         label: the host's name in messages.
-        words: the name of the function in host.sh, and its arguments.
+        words: the name of the shell function (one of host.sh, or `devices`), and its arguments.
 
     Returns:
         `answer(until)`, which blocks and returns the lines that the host printed. `until` is a time of
-            `time.monotonic()`, at which the ssh process is killed. Call it once. It raises as `_answer` does.
+            `time.monotonic()`, at which the ssh process is killed. Call it only once. It raises as `_answer` does.
     """
     text = f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"
     asked = Errand(ssh.argv(bundle.STAGE), bundle.staged(text))
@@ -203,10 +206,7 @@ def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[st
 
 
 class Dropped(ConnectionLost):
-    """An error for an ssh connection that the server closed because too many came at once.
-
-    A new attempt may succeed.
-    """
+    """The error for an ssh connection that the server closed because too many came at once. Another try may succeed."""
 
 
 def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
@@ -216,21 +216,23 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
 
     Args:
         asked: the running ssh process.
-        ssh: the way to the host. It interprets error texts.
+        ssh: the way to the host. Its methods interpret the error texts of `ssh`.
         label: the host's name in messages.
         until: a time of `time.monotonic()`, at which the process is killed.
 
     Raises:
-        ConnectionLost: the host did not answer by `until` or cannot be reached, or its account runs no commands. Also
-            if the command itself failed.
-        Dropped: the server closed the connection before the login; asking again may help. It is a ConnectionLost.
+        ConnectionLost: the host did not answer by `until`, cannot be reached, or runs no commands for this account.
+            Also if the command itself failed.
+        Dropped: the server closed the connection before the login, so asking again may help. It is a ConnectionLost.
         HostKeyMismatch: the host has another key than the known one.
         LoginRefused: the login was refused.
     """
     try:
         status, out, said = asked.result(until)
     except TimeoutError as e:
-        raise ConnectionLost(f"host {label} did not answer in time; check that it runs and that ssh reaches it") from e
+        raise ConnectionLost(
+            f"host {label} did not answer in time; check that the host is switched on and `ssh {ssh.host}` reaches it"
+        ) from e
     lines = out.splitlines()
     if _BEGUN in lines and status == 0:
         return lines[lines.index(_BEGUN) + 1 :]
@@ -238,25 +240,28 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
         printed = printable("\n".join([*lines, said]).strip())
         also = f" and said {printed[:500]!r}" if printed else ""
         raise ConnectionLost(
-            f"{label} lets us in, but runs no commands: the shell there ended with status {status}{also}. "
-            f"If a start file ends it, take `exit` or `exec` out of ~/.bashrc or ~/.profile there; "
-            f"if the account has no shell (nologin, false), give it one with `chsh -s /bin/sh`, "
-            f"or log in with another user="
+            f"{label} accepts the login, but runs no commands: the shell there ended with status {status}{also}. "
+            f"If a start file of the shell ends it, take `exit` or `exec` out of ~/.bashrc or ~/.profile there. "
+            f"If the account has no shell (nologin, false), run `chsh -s /bin/sh` there, or log in with another user="
         )
     target = label
     who = f" as {ssh.user}" if ssh.user else ""
     if "exchange_identification" in said:  # the connection got only as far as the jump host
-        target = f"the host on the way to {label} (to one that is new, log in by hand once)"
+        target = f"the jump host on the way to {label} (log in to a new jump host by hand once)"
         who = ""
     match ssh.trouble(said):
         case Trouble.HOST_KEY:
             raise HostKeyMismatch(
-                f"{target} is not the machine whose host key is known, and nothing was sent to it; if its key did "
-                f"change, remove the old one with `ssh-keygen -R` or correct host_key=:\n{said}"
+                f"{target} has another host key than the known one, so nothing was sent there. If the host's key was "
+                f"changed on purpose, remove the old key with `ssh-keygen -R` or correct host_key=. "
+                f"ssh printed:\n{said}"
             )
         case Trouble.LOGIN:
-            raise LoginRefused(f"{target} refused the login{who}: check user= and identity=, and try by hand:\n{said}")
+            raise LoginRefused(
+                f"{target} refused the login{who}: check user= and identity=, and try `ssh {ssh.host}` by "
+                f"hand. ssh printed:\n{said}"
+            )
         case _:
             said = said or f"ssh ended with status {status}"
             kind = Dropped if ssh.dropped(said) else ConnectionLost
-            raise kind(f"{label} cannot be used: {said} (see that it runs and `ssh {ssh.host}` reaches it)")
+            raise kind(f"{label} cannot be used: {said} (check that the host is on and `ssh {ssh.host}` reaches it)")

@@ -2,7 +2,7 @@
 
 API: https://docs.vast.ai/api-reference (read 2026-11-21). Credentials: VastAI(api_key=...), $VAST_API_KEY, or the file
 that `vastai set api-key` wrote. A stopped instance is still billed for its disk: only its destruction ends the cost.
-Each instance has its own key, with which it can request its destruction.
+Each instance gets a key of its own from Vast.ai, with which it can request its own destruction.
 """
 
 from __future__ import annotations
@@ -37,37 +37,38 @@ _MAPPING = 60.0
 """Seconds for which a running instance may have no port yet."""
 
 _KEYING = 420.0
-"""Seconds for which an sshd that Vast.ai starts may lack the pool's host key."""
+"""Seconds for which an SSH server that Vast.ai starts may show another host key than the pool's."""
 
 _WAYS = ("any", "direct", "proxy")
 """Values of the setting `ssh`."""
 
 _SETTINGS = {"ssh": ("any|direct|proxy", "'any', 'direct' or 'proxy'", False)}
-"""For each setting that is a word: its pattern, an example, and True if it may be a list."""
+"""For each setting that is a word: a regular expression, an example, and True if the setting may be a list."""
 
 _IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 """Default Docker image: Python of the client's version."""
 
 _UNUSABLE = ("broken", "offline", "pending", "unmapped")
-"""Codes in errors.csv of faults of the machine."""
+"""Error codes (see errors.csv) that mean a fault of the machine."""
 
 
 @settings.settings_named
 @dataclass(frozen=True)
 class VastAI:
-    """Provider that rents from Vast.ai. Creating it sends no request.
+    """A driver that rents machines from Vast.ai. Creating the object sends no request.
 
     Args:
-        api_key: key from https://cloud.vast.ai/manage-keys/. None is $VAST_API_KEY, or the key that `vastai set
+        api_key: key from https://cloud.vast.ai/manage-keys/. None takes $VAST_API_KEY, or the key that `vastai set
             api-key` wrote.
-        min_reliability: minimum reliability of a machine's host, from 0 to 1, as Vast.ai computes it.
-        verified: rent only machines that Vast.ai has tested.
-        bid: factor on the current minimum bid of an interruptible machine; at least 1.
-        image: Docker image. It needs sh, base64, gzip and apt, apk or dnf (or an sshd). None takes the official image
-            of this client's Python version. An Image's base= takes precedence.
+        min_reliability: minimum reliability of a machine, from 0 to 1, as Vast.ai computes it.
+        verified: True rents only machines that Vast.ai has tested.
+        bid: number by which the current minimum bid of a spot machine is multiplied; at least 1.
+        image: Docker image. It needs sh, base64, gzip, and either an SSH server or one of apt, apk and dnf. None takes
+            the official image of the client's Python version. The base= of an Image takes precedence.
         disk_gb: disk size of a machine in GB if the pool asks for none; at least 1.
-        ssh: "any" connects to a machine's own port, or by Vast.ai's proxy if it has none. "direct" leaves out machines
-            without a port. "proxy" always connects by the proxy. The machine's host key is checked in each case.
+        ssh: "any" connects to a machine's own port, or through Vast.ai's proxy if the machine has no port. "direct"
+            leaves out machines without a port. "proxy" always connects through the proxy. The machine's host key is
+            checked in each case.
 
     Raises:
         UsageError: a value is not valid.
@@ -90,21 +91,21 @@ class VastAI:
         settings.plain(self, api_key=str, min_reliability=float, bid=float, disk_gb=float, image=str, verified=bool)
         if not 0 <= self.min_reliability <= 1:
             raise UsageError(f"min_reliability must be from 0 to 1, such as 0.98, not {self.min_reliability!r}")
-        if not (self.bid >= 1 and self.disk_gb >= 1):
-            raise UsageError(
-                "bid (a factor of the lowest bid that would do) and disk_gb must be at least 1, not "
-                f"{self.bid!r} and {self.disk_gb!r}"
-            )
+        if not self.bid >= 1:
+            raise UsageError(f"bid must be at least 1, not {self.bid!r}: it is multiplied by the lowest possible bid")
+        if not self.disk_gb >= 1:
+            raise UsageError(f"disk_gb must be at least 1, not {self.disk_gb!r}")
         settings.settle(self, _SETTINGS, {"ssh": _WAYS})
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield an offer for each machine that could serve.
+        """Yield an offer for each machine that could serve as a node.
 
-        Machines that failed for this user in the last day are left out. One search is sent for each market that the
-        need accepts. None is sent, and nothing is yielded, if Vast.ai has none of the accelerators.
+        Machines that failed for this user in the last day are left out. So are machines with a GPU driver that is too
+        old, or without a price. One search is sent for each market that the need accepts. If Vast.ai has none of the
+        accelerators, no search is sent and nothing is yielded.
 
         Args:
-            need: the requirements of a node. A driver that is too old, or a missing price, excludes a machine, too.
+            need: the requirements of a node.
 
         Raises:
             CredentialsError: there is no API key.
@@ -135,14 +136,16 @@ class VastAI:
         """Rent the machine of an offer, for the first node of the order. An offer is a single machine.
 
         Does not wait until the machine runs. If the same order has created instances before, these are found by their
-        labels and returned, and nothing is rented. Those that cannot be used any more are destroyed first.
+        labels and returned, and nothing is rented. Instances of the order that are ending are left out, and their
+        destruction is requested.
 
         Returns:
             a list of the new instance, or of the instances found.
 
         Raises:
-            OfferGone: another customer took it, or it failed in the last day.
+            OfferGone: another customer took the machine, or the machine failed in the last day.
             ProviderError: Vast.ai refused, or gave no answer.
+            StillRunning: Vast.ai refused, and an instance that it had created could not be destroyed.
         """
         instances = self._ordered(order) or [self._create(offer, order)]
         return [replace(each, offer=offer) for each in instances]
@@ -150,11 +153,11 @@ class VastAI:
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Return the instances of this user's pools that exist, also those that are ending.
 
-        They are found by their labels.
+        Pools write labels to their instances, by which they are found. The list is empty if there are none.
 
         Args:
-            pool: only instances of this pool that were rented from this computer. None for all pools, from any
-                computer.
+            pool: the name of a pool, for only the instances of this pool that were rented from this computer. None
+                means all pools, from any computer.
 
         Raises:
             ProviderError: the list was refused, or there was no answer.
@@ -162,12 +165,12 @@ class VastAI:
         return list(_catalog.ours(self._account.instances(), pool))
 
     def access(self, instance: Instance) -> Access:
-        """Return access by SSH to the machine's own port, or by Vast.ai's proxy.
+        """Return how to reach an instance by ssh: at the machine's own port, or through Vast.ai's proxy.
 
-        Waits up to `loading` seconds until the image is pulled, and then up to a minute for the port.
+        Waits up to `loading` (900) seconds until the image is pulled, and then up to a minute for the port.
 
         Raises:
-            ProviderError: the instance will not get an address, or has none in that time.
+            ProviderError: the instance will never get an address, or has none after this time.
         """
         mapped = partial(retry.patiently, partial(self._address, instance), _MAPPING, "unmapped")
         host, port = retry.patiently(mapped, self.loading, "pending")
@@ -175,12 +178,12 @@ class VastAI:
         return ssh_machine.access(instance, host, user="root", port=port, keying=keying)
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Destroy these instances, all in parallel, and wait up to `ending` seconds until they are gone.
+        """Destroy these instances, all in parallel, and wait up to `ending` (20) seconds until they are gone.
 
         Does not raise for an instance that no longer exists. Does nothing for an empty list.
 
         Raises:
-            StillRunning: some are not proved to be gone. It names them and the reasons.
+            StillRunning: it is not proved that some instances are gone. The error names them and the reasons.
         """
         young = {each.id for each in instances if _is_young(each)}
         ssh_machine.terminate_and_wait(instances, self._account.terminate, self._ids, self.ending, young)
@@ -195,7 +198,8 @@ class VastAI:
             until: the new end of the lease.
 
         Raises:
-            Exception: the only failure, or an ErrorGroup of several. The other labels have been written.
+            ProviderError: one label could not be written. If several could not, an ErrorGroup is raised. All other
+                labels have been written.
         """
 
         def write(instance: Instance) -> None:
@@ -205,22 +209,22 @@ class VastAI:
         each_done(write, self.instances(pool=pool), "not all labels could be renewed")
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Exclude a machine from further offers for a day if the failure was its own. Otherwise do nothing.
+        """Exclude a machine from further offers for a day if an error was the machine's fault. Otherwise do nothing.
 
-        That is a machine that never answered, or whose sshd, container, GPUs or driver do not work. The exclusion is
-        for all processes of this user. The instance is not ended.
+        Examples of such faults are that the machine never answered, or that its SSH server, container, GPUs or driver
+        do not work. The exclusion is for all processes of this user. The instance is not ended.
 
         Args:
-            instance: an instance on that machine.
-            why: the error.
+            instance: an instance on the machine.
+            why: the error with which the instance failed.
         """
         if _is_its_own_fault(instance, why):
             blocklist.note(self.name, instance.detail["machine"], str(why))
 
     def check(self) -> Iterable[Finding]:
-        """Check the SSH programs here, the API key, and which machines are excluded. Yield one finding for each.
+        """Yield three findings (results of checks): the SSH programs here, the API key, and the excluded machines.
 
-        A failed check is a finding, and is not raised. No search is made, because Vast.ai limits searches.
+        A failed check is a finding, too, and does not raise. No search is made, because Vast.ai limits searches.
         """
         return preflight.findings(
             {
@@ -262,8 +266,8 @@ class VastAI:
     def _ordered(self, order: Order) -> list[Instance]:
         """Return the instances that an order has created, found by its token; an empty list if there are none.
 
-        An instance that is ending cannot be used: it is left out, and its destruction is requested again, without
-        waiting for it.
+        An instance that is ending cannot be used, so it is left out. Its destruction is requested again, without
+        waiting for the end.
         """
         kept = []
         for each in self.instances(pool=order.pool):
@@ -276,13 +280,13 @@ class VastAI:
         return kept
 
     def _create(self, offer: Offer, order: Order) -> Instance:
-        """Rent the machine of an offer, report it to the order, and return the instance.
+        """Rent the machine of an offer, report the new instance to the order, and return it.
 
-        Only one customer can take an offer. After a lost reply, the instance is looked for up to `_LAG` (6) seconds in
-        a list that may lag. An instance that was created although Vast.ai refused is destroyed.
+        Only one customer can take an offer. After a lost reply, the instance is looked for up to `_LAG` (6) seconds,
+        because lists may lag. An instance that was created although Vast.ai refused is destroyed.
 
         Raises:
-            OfferGone: another customer took it, or the machine failed in the last day.
+            OfferGone: another customer took the machine, or the machine failed in the last day.
             NoAnswer: the reply was lost, and no instance was found.
             ProviderError: Vast.ai refused for another reason.
             StillRunning: Vast.ai refused, and the instance that it had created could not be destroyed.
@@ -325,11 +329,11 @@ class VastAI:
         return instances[0]
 
     def _made(self, order: Order, error: ProviderError) -> Instance:
-        """Return the instance that an order created although its create request got this error.
+        """Return the instance that an order created although the request to create it got this error.
 
         Args:
             order: the order.
-            error: the error, which is raised if there is no such instance.
+            error: the error of the request, which is raised if there is no such instance.
 
         Raises:
             ProviderError: `error`, or the failure of the request that looks for the instance.
@@ -339,13 +343,13 @@ class VastAI:
         raise error
 
     def _address(self, instance: Instance) -> tuple[str, int]:
-        """Return the host and the port of an instance's sshd. Does not wait until they are known.
+        """Return the host and the port of an instance's SSH server. Does not wait until they are known.
 
-        The list of instances that is used may be 3 s old.
+        Reads a list of instances that may be 3 s old.
 
         Raises:
-            ProviderError: the address is not known. With the code "pending" or "unmapped", it may be later. With any
-                other code it never will be.
+            ProviderError: the address is not known. If the code is "pending" or "unmapped", it may be known later; with
+                any other code it never will be.
         """
         records = self._account.instances(_SHARED)
         record = next((each for each in records if str(each["id"]) == instance.id), None)
@@ -353,7 +357,7 @@ class VastAI:
             address = _catalog.address(record, instance.detail["proxied"])
             if address:
                 return address
-        what = f"to keep {instance.id}"
+        what = f"to keep instance {instance.id}"
         if record is None and not _is_young(instance):
             raise _api.REFUSALS.error(what, "gone", "there is no such instance")
         raise _api.REFUSALS.error(what, *_catalog.trouble(record or {}))
@@ -370,9 +374,9 @@ def _is_young(instance: Instance) -> bool:
 def _is_its_own_fault(instance: Instance, why: Exception) -> bool:
     """Return True if an instance failed because of a fault of its machine.
 
-    Such faults are a failed health check, a failed setup of its GPU driver, an unusable machine (by the code of a
-    CapacityError), and a lost connection. A wrong host key counts only behind the proxy. A machine that the provider
-    took back has no fault.
+    Such faults are a failed health check, a failed setup of the GPU driver, an unusable machine (by the code of a
+    CapacityError), and a lost connection. A wrong host key is a fault only if the instance is reached through Vast.ai's
+    proxy. A machine that the provider took back has no fault.
 
     Args:
         instance: the instance.

@@ -43,7 +43,7 @@ class Account:
 
     Attributes:
         base: address of the API, without "/" at its end.
-        ask: sends a request, and repeats it if it gets no answer (see `Rest.ask`).
+        ask: sends a request, and repeats the request if there is no answer (see `Rest.ask`).
         once: sends a request only once (see `Rest.once`).
         error: returns the exception for a refusal.
     """
@@ -62,8 +62,12 @@ class Account:
     def instances(self, age: float = 0.0) -> list[dict[str, Any]]:
         """Return all instances of the account as Vast.ai's records, from a list that is at most `age` seconds old.
 
-        A new list is requested if the last one is older; by default always, unless another thread requests one
-        meanwhile. Threads wait for each other. Do not change the result, because it is shared.
+        A new list is requested if the last list is older. Threads wait for each other. Do not change the result,
+        because threads share it.
+
+        Args:
+            age: maximum age of the list in seconds. With 0, a new list is always requested, unless another thread
+                requests one while this thread waits.
 
         Raises:
             ProviderError: the request failed.
@@ -110,21 +114,21 @@ class Account:
         self._change("PUT", id, {"label": label})
 
     def _change(self, method: str, id: str, body: Mapping[str, str]) -> None:
-        ask = partial(self.ask, method, f"/api/v0/instances/{id}/", what=f"{method} of {id}", json=body)
+        what = f"to destroy instance {id}" if method == "DELETE" else f"to relabel instance {id}"
+        ask = partial(self.ask, method, f"/api/v0/instances/{id}/", what=what, json=body)
         quietly(ask, "no_such_instance")
 
 
 def account(key: str | None) -> Account:
-    """Return the account of this key. Sends no request: a wrong key is noticed later.
+    """Return the account of an API key. Sends no request, so a wrong key is noticed later.
 
-    Without a key, $VAST_API_KEY is used, then the file that Vast.ai's own tools write. The same key gives the same
-    object. $VAST_URL replaces the address of the API.
+    The same key gives the same object. $VAST_URL replaces the address of the API.
 
     Args:
-        key: API key; None or "" for the others.
+        key: the API key; None or "" for the key in $VAST_API_KEY, or else in the file that Vast.ai's own tools write.
 
     Raises:
-        CredentialsError: there is no key.
+        CredentialsError: no key was found.
     """
     settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     file = settings / "vastai" / "vast_api_key"
@@ -143,7 +147,7 @@ _account = lru_cache(maxsize=64)(Account)
 def _refuses(body: Any) -> bool:
     """Return True if the body of a reply with a successful status is a refusal.
 
-    That is a body that is no JSON object, or one with `"success": false`.
+    A refusal is a body that is no JSON object, or an object with `"success": false`.
     """
     return not isinstance(body, Mapping) or body.get("success") is False
 
@@ -173,8 +177,8 @@ def said(status: int, body: Any) -> tuple[str, str]:
 def _tells_enough(status: int, error: str) -> bool:
     """Return True if the HTTP status is more exact than Vast.ai's own code.
 
-    That is so for server errors (500 and more), and for 401, 402, 403 and 429. For the latter four it is not so if the
-    code contains "quota".
+    The result is True for server errors (500 and more). It is also True for 401, 402, 403 and 429, unless the code
+    contains "quota".
 
     Args:
         status: HTTP status.

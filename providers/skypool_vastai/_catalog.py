@@ -31,7 +31,7 @@ _LABEL = re.compile(r"skypool pool=(\S+) owner=(\S+) token=([a-z0-9-]+) rank=(\d
 """Pattern of the label of an instance that a pool created."""
 
 _LABEL_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
-"""Tags that the groups of `_LABEL` stand for, in order."""
+"""The tags (of other providers) that the groups of `_LABEL` stand for, in order."""
 
 _BROKEN = re.compile("Error response from daemon|OCI runtime")
 """Texts in `status_msg` of a machine on which Docker failed."""
@@ -40,15 +40,16 @@ _BROKEN = re.compile("Error response from daemon|OCI runtime")
 def offer(record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, ssh: str) -> Offer | None:
     """Return one result of a search as an offer.
 
-    Returns None for a machine without a price (for spot: without a minimum bid), or with a driver that is too old for
-    its GPUs. The offer's accelerator is None if the machine has no GPU, or one that is unknown. Prices are in US
+    Returns None for a machine without a price (on the spot market: without a minimum bid), or with a driver that is too
+    old for its GPUs. The offer's accelerator is None if the machine has no GPU, or an unknown GPU. Prices are in US
     dollars per hour and include the disk.
 
     Args:
-        record: the result, as Vast.ai describes it.
-        market: market of the search. For "spot", the price is the bid: `bid` times the current minimum bid.
-        disk_gb: disk size of the search in GB.
-        bid: factor on the current minimum bid.
+        record: Vast.ai's record of the machine.
+        market: the market that was searched. For "spot", the price is `bid` times the current minimum bid, plus the
+            price of the disk.
+        disk_gb: disk size in GB with which the search was made.
+        bid: number by which the current minimum bid is multiplied.
         ssh: the driver's setting: "any", "direct" or "proxy". The proxy is used for "proxy", and for a machine without
             a port of its own.
     """
@@ -133,12 +134,12 @@ def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
 def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Instance]:
     """Yield the instances of this user's pools, or of one pool. They are found by their labels.
 
-    Instances with another label, or of another user, are left out.
+    Instances with a label that no pool wrote, and instances of another user, are left out.
 
     Args:
         records: Vast.ai's records of the account's instances.
-        pool: name of the pool: only its instances that were rented from this host (the user's computer) are included.
-            None for all pools, from any host.
+        pool: name of a pool, for only the instances of this pool that were rented from this computer. None means all
+            pools, from any computer.
     """
     for record in records:
         found = _LABEL.fullmatch(str(record.get("label") or ""))
@@ -166,8 +167,8 @@ def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Ins
 def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]:
     """Return the state of an instance.
 
-    An instance that was outbid, has exited or lost its host is "ending", and so is one with a status that is not listed
-    here. It cannot be used any more, and is billed until it is destroyed.
+    An instance that was outbid, has exited or lost its host is "ending", and so is an instance with any other status.
+    Such an instance cannot be used any more, and is billed until it is destroyed.
     """
     if record.get("intended_status") == "stopped":
         return "ending"
@@ -180,8 +181,8 @@ def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]
 def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
     """Return the reason why an instance has no address: a code of errors.csv and a text.
 
-    The codes are "broken" (Docker failed), "outbid", "pending" (it still starts) and "unmapped" (it runs without a
-    port). For any other state, the code is Vast.ai's status of the instance.
+    The codes are "broken" (Docker failed), "outbid", "pending" (the instance still starts) and "unmapped" (it runs
+    without a port). For any other state, the code is Vast.ai's status of the instance.
 
     Args:
         record: Vast.ai's record of the instance. An empty one counts as pending.
@@ -190,19 +191,19 @@ def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
     if _BROKEN.search(words):
         return "broken", words
     if record.get("intended_status") == "stopped":
-        return "outbid", "it was stopped"
+        return "outbid", "the instance was stopped"
     status = str(record.get("actual_status"))
     if state(record) == "starting":
-        return "pending", "its image is not pulled yet"
+        return "pending", "the instance's image is not pulled yet"
     if status == "running":
-        return "unmapped", "it runs, but none of its machine's ports is mapped to it"
-    return status, words or f"it is {status}"
+        return "unmapped", "the instance runs, but none of its machine's ports is mapped to it"
+    return status, words or f"the instance is {status}"
 
 
 def address(record: Mapping[str, Any], proxied: bool) -> tuple[str, int] | None:
-    """Return the host and the port of an instance's sshd.
+    """Return the host and the port of an instance's SSH server.
 
-    Returns None if the instance does not run, or if they are not known yet.
+    Returns None if the instance does not run, or if host or port is not known yet.
 
     Args:
         record: Vast.ai's record of the instance.

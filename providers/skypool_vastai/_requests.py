@@ -18,10 +18,10 @@ MIB_PER_GIB = 1024
 """MiB in one GiB. Vast.ai counts memory in MiB, skypool in GiB."""
 
 LONGEST_OWNER = 80
-"""Maximum length of the owner in a label. A whole label has at most 256 characters, a token up to 64."""
+"""Maximum length of the owner in a label, in characters. A whole label may have 256 characters, a token 64."""
 
 _MOST_OFFERS = 512
-"""Maximum number of offers of one search. Vast.ai has fewer of any accelerator."""
+"""Maximum number of offers that one search returns. Vast.ai has fewer machines with any one accelerator."""
 
 _NO_TMUX = "touch ~/.no_auto_tmux"
 """Shell command that stops Vast.ai's image setup from starting tmux at each login."""
@@ -80,17 +80,17 @@ class Create(TypedDict):
 def search(
     need: Need, market: Market, *, disk_gb: int, min_reliability: float, verified: bool, direct: bool
 ) -> Search | None:
-    """Return the body of the search for offers that could serve. No request is sent.
+    """Return the body of the search for offers that could serve as a node. No request is sent.
 
-    Returns None if accelerators are asked for and Vast.ai has none of them. Cores and memory are those of the whole
-    machine, even if only a share of it is rented. So these conditions only narrow the search. Vast.ai returns at most
-    512 results, the lowest price first.
+    Returns None if accelerators are asked for and Vast.ai has none of them. Vast.ai compares the vCPUs and memory of
+    the whole machine, even if only a share of the machine is rented. So these conditions only narrow the search.
+    Vast.ai returns at most 512 results, the lowest price first.
 
     Args:
-        need: the pool's need.
-        market: the market.
-        disk_gb: disk size in GB that the price includes.
-        min_reliability: minimum reliability of the host, from 0 to 1.
+        need: the requirements of a node.
+        market: the market to search.
+        disk_gb: disk size in GB that the machine must have and that the price includes.
+        min_reliability: minimum reliability of the machine, from 0 to 1.
         verified: True for only machines that Vast.ai has tested.
         direct: True for only machines that have a port of their own.
     """
@@ -133,13 +133,13 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
 
     The body depends on how the offer's machine is reached:
 
-    - By a port of its own: the container runs only this script (`runtype` "args"). The script starts the guard, which
-      is the process that destroys the instance when its lease is over, and then an sshd.
-    - Through Vast.ai's ssh proxy: that leads only to an sshd that Vast.ai itself starts (`runtype` "ssh_proxy"). The
-      script configures that sshd.
+    - At a port of its own: the container runs only this script (`runtype` "args"). The script starts the guard, which
+      is the process that destroys the instance when its lease is over, and then an SSH server.
+    - Through Vast.ai's ssh proxy: the proxy leads only to an SSH server that Vast.ai itself starts (`runtype`
+      "ssh_proxy"). The script configures this SSH server.
 
     A command may have 4096 characters, which is too few for the script. The environment may have 32768. So the command
-    unpacks the script from the environment. A spot offer's price becomes the bid.
+    unpacks the script from the environment. On the spot market, the offer's bid is sent.
 
     Args:
         offer: the offer.
@@ -176,8 +176,8 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
 def label(order: Order) -> str:
     """Return the label of the instance that an order creates. It contains what other providers have in tags.
 
-    These are the pool, the owner (cut to `LONGEST_OWNER` (80) characters), the order's token, its first node, and the
-    time until which the instance is needed.
+    The parts of the label are the pool, the owner, the order's token, the number of the order's first node, and the end
+    of the lease. The owner is cut to `LONGEST_OWNER` (80) characters.
     """
     owner = tags.owner()[:LONGEST_OWNER]
     words = f"pool={order.pool} owner={owner} token={order.token} rank={order.nodes[0]}"

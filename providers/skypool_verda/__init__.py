@@ -2,8 +2,9 @@
 
 API: https://api.verda.com/v1/docs (read 2026-11-21). Credentials: $VERDA_CLIENT_ID and $VERDA_CLIENT_SECRET.
 
-A machine that is switched off is still billed, and no key of the account is put on a machine. So a machine cannot end
-its own cost: only its client or `skypool gc` can. A machine's disk is kept unless the deletion names it.
+A machine that is switched off is still billed, and skypool puts no key of the account on a machine. So a machine
+cannot end its own cost: only the client or `skypool gc` can. The deletion of a machine keeps its disk, unless the
+request names the disk.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from skypool_verda import _api, _catalog, _requests
 from skypool_verda._api import REFUSALS, Label, quietly
 
 _HERE = "Verda"
-"""Name of the only region. Verda's locations, such as "FIN-01", are not regions for this driver."""
+"""The only region of this driver. Verda's locations, such as "FIN-01", do not count as regions here."""
 
 _LOCATIONS = ("FIN-01", "FIN-02", "FIN-03", "ICE-01")
 """Locations known when this was written, to suggest the right spelling of a wrong one."""
@@ -34,7 +35,7 @@ _SETTINGS = {
     "location": (r"[A-Z]{3}-\d\d", "'FIN-01'", True),
     "image": (r"[\w.-]+", "'ubuntu-24.04'", False),
 }
-"""For each setting that is a word: its pattern, an example, and True if it may be a list."""
+"""For each setting that is a word: a regular expression, an example, and True if the setting may be a list."""
 
 _ORDERED = 10.0
 """Seconds within which Verda finds a machine for an accepted order, or reports that it has none."""
@@ -46,16 +47,13 @@ _ADDRESS = 900.0
 """Maximum seconds to wait for a machine's public address. Setting up a machine takes minutes."""
 
 _TIDYING = 60.0
-"""Seconds for which a deletion is repeated if Verda refuses it because of the present state of the thing."""
+"""Seconds for which a deletion is repeated if Verda refuses it because of the present state of the resource."""
 
 _KEYING = 300.0
 """Seconds during which a new machine may show another host key, because its startup script has not run yet."""
 
 _UNTILS = (tags.UNTIL, f"{tags.UNTIL}-2")
-"""Two tags for the end of a machine's lease (the time it was granted).
-
-A renewal writes one before it removes the other.
-"""
+"""Two tags for the end of a machine's lease. A renewal writes one tag before it removes the other."""
 
 _STATES: dict[str, Literal["starting", "running"]] = {
     "new": "starting",
@@ -75,7 +73,7 @@ _GONE = frozenset({"discontinued", "notfound", "no_capacity", "deleted"})
 """Statuses of a machine that no longer exists and costs nothing."""
 
 _PATHS = {"ssh-key": "/ssh-keys", "script": "/scripts", "volume": "/volumes"}
-"""API paths of things other than instances, by kind."""
+"""API paths of resources other than instances, by kind."""
 
 _BUILT_IN = frozenset({"NVMe_Local_Storage", "NVMe_OS_Cluster"})
 """Types of volumes that are built into an instance's host."""
@@ -96,11 +94,11 @@ class Verda(Regional):
     """A driver that rents virtual machines from Verda. Its methods block.
 
     Args:
-        location: a location such as "FIN-01", or several. None is all.
-        image: image of the machines, such as "ubuntu-22.04-cuda-12.4-docker". None chooses one that fits the machine.
-            An Image's base= takes precedence.
-        client_id: the account's client id. None is $VERDA_CLIENT_ID.
-        client_secret: the account's client secret. None is $VERDA_CLIENT_SECRET.
+        location: a location such as "FIN-01", or several. None means all locations.
+        image: image of the machines, such as "ubuntu-22.04-cuda-12.4-docker". None chooses an image that fits the
+            machine type. The base= of an Image takes precedence.
+        client_id: the account's client id. None takes $VERDA_CLIENT_ID.
+        client_secret: the account's client secret. None takes $VERDA_CLIENT_SECRET.
 
     Raises:
         UsageError: a setting is invalid or unknown.
@@ -118,13 +116,13 @@ class Verda(Regional):
         settings.settle(self, _SETTINGS, {"location": _LOCATIONS})
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Yield an offer for each machine type, market and location that has it in stock.
+        """Yield an offer for each machine type and market, in each location that has the type in stock.
 
-        All types are offered, suitable or not. A type that is out of stock on a market has one offer without a location
-        there, which is marked as not available. The requests are sent when the first offer is taken.
+        All types are offered, suitable or not. For a market on which a type is out of stock, there is one offer without
+        a location, which is marked as not available. The requests are sent when the first offer is taken.
 
         Args:
-            need: the requirements. Its markets, regions, disk size and base image are used.
+            need: the requirements, of which the markets, regions, disk size and base image are used.
 
         Raises:
             ProviderError: Verda refused or did not answer, or lists prices in another currency than USD.
@@ -142,19 +140,20 @@ class Verda(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create the missing machines of an order, one after the other, and return one machine for each node, in order.
 
-        Machines that an earlier launch of the same order created are reused. If Verda refuses a machine, no further one
-        is created, and only those before it are returned. Verda may also accept a request and then have no machine for
-        it. If that is known within 10 s, it counts as a refusal. Machines that are not returned are ended.
+        Machines that an earlier launch of the same order created are reused. If Verda refuses a machine, no further
+        machine is created, and only the machines of the nodes before it are returned. Verda may also accept a request
+        and then have no machine for it. This counts as a refusal if Verda reports it within 10 s. Machines that are not
+        returned are ended.
 
         Args:
             offer: the machine type, location and market, as `offers` returned them.
-            order: the node numbers, the pool, and an idempotency token.
+            order: the node numbers, the pool, and the token by which a repeated order is recognized.
 
         Raises:
             NoAnswer: the reply was lost and no machine was found. Repeat the same order, which searches first.
             RateLimitError: too many requests. Machines may exist: repeat the same order.
             ProviderError: no machine was rented, because Verda refused the first one.
-            UsageError: no known image fits the machine type.
+            UsageError: Verda has no Ubuntu image for the machine type, and the settings name no image.
             StillRunning: machines that had to be ended again may still run.
         """
         found = [each for each in self.instances(pool=order.pool) if each.token == order.token]
@@ -171,7 +170,7 @@ class Verda(Regional):
             error = e
         refused = self._refused(made)
         kept: list[Instance] = []
-        for node in order.nodes:  # machines after a missing one cannot be used
+        for node in order.nodes:  # the machines returned must be those of the first nodes
             if node not in made or node in refused:
                 break
             kept.append(made[node])
@@ -182,22 +181,26 @@ class Verda(Regional):
             raise (
                 refused.get(order.nodes[0])
                 or error
-                or NoAnswer("Verda accepted the order, but its machine is not listed", provider=self.name)
+                or NoAnswer(
+                    "Verda accepted the order, but does not list a machine for it; start the pool again, "
+                    "and check with `skypool gc` that no machine is left",
+                    provider=self.name,
+                )
             )
         return [replace(each, offer=offer) for each in kept]
 
     def access(self, instance: Instance) -> Access:
-        """Return how to reach a machine by ssh at its public address, as root. Waits up to 15 minutes until it has one.
+        """Return how to reach a machine by ssh at its public address, as root. Waits up to 15 minutes for the address.
 
         Raises:
-            ProviderError: the machine got no address in that time, or has ended.
+            ProviderError: the machine got no address within 15 minutes, or has ended.
         """
         return ssh_machine.access(instance, self._address(instance), user="root", keying=_KEYING)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the new end of the lease (the time that each machine was granted) into the tags of the pool's machines.
+        """Write the new end of the lease into the tags of the pool's machines.
 
-        SSH keys, scripts and volumes have no tags. They count as needed as long as the machines of their pool.
+        SSH keys, scripts and volumes have no tags. They count as needed for as long as the machines of their pool.
 
         Args:
             pool: name of the pool.
@@ -230,12 +233,12 @@ class Verda(Regional):
         return self._api.ask("GET", path, **given)
 
     def _drop(self, path: str, **given: Any) -> None:
-        """Delete something, and repeat this for up to a minute while Verda refuses because of its present state.
+        """Delete a resource, such as a tag. Repeat for up to a minute while Verda refuses because of its present state.
 
-        Does not raise for a thing that does not exist.
+        Does not raise for a resource that does not exist.
 
         Args:
-            path: its path in the API.
+            path: the path of the resource in the API.
             given: further arguments of the request, such as a JSON body.
 
         Raises:
@@ -251,7 +254,10 @@ class Verda(Regional):
         """Return the codes of Verda's locations that the setting `location` selects and that match one of the patterns.
 
         Args:
-            patterns: patterns such as "FIN-*", upper and lower case alike. Empty matches all. The result may be [].
+            patterns: patterns such as "FIN-*", upper and lower case alike. Without any, every location matches.
+
+        Returns:
+            The codes, such as "FIN-01"; [] if none matches.
 
         Raises:
             UsageError: the setting names a location that Verda does not list.
@@ -261,11 +267,11 @@ class Verda(Regional):
     def _stock(self, market: Market, locations: Sequence[str]) -> dict[str, list[str]]:
         """Return the names of the instance types that are in stock now, by location.
 
-        Locations for which Verda reports nothing are missing.
+        A location for which Verda reports nothing is not in the dict.
 
         Args:
-            market: on demand or spot.
-            locations: the locations to return.
+            market: "on-demand" or "spot".
+            locations: the locations that the dict may have.
         """
         spot = "true" if market == "spot" else "false"
         got = self._ask("/instance-availability", params={"is_spot": spot})
@@ -297,16 +303,18 @@ class Verda(Regional):
     # --- create ----------------------------------------------------------------------------------------------
 
     def _deploy_request(self, offer: Offer, order: Order) -> _requests.Deploy:
-        """Return the part of a create request that all machines of an order share.
+        """Return the part of the create request that all machines of an order share.
 
-        The SSH key and the boot script that they need are created in the account, unless they exist.
+        The SSH key and the boot script for the machines are created in the account, unless they exist.
 
         Raises:
-            UsageError: no known image fits the instance type, and the settings name none.
+            UsageError: Verda has no Ubuntu image for the instance type, and the settings name no image.
             ProviderError: Verda refused to create the key or the script, or did not answer.
         """
         if not offer.detail["image"]:
-            raise UsageError(f"Verda has no Ubuntu image for {offer.instance_type}: choose one with Verda(image=…)")
+            raise UsageError(
+                f"Verda has no Ubuntu image for {offer.instance_type}: name another image with Verda(image=…)"
+            )
         name = Label(order.pool, order.token, order.until, tags.owner())
         of_session = replace(name, token=tags.session(order))
         return _requests.deploy(
@@ -318,15 +326,15 @@ class Verda(Regional):
         )
 
     def _thing(self, kind: str, name: Label, **told: str) -> str:
-        """Return the id of an SSH key or a script of this pool with the same token, and create it if it does not exist.
+        """Return the id of the SSH key or script with this pool and token. Create the resource if it does not exist.
 
         Args:
             kind: "ssh-key" or "script".
             name: the content of the resource's name, with the pool and the token.
-            told: further fields of the request that creates it.
+            told: further fields of the request that creates the resource.
 
         Raises:
-            NoAnswer: the reply to the create was lost, or is not an id.
+            NoAnswer: the reply to the create request was lost, or is not an id.
             ProviderError: Verda refused.
         """
         for each in self._ask(_PATHS[kind]):
@@ -338,8 +346,8 @@ class Verda(Regional):
     def _made(self, order: Order, node: int, common: _requests.Deploy) -> Instance:
         """Create the machine of one node, and return it with the state "starting".
 
-        It does not wait until the machine runs. The create is sent once. If the reply is lost, the machine is looked
-        for by its tags for 6 s, because lists may lack it.
+        Does not wait until the machine runs. The create request is sent once. If the reply is lost, the machine is
+        looked for by its tags for 6 s, because lists may not have the newest machines yet.
 
         Args:
             order: the request to rent: pool, node numbers, token and limits.
@@ -369,13 +377,15 @@ class Verda(Regional):
         return tags.instance(self.name, id_, said, 0, "starting", {"tags": said}, region=_HERE)
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
-        """Wait up to 10 s until Verda has found a machine for each request.
+        """Wait up to 10 s until Verda has found a machine for each request, and return the nodes that get none.
 
-        Return an error for each node that gets none. {} means that no request was refused in that time. A machine that
-        is not in the list counts as not decided yet.
+        A machine that Verda's list does not have counts as not decided yet.
 
         Args:
             made: the requested machines, by their node numbers.
+
+        Returns:
+            an error for each node that gets no machine; {} if no request was refused within 10 s.
         """
         statuses: dict[int, str] = {}
 
@@ -394,12 +404,12 @@ class Verda(Regional):
         """Yield the machines of this user's pools, found by their tags.
 
         Machines that no longer exist are left out. A machine that neither starts nor runs has the state "ending". An
-        example is one that is switched off, which is still billed.
+        example is a machine that is switched off, which is still billed.
 
         Args:
-            region: not used, as one list has the machines of all locations.
-            pool: name of a pool (a group of rented machines), which must have been started from this machine; None for
-                all pools of this user.
+            region: not used, because one list has the machines of all locations.
+            pool: name of a pool that was started from this computer, for its machines only; None for all pools of this
+                user.
         """
         for record in self._ask("/instances"):
             said = tags.read(record.get("tags") or (), "key", "value")
@@ -412,10 +422,8 @@ class Verda(Regional):
     def _address(self, instance: Instance) -> str:
         """Wait up to 15 minutes until a machine has a public address, and return the address.
 
-        Machines need minutes for that.
-
         Raises:
-            ProviderError: the machine has ended or is switched off, or has no address after that time (`code`
+            ProviderError: the machine has ended or is switched off, or has no address after 15 minutes (code
                 "pending").
         """
 
@@ -424,7 +432,9 @@ class Verda(Regional):
             if record["status"] not in _STATES:
                 raise _unfit(instance, record["status"])
             if not record["ip"]:
-                raise REFUSALS.error(f"to keep {instance.id}", "pending", "it has no public address yet")
+                raise REFUSALS.error(
+                    f"to keep machine {instance.id}", "pending", "the machine has no public address yet"
+                )
             return str(record["ip"])
 
         return retry.patiently(look, _ADDRESS, "pending")
@@ -432,9 +442,9 @@ class Verda(Regional):
     def _terminate(self, region: str, instances: Iterable[str]) -> list[str]:
         """Ask Verda to end machines, without waiting, and return the ids of those that have not ended yet.
 
-        Machines are looked up by id, because a list may lack the newest. A machine that is already being deleted is not
-        asked again. Verda refuses to end a machine that is being set up. That does not raise: the id is returned, and
-        the next call asks again.
+        Machines are looked up by id, because a list may lack the newest machines. For a machine that is already being
+        deleted, no request is sent. Verda refuses to end a machine that is being set up. This does not raise: the id is
+        returned, and the next call asks again.
 
         Args:
             region: not used.
@@ -456,8 +466,8 @@ class Verda(Regional):
     def _terminate_one(self, id_: str, record: Mapping[str, Any]) -> None:
         """Ask Verda to delete a machine with its boot disk, and with other volumes that a pool created.
 
-        It does not wait. Volumes that no pool created are kept, and stay billed: a RuntimeWarning names each. Volumes
-        that are built into the machine's host cannot be kept.
+        Does not wait for the end. Volumes that no pool created are kept, and Verda goes on billing them: a
+        RuntimeWarning names each such volume. Volumes that are built into the machine's host cannot be kept.
 
         Args:
             id_: id of the machine.
@@ -484,11 +494,11 @@ class Verda(Regional):
     def _renew(self, until: datetime, instance: Instance) -> None:
         """Write the new end of the lease into the tags of one machine, so that at every moment one tag has an end.
 
-        There are two tags for it. The one that is not in use is written, and only then the other is removed.
+        There are two tags for the end. The tag that is not in use is written first, and then the other one is removed.
 
         Args:
             until: the new end of the lease.
-            instance: the machine. Its tags are read from `detail`.
+            instance: the machine, whose present tags are in its `detail`.
 
         Raises:
             ProviderError: Verda refused for a reason other than that the machine does not exist, or did not answer.
@@ -508,13 +518,13 @@ class Verda(Regional):
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
         """Yield the SSH keys, scripts and volumes that this user's pools created, also volumes in the trash.
 
-        Volumes of machines that still exist are left out. Each counts as needed until its own time, or until that of a
-        machine of its pool if that is later.
+        Volumes of machines that still exist are left out. Each resource counts as needed until the time in its name, or
+        until the end of the lease of its pool's machines if that is later.
 
         Args:
             region: not used.
-            pool: name of a pool (a group of rented machines), which must have been started from this machine; None for
-                all pools of this user.
+            pool: name of a pool that was started from this computer, for its resources only; None for all pools of this
+                user.
         """
         living = {each["id"] for each in self._ask("/instances") if each["status"] not in _GONE}
         until = {each.pool: each.until for each in self.instances(pool=pool)}
@@ -536,8 +546,8 @@ class Verda(Regional):
 
 
 def _unfit(instance: Instance, status: str) -> ProviderError:
-    """Return, without raising it, the error about a machine whose status makes it unusable.
+    """Return the error for a machine that is unusable because of its status. It is not raised.
 
-    The status selects the class.
+    The status decides the class of the error, by errors.csv.
     """
-    return REFUSALS.error(f"to keep {instance.id}", status, f"its status is {status}")
+    return REFUSALS.error(f"to keep machine {instance.id}", status, f"the machine's status is {status}")

@@ -1,7 +1,7 @@
-"""Sends requests to Verda and translates refusals. Also writes skypool's tags into the names of resources without tags.
+"""Sends requests to Verda, translates refusals, and writes and reads the names of resources that cannot have tags.
 
-Such resources are SSH keys, scripts and volumes. Their names hold the pool, a token, the end of the lease, and the
-owner.
+Resources without tags are SSH keys, scripts and volumes. Their names hold the pool, a token, the end of the lease, and
+the owner.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SHOWN = 200
 """Number of characters of a malformed answer that an error shows."""
 
 _LABEL = re.compile(r"skypool_([a-z0-9-]+)_([a-z0-9-]+)_(\d{4}-\d\d-\d\dT\d{6}Z|)_([A-Za-z0-9@._-]+)")
-"""Pattern of the name of a resource that a pool created: pool, token, time (without colons) and owner."""
+"""Pattern of the name of a resource that a pool created: pool, token, end of the lease (without colons) and owner."""
 
 _NOTHING_TO_DO = re.compile(r"invalid \w+ id|can't discontinue a|already exists", re.IGNORECASE)
-"""Texts of refusals that are ignored: the thing does not exist or is as wanted, or a machine cannot be ended now."""
+"""Texts of refusals that are ignored: the resource does not exist or exists already, or a machine cannot end now."""
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def account(client_id: str | None, client_secret: str | None) -> Rest:
     id_ = (client_id or os.environ.get("VERDA_CLIENT_ID") or "").strip()
     secret = (client_secret or os.environ.get("VERDA_CLIENT_SECRET") or "").strip()
     if not id_ or not secret:
-        raise REFUSALS.error("a login", "missing", "there are no credentials")
+        raise REFUSALS.error("a login", "missing", "the client id or the client secret is not set")
     return _account(os.environ.get("VERDA_BASE_URL") or "https://api.verda.com/v1", id_, secret)
 
 
@@ -64,16 +64,16 @@ def _account(base: str, id_: str, secret: str) -> Rest:
 
 
 def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
-    """Create something with a single request that is not repeated, and return its id.
+    """Create a resource with a single request that is not repeated, and return the resource's id.
 
     Args:
         account: the HTTP client of the account.
-        path: path of the API, such as "/instances".
-        what: what is created, for error messages.
+        path: path in the API, such as "/instances".
+        what: name of the resource, for error messages.
         told: body of the request.
 
     Raises:
-        NoAnswer: there was no answer, or the answer is not an id. It may have been created.
+        NoAnswer: there was no answer, or the answer is not an id. The resource may have been created.
         ProviderError: Verda refused.
     """
     got = account.once("POST", path, what=what, json=told)
@@ -86,8 +86,8 @@ def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
 def quietly(do: Callable[[], T]) -> T | None:
     """Call `do`, which sends a request, and return its result.
 
-    Returns None if Verda refuses because the thing does not exist or is already as wanted. Also if a machine cannot be
-    ended in its present state, as while it is being set up: the caller must look at its state.
+    Returns None if Verda refuses because the resource does not exist, or exists already. Also if a machine cannot be
+    ended in its present state, for example while it is being set up. So the caller must look at the machine's state.
 
     Raises:
         ProviderError: the request failed for another reason.
@@ -102,13 +102,13 @@ def quietly(do: Callable[[], T]) -> T | None:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The content of the name of a volume, an SSH key or a script, which have no tags. `str()` of it is the name.
+    """The content of the name of a volume, an SSH key or a script, which have no tags. `str(label)` is the name.
 
     Attributes:
         pool: name of the pool.
-        token: token of the order; for an SSH key, of the whole run of the pool.
-        until: end of the lease (the time until which it is needed), or None if there is none.
-        owner: user who rented it, as user@host.
+        token: token of the order; for an SSH key, the token of the whole run of the pool.
+        until: end of the lease (the time until which the resource is needed), or None if there is none.
+        owner: user who created the resource, as user@host.
     """
 
     pool: str
@@ -126,8 +126,8 @@ def label(name: str, pool: str | None) -> Label | None:
 
     Args:
         name: the name.
-        pool: name of a pool (a group of rented machines), which must have been started from this machine; a name of
-            another pool gives None. None accepts all pools of this user.
+        pool: name of a pool that was started from this computer; a resource of another pool gives None. If `pool` is
+            None, all pools of this user are accepted.
     """
     found = _LABEL.fullmatch(name)
     if found is None:

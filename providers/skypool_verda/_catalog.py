@@ -35,7 +35,7 @@ _CLOSED_DRIVERS_ONLY = ("V100",)
 
 _LEAST_BILLED = 0.0
 """Minimum number of seconds billed: none. Verda charges the balance for ten minutes in advance. In the next billing
-period it returns what a deleted instance did not use. So only the time used is a cost.
+period, Verda returns the money for the time that a deleted instance did not use. So only the time used is a cost.
 https://docs.verda.com/welcome-to-verda/pricing-and-billing, as third parties quoted it in September 2026 (2026-11-22).
 """
 
@@ -46,17 +46,17 @@ Stock = Mapping[Market, Mapping[str, Iterable[str]]]
 def offers(
     record: Mapping[str, Any], stock: Stock, need: Need, usd_per_gb_month: float, base_image: str
 ) -> Iterator[Offer]:
-    """Yield an offer of an instance type for each market with a price, and for each location that has it in stock.
+    """Yield the offers of an instance type: one for each market with a price and each location with stock.
 
-    A type that is sold out on a market has one offer without a location there, which is marked as not available. The
-    price includes the disk.
+    For a market on which the type is sold out, there is one offer without a location, which is marked as not available.
+    The price includes the disk.
 
     Args:
         record: the instance type, as Verda describes it.
         stock: names of the instance types in stock, by market and location.
         need: the requirements, of which the disk size is used.
         usd_per_gb_month: price of the disk in USD for one GB and month.
-        base_image: image to start from; "" takes one that fits.
+        base_image: name of the image to start from; "" takes an image that fits the type.
 
     Raises:
         ProviderError: the price is not in USD.
@@ -102,8 +102,8 @@ def offers(
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
     """Return the accelerators of an instance type, with their count.
 
-    Returns None if it has none, or a model not known here. The type's own name is tried first, then its description,
-    its model with the memory, and the model alone.
+    Returns None if the type has no accelerator, or a model that skypool does not know. The type's name is tried first,
+    then the description of its GPU, its model with the memory, and the model alone.
 
     Args:
         record: the instance type, as Verda describes it.
@@ -126,12 +126,12 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
 def image(names: Iterable[str], has: Accelerator | None) -> str:
     """Return the name of the most suitable Ubuntu image, or "" if none of the names is an Ubuntu image.
 
-    A machine with a GPU prefers images with a driver, and a machine without prefers those without one. Then Ubuntu
-    24.04 and the newest CUDA version are preferred.
+    For a machine with a GPU, images with a driver are preferred, and for all others images without a driver. Then
+    Ubuntu 24.04 and the newest CUDA version are preferred.
 
     Args:
-        names: images that the machine type supports.
-        has: accelerator of the machine, or None.
+        names: names of the images that the machine type supports.
+        has: accelerator of the machine; None if it has none.
     """
 
     def worth(found: re.Match[str]) -> tuple[object, ...]:

@@ -13,9 +13,9 @@ from skypool.model import Offer, Order
 
 
 class Volume(TypedDict):
-    """The disk from which an instance boots, as part of a create request: its name, its size in GB.
+    """The disk from which an instance boots, as part of a create request. `size` is in GB.
 
-    On the spot market, `on_spot_discontinue` says that the disk is deleted when Verda takes the machine back.
+    On the spot market, `on_spot_discontinue` has the effect that the disk is deleted when Verda takes the machine back.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Delete(TypedDict):
 
 
 def deploy(offer: Offer, order: Order, *, name: str, ssh_key_id: str, script_id: str) -> Deploy:
-    """Build the part of a create request that all instances of an order share. Sends no request.
+    """Return the part of a create request that all instances of an order share. Sends no request.
 
     Args:
         offer: the offer that is rented: instance type, location, market, image and disk size.
@@ -83,10 +83,10 @@ def deploy(offer: Offer, order: Order, *, name: str, ssh_key_id: str, script_id:
 
 
 def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> DeployNode:
-    """Build the request that creates the instance of one node. Sends no request. `common` is not changed.
+    """Return the body of the request that creates the instance of one node. Sends no request.
 
     Args:
-        common: result of `deploy` for the order.
+        common: result of `deploy` for the order. It is not changed.
         hostname: host name of the instance.
         said: tags of the instance.
     """
@@ -94,15 +94,15 @@ def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> De
 
 
 def delete(id_: str, *, disks: Collection[str], built_in: Collection[str]) -> Delete:
-    """Build the request that ends an instance and deletes its disks. Sends no request.
+    """Return the body of the request that ends an instance and deletes its disks. Sends no request.
 
-    The disks are deleted permanently. If an instance has disks built into its host, Verda refuses that, so all disks go
-    to the trash instead. With no disks at all, `volume_ids` is None.
+    The disks are deleted permanently. If some disks are built into the instance's host, Verda refuses to delete
+    permanently, so all disks go to the trash instead. Without any disks, `volume_ids` is None.
 
     Args:
         id_: id of the instance.
-        disks: ids of the disks to delete with it.
-        built_in: ids of the disks that are part of its host.
+        disks: ids of the disks to delete with the instance.
+        built_in: ids of the disks that are built into the instance's host.
     """
     return {
         "id": [id_],

@@ -348,7 +348,7 @@ def test_a_base_image_that_is_for_another_provider_is_refused(aws_api: World) ->
         ({"region": ["us-east-1", "euwest1"]}, "did you mean 'eu-west-1'"),
         ({"region": []}, "empty list"),
         ({"region": 1}, "region"),
-        ({"subnet": "subnet-0abc"}, "belongs to one region"),
+        ({"subnet": "subnet-0abc"}, "belongs to one region: set region="),
         ({"subnet": "vpc-1", "region": HERE}, "like 'subnet-"),
         ({"ami": "ami-0abc"}, "belongs to one region"),
         ({"ami": "Ubuntu"}, "ubuntu-24.04"),

@@ -312,12 +312,15 @@ untyped: Any = Container
     [
         (lambda: Container(gpus=0), "gpus must be 'all', a number of at least 1"),
         (lambda: Container(memory="four"), "memory must be a size such as '4g'"),
-        (lambda: Container(options="--rm -x"), r"options must be a list of words; write options=\['--rm', '-x'\]"),
+        (
+            lambda: Container(options="--rm -x"),
+            r"a list of words, not one text; write options=\['--rm', '-x'\]",
+        ),
         (lambda: Container(volumes={"/data": "data"}), "must be an absolute path in the container"),
         (lambda: Container(image="-v"), "image must be a word"),
         (lambda: Container(cpus=0), "cpus must be a number above 0"),
         (lambda: untyped(cpus=[2]), r"cpus must be a number, not \[2\]"),
-        (lambda: untyped(runtime=7), "runtime must be a list of words such as .*, not 7"),
+        (lambda: untyped(runtime=7), "runtime must be a program such as .*, not 7"),
         (lambda: untyped(options=[7]), "options must be a list of words"),
         (lambda: untyped(volumes=["/data"]), "volumes must map folders of this machine"),
         (lambda: untyped(volumes={"/data": 7}), "must be an absolute path in the container"),

@@ -729,7 +729,7 @@ def test_a_check_tells_of_the_account_and_of_what_is_wrong_with_it(runpod_api: W
     assert "user_lab has 1000.00 USD left" in found["account"].text
     assert all(each.good for each in found.values())
     runpod_api.spend_limit = None
-    assert "of no limit" in next(each.text for each in RunPod().check() if each.what == "account")
+    assert "(no limit)" in next(each.text for each in RunPod().check() if each.what == "account")
     runpod_api.balance = 0.0
     [wrong] = [each for each in RunPod().check() if not each.good]
     assert "user/billing" in wrong.advice

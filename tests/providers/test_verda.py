@@ -273,7 +273,7 @@ TABLE: list[tuple[int, str, str, type[ProviderError], str]] = [
     (403, "forbidden_action", "…", AccessError, "role"),
     (403, "forbidden_action", "Can't discontinue a provisioning instance", ProviderError, "few minutes"),
     (429, "too_many_requests", "…", RateLimitError, "wait"),
-    (404, "not_found", "Invalid instance id", ProviderError, "start again"),
+    (404, "not_found", "Invalid instance id", ProviderError, "start the pool again"),
     (400, "invalid_request", "…", ProviderError, "report"),
     (500, "server_error", "Internal server error", NoAnswer, "later"),
     (503, "service_unavailable", "…", NoAnswer, "later"),
@@ -281,7 +281,7 @@ TABLE: list[tuple[int, str, str, type[ProviderError], str]] = [
 STATUSES: list[tuple[str, type[ProviderError], str]] = [
     ("no_capacity", CapacityError, "then had no machine"),
     ("discontinued", CapacityError, "took the machine back"),
-    ("deleting", CapacityError, "somebody deleted it"),
+    ("deleting", CapacityError, "somebody deleted the machine"),
     ("error", ProviderError, "unusable"),
     ("offline", ProviderError, "unusable"),
     ("provisioning", CapacityError, "too long"),

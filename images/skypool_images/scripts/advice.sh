@@ -15,19 +15,19 @@ explain() {
         printf '%s\n' "$words" | sed "s~%~$said~"
         return
     done <<'KNOWN'
-no space left on device|disk quota exceeded~the disk is full: ask for a larger one, or install less
-(error sending request|could not resolve|could not connect|temporary failure|failed to (lookup|establish)|network is unreachable|unable to connect).*~this machine does not reach what it needs: %; see that it may connect to the internet, or name a mirror in its pip.conf or apt sources
+no space left on device|disk quota exceeded~the disk is full: ask for a larger disk, or install less
+(error sending request|could not resolve|could not connect|temporary failure|failed to (lookup|establish)|network is unreachable|unable to connect).*~this machine does not reach what it needs: %; let this machine connect to the internet, or name a mirror in its pip.conf or apt sources
 unable to locate package [^ ]+~%: no such package in this machine's lists; look for its name on packages.debian.org or packages.ubuntu.com
-version '[^']+' for '[^']+' was not found~%: another version may be there: leave the version out, or see `apt-cache madison`
+version '[^']+' for '[^']+' was not found~%: the machine's lists may have another version: leave the version out, or see `apt-cache madison`
 [^ ]+ was not found in the package registry~%: no such package on the index: check its spelling, or name its index in pip_indexes
 no matching distribution found for .+~%: check its spelling and version, and that it has a wheel for this Python
 there is no version of [^ ]+~%: see which versions its index has
 no wheels with a matching|no matching (python|platform)~no wheel fits this Python or machine: another version of the package may have one
-status client error \((401|403)[^)]*\)|lack of valid authentication~the index wants to know who asks: %; give its user and password by secrets=["UV_INDEX_<NAME>_USERNAME", "UV_INDEX_<NAME>_PASSWORD"]
-(error: command|unable to execute|no such file or directory:) '([^']*[/-])?(gcc|g\+\+|cc|c\+\+|clang|cmake|ninja|make)'.*|fatal error: python\.h.*|linker .cc. not found|(^|[ /])(gcc|g\+\+|cc|c\+\+|clang|cmake|ninja|make): (command )?not found|unknown compiler\(s\).*~it has to be built here and its tools are missing: apt=["build-essential", "cmake", "python3-dev"], or a version that has a wheel
-git executable not found|cannot find command .git.|git.*: not found~git is needed for that: apt=["git"]
+status client error \((401|403)[^)]*\)|lack of valid authentication~the index requires a login: %; give its user and password by secrets=["UV_INDEX_<NAME>_USERNAME", "UV_INDEX_<NAME>_PASSWORD"]
+(error: command|unable to execute|no such file or directory:) '([^']*[/-])?(gcc|g\+\+|cc|c\+\+|clang|cmake|ninja|make)'.*|fatal error: python\.h.*|linker .cc. not found|(^|[ /])(gcc|g\+\+|cc|c\+\+|clang|cmake|ninja|make): (command )?not found|unknown compiler\(s\).*~a package has to be built on the machine, and the tools for this are missing: add apt=["build-essential", "cmake", "python3-dev"], or ask for a version that has a wheel
+git executable not found|cannot find command .git.|git.*: not found~git is needed to install a package, and is missing: add apt=["git"]
 no solution found when resolving dependencies|resolutionimpossible~these requirements contradict each other, as told above: loosen one of them
 certificate verify failed|invalid peer certificate|unknownissuer~a certificate is not trusted here: set SSL_CERT_FILE on the machine, or cert in its pip.conf
-externally-managed-environment~that Python belongs to the system: list packages in pip= instead, which gets an environment of its own
+externally-managed-environment~pip must not change the system's Python: list packages in pip= instead, which gets an environment of its own
 KNOWN
 }

@@ -1,6 +1,6 @@
-"""Program that checks if the distributions named by its arguments are installed.
+"""Check that the packages (distributions) that the command line names are installed.
 
-It exits with status 1, and a message with the name, at the first one that is not installed.
+At the first package that is not installed, the program exits with status 1 and a message with the package's name.
 """
 
 import sys
