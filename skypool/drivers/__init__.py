@@ -17,7 +17,6 @@ A driver is the class that talks to one cloud provider. It is found by name thro
 - `ssh_machine`: access to rented machines by SSH, termination that waits, and spot notices.
 - `transports`: access to machines by other commands than SSH.
 - `blocklist`: machines that failed in the last day.
-
 """
 
 from __future__ import annotations

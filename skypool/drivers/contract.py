@@ -283,7 +283,7 @@ class Learns(Protocol):
     """An optional protocol of a driver: skypool reports failed machines, and the driver can stop offering them."""
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Record that a pool gave up an instance before it was ready, so that `offers` can leave out this machine later.
+        """Record that a pool gave up an instance before it was ready, so that `offers` can leave out its machine later.
 
         Args:
             instance: the instance that was given up.
@@ -354,5 +354,4 @@ class Policed(Protocol):
 
         The text is in the provider's own format, such as JSON for AWS, and can be pasted there unchanged.
         """
-
         ...

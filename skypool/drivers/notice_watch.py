@@ -37,7 +37,6 @@ def wait(
         when: called with the text of an answer. It returns the announced time in seconds since 1970, or None if the
             answer is no notice.
     """
-
     base = (os.environ.get(variable) or base).rstrip("/")
     at = None
     while at is None:

@@ -104,7 +104,6 @@ class Refusals:
         Args:
             codes: error codes that the provider gave for one refusal; at least one.
         """
-
         return next((code for code in codes if self._meaning(code)), codes[0])
 
     def _meaning(self, code: str, text: str = "") -> Meaning | None:

@@ -109,7 +109,7 @@ class Regional:
             ids.setdefault(instance.region, []).append(instance.id)
         for each in everywhere(lambda region: self._left(region, pool), ids):
             ids[each.region].append(each.tagged_as or each.id)
-        failure = f"the new expiry time of pool {pool!r} could not be written into all of its tags"
+        failure = f"the new expiry time of pool {pool!r} could not be written into the tags of all its resources"
         each_done(lambda region: self._tag(region, ids[region], until), ids, failure)
 
     # --- requests to one region, which a driver implements ---------------------------------------------------
