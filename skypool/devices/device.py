@@ -130,10 +130,10 @@ class Family:
         else:
             wanted = _listed(devices)
         if wanted is None or not set(wanted) <= set(have):
-            there = f"has the {self.kind} devices with the indices {have}" if have else f"has no {self.kind} device"
+            there = f"the {self.kind} devices with the indices {have}" if have else f"no {self.kind} devices"
             raise UsageError(
-                f"devices={devices!r} does not select existing {self.kind} devices: this machine {there}; use 'auto', "
-                "the number of devices, or a list of indices"
+                f"devices={devices!r} cannot be selected: this machine has {there}; use 'auto', the number of devices, or "
+                "a list of indices"
             )
         return wanted
 

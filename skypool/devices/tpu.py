@@ -43,7 +43,7 @@ class Tpu(Family):
         )
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        # libtpu (Google's TPU library) must also know the arrangement of the visible chips (their number along x, y, z);
+        # libtpu (Google's TPU library) must also know the arrangement of the visible chips (numbers along x, y, z);
         # otherwise it waits for the hidden chips
         shape = _BOUNDS.get(len(pins))
         extra = {"TPU_CHIPS_PER_PROCESS_BOUNDS": shape, "TPU_PROCESS_BOUNDS": "1,1,1"} if shape else {}

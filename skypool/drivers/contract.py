@@ -187,8 +187,8 @@ class Driver(Protocol):
         the first launch was lost. It returns the machines that already exist, and creates only missing ones.
 
         If the launch sends several create requests, call `order.asking` before each request and `order.made` after it.
-        Use `undo` to terminate machines that the launch made and does not return. These calls let skypool count the cost
-        of each machine from its own create request on, also if the machine was terminated again.
+        Use `undo` to terminate machines that the launch made and does not return. These calls let skypool count the
+        cost of each machine from its own create request on, also if the machine was terminated again.
 
         A slice is several machines (its hosts) that can only be rented together; then `offer.hosts` is greater than 1.
         `order.nodes` then lists the hosts of whole slices, one slice after the other. Return all hosts of a slice, in
