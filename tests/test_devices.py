@@ -65,7 +65,7 @@ def test_a_machine_without_tools_has_no_accelerators_and_asks_nobody(tool: Tool)
         assert family.auto_device_count() == 0
         assert family.parse_devices("auto") == []
         assert family.get_device_stats(0) == Stats()
-        with pytest.raises(UsageError, match="this machine has no cuda devices"):
+        with pytest.raises(UsageError, match=f"this machine has no {kind} devices"):
             family.parse_devices([0])
 
 

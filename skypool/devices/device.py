@@ -132,8 +132,8 @@ class Family:
         if wanted is None or not set(wanted) <= set(have):
             there = f"the {self.kind} devices with the indices {have}" if have else f"no {self.kind} devices"
             raise UsageError(
-                f"devices={devices!r} cannot be selected: this machine has {there}; use 'auto', the number of devices, or "
-                "a list of indices"
+                f"devices={devices!r} cannot be selected: this machine has {there}; use 'auto', the number of devices "
+                "or a list of indices"
             )
         return wanted
 
