@@ -211,6 +211,8 @@ class Driver(Protocol):
                 another offer. After NoAnswer, machines may have been made.
             StillRunning: machines that the launch terminated again may still run. No other offer is tried.
             SkypoolError: for any other reason, nothing was rented. No other offer is tried.
+            Exception: any other error counts as a lost reply. skypool looks for machines that the launch made, and
+                terminates them. No other offer is tried.
         """
         ...
 
