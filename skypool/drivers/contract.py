@@ -208,7 +208,7 @@ class Driver(Protocol):
             CapacityError, OfferGone, QuotaError, AccessError, CredentialsError, FundsError: nothing was rented. skypool
                 tries another offer; the class of the error decides which offers are skipped.
             RateLimitError, NoAnswer: skypool repeats the launch with the same token. If that does not help, it tries
-                another offer. After NoAnswer, machines may have been made.
+                another offer. After NoAnswer, machines may have been made. An ErrorGroup counts as NoAnswer.
             StillRunning: machines that the launch terminated again may still run. No other offer is tried.
             SkypoolError: for any other reason, nothing was rented. No other offer is tried.
             Exception: any other error counts as a lost reply. skypool looks for machines that the launch made, and
