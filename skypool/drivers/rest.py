@@ -275,8 +275,8 @@ class Rest:
     def error(self, what: str, code: str, text: str) -> ProviderError:
         """Return the error for a refused or unanswered request, as one of skypool's error classes. It is not raised.
 
-        The client's table of errors gives the class for the code. For a code that is not in the table, a lost
-        connection and a server error (code 500 or more) give `NoAnswer`, and all other codes give ProviderError.
+        The client's table of errors gives the class for the code. For a code that is not in the table, the
+        class is `NoAnswer` if the connection was lost or the code is 500 or more, and otherwise ProviderError.
 
         Args:
             what: name of the request.
