@@ -510,7 +510,7 @@ VARIES = [
     (r"(2026-08-20 +0\n)+", "2026-08-20 0\n"),  # around midnight it is two days
     (r"process \d+", "process 4243"),
     (r"(\d+\.){2}\d+(; nodes get | in …)\S+", "3.11"),
-    (r"(ssh(-keygen)?): /\S+(, OpenSSH.*)?", r"\1: /usr/bin/\1"),
+    (r"(ssh(-keygen)?): /\S+(, OpenSSH.*)?$", r"\1: /usr/bin/\1"),
     (r" +", " "),
 ]
 

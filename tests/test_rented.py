@@ -29,7 +29,9 @@ def test_what_is_there_after_all_patience_and_what_was_refused_are_told_apart() 
         if id == "b":
             raise CredentialsError("who are you?")
 
-    with pytest.raises(StillRunning, match=r"a: the instance still exists after 0.1 s\n  b: who are you\?") as still:
+    with pytest.raises(
+        StillRunning, match=r"a: the provider still lists the instance after 0.1 s\n  b: who are you\?"
+    ) as still:
         ssh_machine.terminate_and_wait(machines("a", "b", "c"), destroy, lambda: {"a", "b"}, 0.1)
     assert [each.id for each in still.value.instances if isinstance(each, Instance)] == ["a", "b"]
     assert isinstance(still.value.__cause__, CredentialsError)

@@ -1,16 +1,17 @@
-"""Detects this machine's accelerators and their state, and returns variables that limit a process to some of them.
+"""Detects this machine's accelerators and their state, and makes only some of them visible to a new process.
 
-This package needs only the standard library. Without a device or a vendor's tool, its functions report no devices
-instead of failing:
+A device becomes invisible by environment variables, such as `CUDA_VISIBLE_DEVICES`. This package needs only the
+standard library. Without a device or a vendor's tool, its functions report no devices instead of failing:
 
     from skypool import devices
-    devices.detect()                          # every accelerator, of any vendor
-    devices.family("cuda").get_device_stats(0)
-    devices.visible_env("cuda", [2, 3])       # the environment that shows a process only these
+    devices.detect()                            # every accelerator, of any vendor
+    devices.family("cuda").get_device_stats(0)  # memory, load, temperature and power of the first NVIDIA GPU
+    devices.visible_env("cuda", [2, 3])         # environment variables that make only GPUs 2 and 3 visible
 
 - `device`: `Device`, `Stats`, and the base class `Family` of all kinds of devices.
 - `cuda` (NVIDIA), `rocm` (AMD), `neuron` (Trainium), `tpu` (Google), `hpu` (Gaudi), `host` (CPU, Apple): the families.
-- `identity`: matches a device with the catalogue of accelerators; `tools`: runs the vendors' command-line tools.
+- `identity`: finds the accelerator of skypool's catalogue for a device.
+- `tools`: runs the vendors' command-line tools.
 - `elsewhere`: detects the accelerators of another machine.
 """
 
@@ -35,12 +36,13 @@ KINDS = ("cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu")
 
 
 def family(kind: str) -> Family:
-    """Return the device family of a kind: the object that detects and describes devices of that kind.
+    """Return the device family of a kind: the object that detects and describes devices of this kind.
 
-    It is returned for a known kind even if this machine has no such devices.
+    For a known kind, the family is returned even if this machine has no such devices.
 
     Args:
-        kind: one of `KINDS`, or a name that was registered with a device class.
+        kind: one of `KINDS`, or the name of a device class that the user registered
+            (`skypool.accelerators.register`).
 
     Raises:
         UsageError: there is no such kind.
@@ -49,12 +51,12 @@ def family(kind: str) -> Family:
         return _own()[kind]
     if kind in (brought := _registered()):
         return brought[kind]
-    raise UsageError(f"there is no kind of device called {kind!r}; choose from {', '.join([*KINDS, *brought])}")
+    raise UsageError(f"there is no kind of device called {kind!r}; use one of these: {', '.join([*KINDS, *brought])}")
 
 
 @cache
 def _own() -> dict[str, Family]:
-    """Return one `Family` object for each of `KINDS`, by kind. The same objects are returned each time."""
+    """Return a dict from each of `KINDS` to its `Family` object. The same objects are returned each time."""
     from skypool.devices.cuda import Cuda
     from skypool.devices.host import Cpu, Mps
     from skypool.devices.hpu import Hpu
@@ -66,9 +68,9 @@ def _own() -> dict[str, Family]:
 
 
 def _registered() -> dict[str, Family]:
-    """Return the device families that users registered, by name; {} if there are none.
+    """Return a dict from name to `Family` object for the device classes that the user registered; {} if there are none.
 
-    New objects are made at each call.
+    The objects are made anew at each call.
     """
     import sys
 
@@ -77,14 +79,18 @@ def _registered() -> dict[str, Family]:
 
 
 def detect() -> tuple[Device, ...]:
-    """Return every accelerator that this process may use, of all families except "cpu".
+    """Return every accelerator that this process may use, of all families except "cpu"; () if there is none.
 
-    The tuple is empty if there is none. Devices that a variable such as `CUDA_VISIBLE_DEVICES` hides are left out. A
-    vendor's tool is started only if it is installed, so this is quick on a machine without accelerators. With a tool it
-    may block for up to 20 s for each call of the tool.
+    Devices that an environment variable such as `CUDA_VISIBLE_DEVICES` hides are left out. A vendor's tool is started
+    only if it is installed, so this function is quick on a machine without accelerators. With a tool, the function may
+    block for up to 20 s for each call of the tool.
 
-    For rehearsals without hardware, set the environment variable `SKYPOOL_DEVICES`. It is a JSON list of objects with
-    the fields of `Device`, and replaces all tools.
+    To rehearse without hardware, set the environment variable `SKYPOOL_DEVICES` to a JSON list of objects with the
+    fields of `Device`. These devices are then returned, and no tool is started.
+
+    Raises:
+        ValueError: `SKYPOOL_DEVICES` is not valid JSON.
+        TypeError: an object in `SKYPOOL_DEVICES` has other fields than `Device`, or lacks a required field.
     """
     if told := os.environ.get("SKYPOOL_DEVICES"):
         return _told(told)
@@ -95,14 +101,14 @@ def detect() -> tuple[Device, ...]:
 def _told(text: str) -> tuple[Device, ...]:
     """Return the devices of a JSON list, except those that this process may not use.
 
-    A device is left out if a variable such as `CUDA_VISIBLE_DEVICES` hides it.
+    A device is left out if an environment variable such as `CUDA_VISIBLE_DEVICES` hides it.
 
     Args:
         text: the value of `SKYPOOL_DEVICES`: a JSON list of objects with the fields of `Device`.
 
     Raises:
-        ValueError: the text is not JSON.
-        TypeError: an object has other fields than those of `Device`, or lacks a required one.
+        ValueError: the text is not valid JSON.
+        TypeError: an object has other fields than `Device`, or lacks a required field.
     """
     import json
 
@@ -114,9 +120,9 @@ def _told(text: str) -> tuple[Device, ...]:
 
 
 def accelerators() -> tuple[Accelerator, ...]:
-    """Return what `detect` finds as accelerators of the catalogue, one for each model, with the number of such devices.
+    """Return the accelerators of skypool's catalogue that `detect` finds, each with the number of such devices.
 
-    Devices that the catalogue does not know are left out. The tuple is empty if none is left.
+    Devices that the catalogue does not know are left out. The tuple is empty if no device is left.
     """
     from skypool.devices.identity import summary
 
@@ -124,15 +130,16 @@ def accelerators() -> tuple[Accelerator, ...]:
 
 
 def visible_env(kind: str, indices: Sequence[int | str]) -> dict[str, str]:
-    """Return environment variables that show a new process only some devices of one kind. Nothing is set here.
+    """Return environment variables that make only some devices of one kind visible to a new process.
 
-    An empty list of indices hides all devices of the kind, except Neuron cores, which cannot all be hidden.
+    This function sets no variable. Devices of other kinds stay visible. An empty list of indices hides all devices of
+    the kind, except for the kinds "neuron", "mps" and "cpu", whose devices cannot all be hidden.
 
     Args:
-        kind: one of `KINDS`, or a registered name.
-        indices: the numbers that the vendor's variable takes: cards for cuda and rocm, chips for tpu, module ids for
-            hpu, NeuronCores (not devices) for neuron. For cuda also UUIDs. `Device.pin` is right for each kind. They
-            are not checked.
+        kind: one of `KINDS`, or the name of a device class that the user registered.
+        indices: the numbers that the vendor's variable takes. These are the numbers of cards for "cuda" and "rocm", of
+            chips for "tpu", of NeuronCores (not devices) for "neuron", and module ids for "hpu". For "cuda", UUIDs are
+            possible, too. `Device.pin` is right for each kind. The numbers are not checked.
 
     Raises:
         UsageError: there is no such kind.
@@ -141,10 +148,10 @@ def visible_env(kind: str, indices: Sequence[int | str]) -> dict[str, str]:
 
 
 def hidden() -> dict[str, str]:
-    """Return the environment variables that show a new process no accelerator of any kind. Nothing is set here.
+    """Return environment variables that hide the accelerators of all kinds from a new process. This sets no variable.
 
-    No variable hides Trainium, Inferentia or TPU chips for certain. `JAX_PLATFORMS` and `PJRT_DEVICE` keep JAX and
-    PyTorch/XLA away from them, and `SKYPOOL_DEVICES` makes `detect` find nothing.
+    No variable hides Trainium, Inferentia and TPU chips for certain. `JAX_PLATFORMS` and `PJRT_DEVICE` make JAX and
+    PyTorch/XLA use the CPU instead, and `SKYPOOL_DEVICES` makes `detect` find nothing.
     """
     env = {"SKYPOOL_DEVICES": "[]", "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
     for each in [*_own().values(), *_registered().values()]:
@@ -153,11 +160,12 @@ def hidden() -> dict[str, str]:
 
 
 def pinned(devices: Sequence[Device]) -> dict[str, str]:
-    """Return environment variables that show a new process only the given devices. Nothing is set here.
+    """Return environment variables that make only the given devices visible to a new process. This sets no variable.
+
+    Devices of a kind that is not among the given devices are not hidden, so an empty sequence gives {}.
 
     Args:
-        devices: devices as `detect` returns them, of one or several kinds. Devices of kinds that are not among them are
-            not hidden, so an empty sequence gives {}.
+        devices: devices as `detect` returns them, of one or several kinds.
     """
     env: dict[str, str] = {}
     for kind in dict.fromkeys(device.kind for device in devices):
@@ -166,9 +174,9 @@ def pinned(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def _pinned_env(kind: str, pins: Sequence[str]) -> dict[str, str]:
-    """Return environment variables that show a new process only these devices of one kind.
+    """Return environment variables that make only these devices of one kind visible to a new process.
 
-    Returns {} for a kind without a family, such as FPGAs.
+    Returns {} for a kind that has no family, such as that of FPGAs.
 
     Args:
         kind: the kind of the devices.

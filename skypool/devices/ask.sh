@@ -1,8 +1,8 @@
-# Asks a machine for its accelerators. What a tool prints follows a line with its name; tools that are missing say nothing.
+# Lists the accelerators of a machine: prints a line "@of NAME" and then the output, for each tool that is installed.
 # shellcheck shell=sh
 PATH=$PATH:/usr/sbin:/sbin:/opt/aws/neuron/bin:/opt/rocm/bin
 
-# tell NAME COMMAND...: print what a tool says of the devices that it knows
+# tell NAME COMMAND...: print "@of NAME" and the output of a tool; print nothing if the tool is not installed
 tell() {
     name=$1
     shift

@@ -1,6 +1,7 @@
-"""NVIDIA GPUs and MIG partitions: the family `Cuda`, and parsers for the tools' output.
+"""NVIDIA GPUs and MIG partitions: the family `Cuda`, and parsers for the output of NVIDIA's tools.
 
-The devices are detected with the package nvidia-ml-py if it is installed, otherwise with `nvidia-smi`.
+A MIG partition is a part of a card that NVIDIA's Multi-Instance GPU (MIG) has divided. The devices are detected with
+the package nvidia-ml-py, or with `nvidia-smi` if the package is not installed or reports no devices.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _STATS = "memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw"
 class Cuda(Family):
     """The family of NVIDIA GPUs.
 
-    A card that MIG has partitioned is reported as its partitions, because only these can be used. Devices that
-    `CUDA_VISIBLE_DEVICES` hides are not reported.
+    If MIG has divided a card into partitions, `detect` returns the partitions and not the card, because a program can
+    use only the partitions. Devices that `CUDA_VISIBLE_DEVICES` hides are left out.
     """
 
     kind = "cuda"
@@ -36,25 +37,25 @@ class Cuda(Family):
         return read_stats(ask(["nvidia-smi", *asked]))
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        # without the second variable, CUDA numbers cards by speed, but nvidia-smi numbers them by PCI address
+        # without CUDA_DEVICE_ORDER, CUDA numbers cards by speed, but nvidia-smi numbers them by PCI address
         return {"CUDA_VISIBLE_DEVICES": ",".join(pins), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def read_stats(text: str | None) -> Stats:
     """Return the state of one card from the output of `nvidia-smi --query-gpu`. Only the first line is read.
 
-    All fields are None if the output is missing or has another number of columns than was requested. A cell without a
+    All fields of the result are None if `text` is None or if the line does not have five columns. A cell without a
     number, such as "[N/A]", gives None for its field.
 
     Args:
-        text: the output for the columns in `_STATS`; None if the tool is missing.
+        text: the output for the columns in `_STATS`; None if the tool is missing or failed.
     """
     rows = table(text)
     return Stats(*(number(cell) for cell in rows[0])) if rows and len(rows[0]) == 5 else Stats()
 
 
 def _from_smi() -> tuple[Device, ...]:
-    """Return the devices that `nvidia-smi` lists, with a partitioned card as its partitions.
+    """Return the devices that `nvidia-smi` lists; for a card that MIG has divided, its partitions instead of the card.
 
     Returns an empty tuple if the tool is missing or fails.
     """
@@ -64,14 +65,14 @@ def _from_smi() -> tuple[Device, ...]:
 
 
 def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
-    """Return the devices in the output of `nvidia-smi -L`, with a partitioned card as its partitions.
+    """Return the devices in the output of `nvidia-smi -L`; for a card that MIG has divided, its partitions instead.
 
-    Lines of another form are ignored. The memory of a partition is None, as the tool does not print it.
+    Lines of another form are ignored. The memory of a partition is None, because the tool does not print that memory.
 
     Args:
         listing: the output of `nvidia-smi -L`.
         memory: the output of `nvidia-smi --query-gpu` with the columns index, memory in MiB and PCI device id. If it is
-            None, these are left unknown.
+            None, the memory of the devices is None and their PCI device id is "".
     """
     facts = {row[0]: row for row in table(memory) if len(row) == 3}
     found: list[Device] = []
@@ -92,21 +93,21 @@ def _card(index: int, name: str, uuid: str, memory_mib: int | None, pci: str) ->
 
     Args:
         index: the card's number.
-        name: its name.
-        uuid: its UUID.
-        memory_mib: its memory in MiB; None if unknown.
-        pci: the device id with the vendor's id in its lower half, as in "0x233010DE". The lower half is dropped. A text
-            of another length gives "".
+        name: the card's name.
+        uuid: the card's UUID.
+        memory_mib: the card's memory in MiB; None if unknown.
+        pci: the PCI device id followed by the vendor's id, such as "0x233010DE"; only the device id is kept, here
+            "0x2330". A text of another length counts as unknown.
     """
     pci_id = "0x" + pci[2:6].upper() if len(pci) == 10 else ""
     return Device("cuda", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 
 
 def _part(card: Device, profile: str, uuid: str, memory_mib: int | None = None) -> Device:
-    """Return the `Device` of a MIG partition of a card. Its pin is its UUID.
+    """Return the `Device` of a MIG partition (part of a card). Its pin is its UUID.
 
     Args:
-        card: the whole card, from which number, name and PCI id are taken.
+        card: the whole card, from which the partition's number, name and PCI id are taken.
         profile: the partition's profile, such as "1g.10gb".
         uuid: the partition's UUID.
         memory_mib: the partition's memory in MiB; None if unknown.
@@ -117,7 +118,7 @@ def _part(card: Device, profile: str, uuid: str, memory_mib: int | None = None) 
 def _from_nvml() -> tuple[Device, ...]:
     """Return the devices that NVML (NVIDIA's library for device management) reports.
 
-    Returns an empty tuple if the package nvidia-ml-py or the driver is missing, or if NVML fails.
+    Returns an empty tuple if the package nvidia-ml-py or NVIDIA's device driver is missing, or if NVML fails.
     """
     from importlib import import_module  # an optional dependency
 
@@ -140,10 +141,10 @@ def _from_nvml() -> tuple[Device, ...]:
 def read_nvml(nvml: Any) -> tuple[Device, ...]:
     """Return the devices that NVML (NVIDIA's library for device management) reports.
 
-    A partitioned card is returned as its partitions.
+    For a card that MIG has divided, its partitions are returned instead of the card.
 
     Args:
-        nvml: the module `pynvml`, on which `nvmlInit` was called.
+        nvml: the module `pynvml`, after a call of its function `nvmlInit`.
 
     Raises:
         NVMLError: NVML could not read a card.
@@ -160,7 +161,16 @@ def read_nvml(nvml: Any) -> tuple[Device, ...]:
 
 
 def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
-    """Return the MIG partitions of a card; an empty list if it is not partitioned, or does not support MIG."""
+    """Return the MIG partitions (parts) of a card; [] if the card is not divided, or does not support MIG.
+
+    Args:
+        nvml: the module `pynvml`.
+        handle: NVML's handle of the card.
+        card: the whole card.
+
+    Raises:
+        NVMLError: NVML could not read a partition.
+    """
     try:
         if not nvml.nvmlDeviceGetMigMode(handle)[0]:
             return []
@@ -180,5 +190,5 @@ def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
 
 
 def _text(given: str | bytes) -> str:
-    """Return a text that NVML returned, as str. Older versions of pynvml return bytes, which are decoded."""
+    """Return a text of NVML as a str. Older versions of pynvml return bytes, which are decoded."""
     return given.decode() if isinstance(given, bytes) else given

@@ -1,4 +1,4 @@
-"""`Device` (one accelerator), `Stats` (its current state), and `Family`, the base class of all kinds of devices."""
+"""`Device` (one accelerator), `Stats` (the state of a device), and `Family`, the base class of all kinds of devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def cores() -> int:
     """Return the number of processor cores that this process may use, at least 1.
 
-    On systems without CPU affinity, such as macOS, these are all cores of the machine.
+    On systems that cannot limit a process to some cores, such as macOS, this is the number of the machine's cores.
     """
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
@@ -28,15 +28,17 @@ class Device:
     """One device of this machine, described with the values that its vendor's tool reports.
 
     Attributes:
-        kind: the family: "cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu" or a registered name.
-        index: the number that the vendor's tool gives the device. The MIG partitions of one card share the card's
-            number.
-        name: the vendor's name for the model.
-        memory_mib: the whole memory of the device in MiB; None if the tool does not report it.
-        pin: the text that selects this device in the family's environment variable: an index, a UUID or core numbers.
-        uuid: the vendor's unique id; "" if unknown.
+        kind: the kind (family) of the device: "cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu" or the name of a
+            device class that the user registered.
+        index: the number that the vendor's tool gives the device. The MIG partitions (parts into which an NVIDIA card
+            can be divided) of one card have the number of the card.
+        name: the vendor's name of the model.
+        memory_mib: the whole memory of the device in MiB; None if the tool does not report the memory.
+        pin: the text that selects this device in the family's environment variable, such as `CUDA_VISIBLE_DEVICES`: an
+            index, a UUID or core numbers. "" if no text selects the device.
+        uuid: the vendor's unique id of the device; "" if unknown.
         pci_id: the PCI device id, such as "0x2330"; "" if unknown.
-        profile: the profile of a MIG partition, such as "1g.10gb"; "" for a whole card.
+        profile: the profile (size) of a MIG partition, such as "1g.10gb"; "" for a whole card.
     """
 
     kind: str
@@ -50,10 +52,7 @@ class Device:
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """Return the catalogue's accelerator for this device, with count 1.
-
-        Returns None if the catalogue does not know the device.
-        """
+        """The accelerator of skypool's catalogue for this device, with count 1; None if the catalogue has none."""
         from skypool.devices.identity import identify  # imported here because few callers need the catalogue
 
         return identify(self)
@@ -61,12 +60,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The current state of a device. A field is None if the vendor's tool does not report it.
+    """The current state of a device. A field is None if the vendor's tool does not report its value.
 
     Attributes:
-        memory_used_mib: used memory in MiB.
-        memory_total_mib: whole memory in MiB.
-        utilization_percent: load from 0 to 100.
+        memory_used_mib: used memory of the device in MiB.
+        memory_total_mib: whole memory of the device in MiB.
+        utilization_percent: load of the device in percent.
         temperature_celsius: temperature in degrees Celsius.
         power_watts: power draw in watts.
     """
@@ -79,10 +78,14 @@ class Stats:
 
 
 class Family:
-    """One kind of device, such as all NVIDIA GPUs. Subclass it for your own hardware; only `detect` must be written.
+    """A family: all devices of one kind, such as the NVIDIA GPUs of this machine.
 
-    No method fails on a machine without such devices or without the vendor's tool: the result is then that of no
-    devices. The base class itself has no devices: its `detect` raises NotImplementedError.
+    For hardware that skypool does not know, write a subclass. It must implement `detect`; the other methods have
+    defaults. On a machine without such devices or without the vendor's tool, `detect` returns an empty tuple, and
+    `get_device_stats` returns None for each value; no error is raised.
+
+    Attributes:
+        kind: the kind of the devices, as in `Device.kind`.
     """
 
     kind: str = ""
@@ -112,11 +115,12 @@ class Family:
         """Return the indices of the devices that a setting selects, in the order of the setting.
 
         Args:
-            devices: "auto", -1, "-1" or None select all devices. A positive int selects that many, from the first.
-                "0,2" or [0, 2] select devices by index, so "2" is the device with index 2. An empty list selects none.
+            devices: the setting. "auto", -1, "-1" or None select all devices. A positive int is the number of devices
+                to select, from the first on. "0,2" or [0, 2] select devices by index, so "2" selects the device with
+                index 2. An empty list selects no device.
 
         Raises:
-            UsageError: the setting cannot be read, is 0, or selects more devices or other devices than there are.
+            UsageError: the setting has another form, is 0, or selects more devices or other devices than there are.
         """
         have = [device.index for device in self.detect()]
         if devices is None or devices in ("auto", -1, "-1"):
@@ -126,9 +130,10 @@ class Family:
         else:
             wanted = _listed(devices)
         if wanted is None or not set(wanted) <= set(have):
+            there = f"the {self.kind} devices with the indices {have}" if have else f"no {self.kind} devices"
             raise UsageError(
-                f"devices={devices!r} asks for {self.kind} devices that do not exist here; this machine has "
-                f"{have or 'none'}"
+                f"devices={devices!r} cannot be selected: this machine has {there}; use 'auto', the number of devices "
+                "or a list of indices"
             )
         return wanted
 
@@ -136,10 +141,10 @@ class Family:
         """Return the devices that a setting selects, in the order of the setting.
 
         Args:
-            devices: as `parse_devices` takes it.
+            devices: the setting, as in `parse_devices`.
 
         Raises:
-            UsageError: the setting cannot be read, or selects devices that do not exist.
+            UsageError: the setting has a wrong form, or selects devices that do not exist.
         """
         by_index = {device.index: device for device in self.detect()}
         return [by_index[index] for index in self.parse_devices(devices)]
@@ -147,18 +152,20 @@ class Family:
     def get_device_stats(self, device: Device | int) -> Stats:
         """Return the current memory, utilization, temperature and power of a device.
 
-        Values that the vendor's tool does not report are None. The base class reports none, so all are None.
+        Values that the vendor's tool does not report are None. In the base class, all values are None.
 
         Args:
-            device: the device, or its index.
+            device: the device, or the device's index.
         """
         return Stats()
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        """Return environment variables that show a new process only the devices with these pins (`Device.pin`).
+        """Return environment variables that make only some devices of this kind visible to a new process.
 
-        With an empty list, they hide all devices of this kind. The base class returns an empty dict, which hides
-        nothing.
+        In the base class, the result is {}, which hides no device.
+
+        Args:
+            pins: `Device.pin` of each device that is to be visible. Empty hides all devices of this kind.
         """
         return {}
 
@@ -166,7 +173,7 @@ class Family:
 def _listed(devices: str | Sequence[int]) -> list[int] | None:
     """Return the indices in a list, or in a text such as "0,2", in the same order.
 
-    Returns None if the text is empty or contains anything but whole numbers from 0. A list is not checked.
+    Returns None if the text has no number, or has anything but whole numbers from 0 on. A list is not checked.
     """
     if not isinstance(devices, str):
         return list(devices)
@@ -175,8 +182,5 @@ def _listed(devices: str | Sequence[int]) -> list[int] | None:
 
 
 def index_of(device: Device | int) -> int:
-    """Return the vendor's number of a device, which is given as a `Device` or as that number.
-
-    A number is returned as it is, even if no such device exists.
-    """
+    """Return the index of a device, which is given as a `Device` or as its index. The index is not checked."""
     return device if isinstance(device, int) else device.index

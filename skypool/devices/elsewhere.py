@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def question() -> str:
-    """Return a POSIX shell script to run on the other machine. `accelerators` reads what the script prints.
+    """Return a POSIX shell script to run on the other machine. `accelerators` reads the script's output.
 
     The script prints a line "@of NAME" before the output of each vendor's tool that is installed, and before the PCI
-    ids of TPU chips. Nothing runs here.
+    ids of TPU chips. This function runs nothing.
     """
     return (files("skypool.devices") / "ask.sh").read_text("utf-8")
 
@@ -25,7 +25,7 @@ def question() -> str:
 def accelerators(answer: Iterable[str]) -> tuple[Accelerator, ...]:
     """Return the accelerators in the output of the script from `question`, each with the number of such devices.
 
-    Devices that the catalogue does not know are left out. The tuple is empty if none is left.
+    Devices that skypool's catalogue does not know are left out. The tuple is empty if no device is left.
 
     Args:
         answer: the lines that the script printed, without line breaks at their ends.

@@ -12,22 +12,23 @@ from skypool.devices.tools import ask, whole
 
 
 class Cpu(Family):
-    """The family of the processor. It is always one device, whatever the number of its cores or of processes on it.
+    """The family of the CPU. It has always one device, for all cores together.
 
-    No variable hides it: `visible_env` returns {}. The utilization is estimated from the load of the last minute.
+    No environment variable hides the CPU, so `visible_env` returns {}. The utilization in `Stats` is an estimate from
+    the system's load average of the last minute.
     """
 
     kind = "cpu"
 
     def parse_devices(self, devices: int | str | Sequence[int] | None = "auto") -> list[int]:
-        """Return the indices that a setting selects.
+        """Return the device index for each process that a setting asks for. The only device of this family is 0.
 
-        A positive int means processes, which all get device 0: 3 gives [0, 0, 0].
-
-        Any other setting means the same as in `Family.parse_devices`: "auto", -1 and None give [0].
+        Args:
+            devices: a positive int is a number of processes, which all use device 0; 3 gives [0, 0, 0]. Any other value
+                means the same as in `Family.parse_devices`; "auto", -1 and None give [0].
 
         Raises:
-            UsageError: the setting cannot be read, is 0, or selects another device than 0.
+            UsageError: the setting has another form, is 0, or selects another device than 0.
         """
         if isinstance(devices, int) and devices > 0:
             return [0] * devices
@@ -48,7 +49,7 @@ class Cpu(Family):
 
 
 def _memory_mib() -> int | None:
-    """Return the machine's whole memory in MiB; None if the system does not report it."""
+    """Return the machine's whole memory in MiB; None if the system does not report the memory."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     except (ValueError, OSError, AttributeError):
@@ -56,7 +57,11 @@ def _memory_mib() -> int | None:
 
 
 def _meminfo(key: str) -> int | None:
-    """Return a value of /proc/meminfo, such as "MemAvailable", in MiB, rounded down. None if it cannot be read."""
+    """Return a value of /proc/meminfo in MiB, rounded down; None if the file or the value cannot be read.
+
+    Args:
+        key: name of the value, such as "MemAvailable".
+    """
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file)
@@ -66,9 +71,9 @@ def _meminfo(key: str) -> int | None:
 
 
 class Mps(Family):
-    """The family of the GPU of Apple silicon. It is one device, which shares the machine's memory.
+    """The family of the GPU of Apple silicon. It has one device, whose memory is the machine's memory.
 
-    On any other machine, `detect` returns an empty tuple. No variable hides the device.
+    On any other machine, `detect` returns an empty tuple. No environment variable hides the device.
     """
 
     kind = "mps"

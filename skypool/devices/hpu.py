@@ -1,4 +1,4 @@
-"""Intel Gaudi cards: the family `Hpu`, and a parser for the output of Intel's tool `hl-smi`, which detects them."""
+"""Intel Gaudi cards: the family `Hpu`, and a parser for the output of Intel's tool `hl-smi`, which lists the cards."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _STATE = "memory.used,memory.total,utilization.aip,temperature.aip,power.draw"
 
 
 class Hpu(Family):
-    """The family of Intel Gaudi cards. Cards that `HABANA_VISIBLE_MODULES` hides are not reported.
+    """The family of Intel Gaudi cards. `detect` leaves out cards that `HABANA_VISIBLE_MODULES` hides.
 
-    A card is selected by its module id, not by its index: only the module id stays the same after a restart.
+    The pin of a card is its module id and not its index, because only the module id stays the same after a restart.
     """
 
     kind = "hpu"
@@ -36,8 +36,11 @@ class Hpu(Family):
 def read_hl_smi(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `hl-smi -Q index,name,uuid,module_id,memory.total -f csv,noheader,nounits`.
 
-    They are sorted by index. Lines with other columns are left out. None, for a tool that is missing, yields an empty
-    tuple.
+    The devices are sorted by index. Lines that do not have five columns are left out. The tuple is empty if there is no
+    other line.
+
+    Args:
+        text: the output; None if the tool is missing or failed.
     """
     found = []
     for row in table(text):

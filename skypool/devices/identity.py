@@ -1,4 +1,7 @@
-"""Matches detected devices with accelerators of the catalogue, by name, PCI id and memory."""
+"""Finds the accelerator of skypool's catalogue for a detected device, by the device's name, PCI id and memory.
+
+The form factor of an accelerator is the kind of its connection, such as "SXM" or "PCIe".
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ class Reported(Protocol):
 
 
 def identify(device: Reported) -> Accelerator | None:
-    """Return the catalogue's accelerator for a device, with count 1. None if the catalogue does not know the device.
+    """Return the catalogue's accelerator for a device, with count 1; None if the catalogue does not know the device.
 
-    The name is tried first, then the PCI id. The PCI id also settles a form factor that the name leaves open. The
-    reported memory decides between sizes of a model. Returns None, too, if the device has clearly less memory than any
-    size of its model.
+    The device is looked up by its name, and then by its PCI id. If the name does not tell the form factor, the PCI id
+    does. The reported memory decides between models of the same name that differ in memory. Returns None, too, if the
+    device has clearly less memory than every such model.
     """
     if virtual := _VGPU.fullmatch(device.name):
         return _virtual(device, virtual["card"], int(virtual["gb"]))
@@ -49,12 +52,12 @@ def identify(device: Reported) -> Accelerator | None:
 def _card(name: str, pci_id: str, memory_mib: int | None) -> Accelerator | None:
     """Return the accelerator of a whole card, found by its name or else by its PCI id.
 
-    Returns None if the catalogue knows neither. The PCI id also settles a form factor that the name leaves open.
+    Returns None if the catalogue knows neither. If the name does not tell the form factor, the PCI id does.
 
     Args:
         name: the reported name.
         pci_id: the PCI device id, such as "0x2330"; "" if unknown.
-        memory_mib: the reported memory in MiB; None if unknown. It selects among sizes that share a PCI id.
+        memory_mib: the reported memory in MiB; None if unknown. It selects among models that have the same PCI id.
     """
     by_pci = _by_pci(pci_id, memory_mib)
     card = _by_name(name) or by_pci
@@ -67,15 +70,15 @@ def _card(name: str, pci_id: str, memory_mib: int | None) -> Accelerator | None:
 
 
 def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
-    """Return the share of a card that a virtual GPU is, or the whole card if it has all of the memory.
+    """Return the accelerator of a virtual GPU, which is a share of a card.
 
-    A virtual GPU with a quarter of the card's memory is the partition "1of4". Returns None if the catalogue does not
-    know the card or the share.
+    A virtual GPU with a quarter of the card's memory is the partition "1of4" of the card. One with all of the card's
+    memory is the whole card. Returns None if the catalogue does not know the card or the partition.
 
     Args:
         device: the virtual GPU.
         name: the name of the card.
-        gb: the virtual GPU's memory in GB.
+        gb: the virtual GPU's memory in GB; not 0.
     """
     if (card := _card(name, device.pci_id, None)) is None:
         return None
@@ -84,9 +87,13 @@ def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
 
 
 def _part(card: Accelerator, profile: str) -> Accelerator | None:
-    """Return one partition of a card with this profile, such as "1g.10gb".
+    """Return one partition (part) of a card.
 
-    Returns None if the catalogue has no such partition, or if the card is a partition itself.
+    Returns None if the catalogue has no such partition, or if the card is itself a partition.
+
+    Args:
+        card: the whole card.
+        profile: the partition's profile (size), such as "1g.10gb" or "1of4".
     """
     try:
         return card.partition(profile)
@@ -97,8 +104,9 @@ def _part(card: Accelerator, profile: str) -> Accelerator | None:
 def _by_name(name: str) -> Accelerator | None:
     """Return the accelerator that a reported name means; None if the catalogue does not know the name.
 
-    The whole name is tried first. Then follow the name that AMD puts in square brackets, and a short form of the name.
-    The short form is the first six characters of a Gaudi name ("HL-325L"), or the name without " VF" at its end.
+    First, the whole name is looked up. Then follow the part in square brackets, in which AMD's tools put the name, and
+    a short form of the name. The short form of a Gaudi name such as "HL-325L" is its first six characters. For other
+    names, it is the name without " VF" (virtual function) at its end.
     """
     inner = _BRACKETS.search(name)
     short = name[:6] if name.startswith("HL-") else name.removesuffix(" VF")
@@ -112,10 +120,14 @@ def _by_name(name: str) -> Accelerator | None:
 
 
 def _by_pci(pci_id: str, memory_mib: int | None) -> Accelerator | None:
-    """Return the accelerator with a PCI id; None if the catalogue does not have the id, or if it is "".
+    """Return the accelerator with a PCI device id; None if the catalogue does not have the id.
 
-    If several sizes of a model share the id, the one whose memory is nearest to the reported memory is returned.
-    Without a reported memory, the first listed size is returned. The form factor is None if several share the id.
+    If models with different memory have the same id, the model whose memory is nearest to the reported memory is
+    returned. If models with different form factors have the same id, the form factor of the result is None.
+
+    Args:
+        pci_id: the PCI device id, such as "0x2330"; "" if unknown, which gives None.
+        memory_mib: the reported memory in MiB. If None or 0, the model that the catalogue lists first is returned.
     """
     fit = [row for row in tables.rows("accelerators.csv") if pci_id and pci_id in row["pci_ids"].split()]
     if not fit:
@@ -128,9 +140,9 @@ def _by_pci(pci_id: str, memory_mib: int | None) -> Accelerator | None:
 
 
 def summary(devices: Iterable[Reported]) -> tuple[Accelerator, ...]:
-    """Return the accelerators that the catalogue recognises among the devices, each with the number of such devices.
+    """Return the accelerators of the catalogue for the devices, each with the number of such devices; () if none.
 
-    Devices that it does not recognise are left out. The order is that of the first device of each accelerator.
+    Devices that the catalogue does not know are left out. The order is that of the first device of each accelerator.
     """
     counts: dict[Accelerator, int] = {}
     for device in devices:

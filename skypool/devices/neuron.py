@@ -1,6 +1,6 @@
-"""AWS Trainium and Inferentia devices: the family `Neuron`, and parsers for the tools' output.
+"""AWS Trainium and Inferentia devices: the family `Neuron`, and parsers for the output of AWS's tools.
 
-The devices are read from `neuron-ls`, and their state from `neuron-monitor`.
+The tool `neuron-ls` lists the devices, and `neuron-monitor` reports their state.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _MODELS = {
 class Neuron(Family):
     """The family of AWS Neuron devices (Trainium and Inferentia).
 
-    A device is selected by its cores, because the Neuron runtime assigns NeuronCores, not devices. `detect` does not
-    consider NEURON_RT_VISIBLE_CORES. `visible_env` returns {} for an empty list, as no variable hides every core.
+    The pin of a device is the list of its cores, because the Neuron runtime assigns NeuronCores and not devices.
+    `detect` returns all devices, whatever NEURON_RT_VISIBLE_CORES says. `visible_env` returns {} for an empty list,
+    because no environment variable hides all cores.
     """
 
     kind = "neuron"
@@ -41,23 +42,24 @@ class Neuron(Family):
         return read_monitor(_one_report(), cores_of(found), found.memory_mib)
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        # no setting hides every core: an empty list means all of them, and so does NEURON_RT_NUM_CORES=0
+        # no variable hides all cores: an empty NEURON_RT_VISIBLE_CORES means all cores, and so does
+        # NEURON_RT_NUM_CORES=0
         return {"NEURON_RT_VISIBLE_CORES": ",".join(pins)} if pins else {}
 
 
 def cores_of(device: Device) -> list[int]:
-    """Return the numbers of a device's NeuronCores, as the Neuron runtime counts them.
-
-    They are read from `Device.pin`. An empty pin gives [].
-    """
+    """Return the numbers of a device's NeuronCores, as the Neuron runtime counts them; [] if `Device.pin` is ""."""
     return [int(core) for core in device.pin.split(",") if core]
 
 
 def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `neuron-ls --json-output`, sorted by index.
 
-    The tool counts logical cores: it shows 4 of the 8 cores of a Trainium2 by default. None (for a tool that is
-    missing) and text that is not such JSON yield an empty tuple.
+    The pins have the tool's numbers of logical cores: by default, a Trainium2 has 4 logical cores for its 8 cores. The
+    tuple is empty if the text is None or is not a JSON list.
+
+    Args:
+        text: the output; None if the tool is missing or failed.
     """
     told = document(text)
     found = []
@@ -81,9 +83,9 @@ def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
 
 
 def _model(each: dict[str, Any], memory: float | None) -> str:
-    """Return the model of a device by its instance type, or by its memory if an older tool prints no type.
+    """Return the model of a device by its instance type, or by its memory if an older tool prints no instance type.
 
-    Returns "Neuron device" if neither tells the model.
+    Returns "Neuron device" if the model is not known from either.
 
     Args:
         each: the device's entry in the output of `neuron-ls`.
@@ -97,13 +99,13 @@ def _model(each: dict[str, Any], memory: float | None) -> str:
 def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) -> Stats:
     """Return the state of one device from one report of `neuron-monitor`.
 
-    Used memory and utilization are sums over all programs that use the device. They are None if there is no report, and
-    0 if no program uses the device. Temperature and power are always None.
+    Used memory and utilization are sums over all programs that use the device: None if there is no report, and 0 if no
+    program uses the device. Temperature and power are always None.
 
     Args:
         text: one line of the tool's JSON output; None for no report.
-        cores: the NeuronCores of the device. The utilization is their mean.
-        total_mib: the device's memory in MiB, which the report does not contain.
+        cores: the numbers of the device's NeuronCores. The utilization is the mean of these cores, None without cores.
+        total_mib: the device's memory in MiB, which the report does not contain; None if unknown.
     """
     told = document(text)
     runtimes = told.get("neuron_runtime_data", []) if isinstance(told, dict) else []
@@ -125,7 +127,7 @@ def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) 
 
 
 def _at(given: Any, *path: str) -> Any:
-    """Return the value at a path of keys in nested dicts; None if a key is missing or something on the way is no dict.
+    """Return the value at a path of keys in nested dicts; None if a key is missing or a value on the path is no dict.
 
     Without a path, the given value itself is returned.
     """
@@ -135,9 +137,9 @@ def _at(given: Any, *path: str) -> Any:
 
 
 def _numbers(given: Any) -> Iterator[float]:
-    """Yield the values of a dict that are numbers, as floats.
+    """Yield the values of a dict that are numbers or begin with a number, as floats.
 
-    Other values are skipped; anything but a dict yields nothing.
+    Yields nothing if `given` is no dict.
     """
     for value in given.values() if isinstance(given, dict) else ():
         if (found := number(value)) is not None:
@@ -145,9 +147,9 @@ def _numbers(given: Any) -> Iterator[float]:
 
 
 def _one_report() -> str | None:
-    """Return the first line that `neuron-monitor` prints, and kill the tool, because it reports without end.
+    """Return the first line that `neuron-monitor` prints, and then kill the tool, which would print lines without end.
 
-    Blocks for up to `PATIENCE` seconds (20). Returns None if the tool is missing, or prints nothing in that time.
+    Waits for up to `PATIENCE` seconds (20). Returns None if the tool is missing, or prints nothing in this time.
     """
     import selectors
     import subprocess

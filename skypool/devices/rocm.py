@@ -1,6 +1,6 @@
-"""AMD GPUs: the family `Rocm`, and parsers for the tools' output.
+"""AMD GPUs: the family `Rocm`, and parsers for the output of AMD's tools.
 
-The devices are detected with `amd-smi`, or with the older `rocm-smi` if `amd-smi` reports no cards.
+The devices are detected with the tool `amd-smi`, or with the older tool `rocm-smi` if `amd-smi` reports no cards.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _STATE = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--
 
 
 class Rocm(Family):
-    """The family of AMD GPUs. ROCm counts an MI250X as two devices, one for each of its dies.
+    """The family of AMD GPUs. An MI250X counts as two devices, as in ROCm (AMD's software), one for each of its dies.
 
-    Devices that `ROCR_VISIBLE_DEVICES` or `HIP_VISIBLE_DEVICES` hides are not reported.
+    `detect` leaves out devices that `ROCR_VISIBLE_DEVICES` hides. If that variable is not set, it leaves out those that
+    `HIP_VISIBLE_DEVICES` hides.
     """
 
     kind = "rocm"
@@ -37,7 +38,8 @@ class Rocm(Family):
         return stats if told else read_rocm_state(ask(["rocm-smi", *_STATE], _PLACE), index)
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        # ROCR hides cards first, and HIP numbers the rest from 0. So an inherited list for HIP would hide more cards.
+        # ROCR_VISIBLE_DEVICES is applied first, and HIP numbers the visible cards from 0. So a HIP_VISIBLE_DEVICES
+        # that the process inherits would hide more cards, and is replaced.
         left = ",".join(str(index) for index in range(len(pins)))
         return {"ROCR_VISIBLE_DEVICES": ",".join(pins), "HIP_VISIBLE_DEVICES": left}
 
@@ -45,17 +47,17 @@ class Rocm(Family):
 def _shown(device: Device) -> bool:
     """Return True if a device is visible to this process.
 
-    The variable `ROCR_VISIBLE_DEVICES` decides, or `HIP_VISIBLE_DEVICES` if that is not set. If neither is set, every
-    device is visible.
+    The environment variable `ROCR_VISIBLE_DEVICES` decides, or `HIP_VISIBLE_DEVICES` if `ROCR_VISIBLE_DEVICES` is not
+    set. If neither is set, every device is visible.
     """
     lowest = "ROCR_VISIBLE_DEVICES" if "ROCR_VISIBLE_DEVICES" in os.environ else "HIP_VISIBLE_DEVICES"
     return allowed(lowest, (str(device.index), device.uuid))
 
 
 def _cards(told: Any) -> list[dict[str, Any]]:
-    """Return the list of cards in a parsed JSON document of `amd-smi`; [] for any other document, such as None.
+    """Return the list of cards in the parsed JSON output of `amd-smi`; [] for any other value, such as None.
 
-    The tool of ROCm 7 wraps this list in an object.
+    The JSON is the list itself, or, since ROCm 7, an object whose entry "gpu_data" is the list.
     """
     if isinstance(told, dict):
         told = told.get("gpu_data")
@@ -63,10 +65,10 @@ def _cards(told: Any) -> list[dict[str, Any]]:
 
 
 def _value(card: dict[str, Any], *path: str) -> object:
-    """Return a value at a path of keys in a card's JSON; None if a step is missing.
+    """Return the value at a path of keys in a card's JSON; None if a key is missing.
 
-    `amd-smi` writes a measure as {"value": 42, "unit": "%"}, of which 42 is returned, or as "N/A", which is returned as
-    it is.
+    `amd-smi` writes a measured value as {"value": 42, "unit": "%"}; 42 is then returned. It writes an unknown value as
+    "N/A", which is returned unchanged.
     """
     at: Any = card
     for step in path:
@@ -77,7 +79,10 @@ def _value(card: dict[str, Any], *path: str) -> object:
 def read_amd_static(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `amd-smi static --asic --vram --json`, in the order of the output.
 
-    Returns an empty tuple for None and for text that is not such JSON. Cards without a number are left out.
+    The tuple is empty if the text is None or is not such JSON. Cards without an index are left out.
+
+    Args:
+        text: the output; None if the tool is missing or failed.
     """
     found = []
     for card in _cards(document(text)):
@@ -96,10 +101,10 @@ def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str =
 
     Args:
         index: the card's number.
-        name: its name.
-        memory_mib: its memory in MiB; None if unknown.
-        pci: its PCI id. Anything but "0x" and four characters is dropped.
-        uuid: its unique id; "" if unknown.
+        name: the card's name.
+        memory_mib: the card's memory in MiB; None if unknown.
+        pci: the card's PCI device id. Text of another form than "0x" and four characters counts as unknown.
+        uuid: the card's unique id; "" if unknown.
     """
     pci_id = "0x" + pci[2:].upper() if pci.startswith("0x") and len(pci) == 6 else ""
     return Device("rocm", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
@@ -108,8 +113,11 @@ def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str =
 def read_amd_metric(text: str | None) -> Stats:
     """Return the state of the first card in the output of `amd-smi metric --json`.
 
-    All fields are None if the output is missing or has no card. The temperature is that of the hottest spot if the tool
-    reports it, otherwise that of the edge.
+    All fields of the result are None if the text is None or has no card. The temperature is that of the card's hottest
+    spot, or that of the chip's edge if the tool does not report the former.
+
+    Args:
+        text: the output; None if the tool is missing or failed.
     """
     for card in _cards(document(text)):
         spots = (number(_value(card, "temperature", spot)) for spot in ("hotspot", "edge"))
@@ -124,9 +132,10 @@ def read_amd_metric(text: str | None) -> Stats:
 
 
 def _by_index(text: str | None) -> dict[int, dict[str, str]]:
-    """Return the cards in a JSON document of `rocm-smi`, by index, with the keys of each in lower case.
+    """Return the cards in the JSON output of `rocm-smi`: a dict from the card's index to its values by name.
 
-    The tool changed the case of its keys between releases. Returns {} for None and for text that is not such JSON.
+    The names are in lower case, because the tool changed their case between releases. Returns {} if the text is None or
+    is not such JSON.
     """
     told = document(text)
     found = {}
@@ -139,7 +148,10 @@ def _by_index(text: str | None) -> dict[int, dict[str, str]]:
 def read_rocm(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `rocm-smi --showproductname --showmeminfo vram --showuniqueid --json`.
 
-    None (for a tool that is missing) and text that is not such JSON yield an empty tuple.
+    The tuple is empty if the text is None or is not such JSON.
+
+    Args:
+        text: the output; None if the tool is missing or failed.
     """
     found = []
     for index, card in _by_index(text).items():
@@ -156,10 +168,10 @@ def read_rocm(text: str | None) -> tuple[Device, ...]:
 def read_rocm_state(text: str | None, index: int) -> Stats:
     """Return the state of one card from `rocm-smi --showuse --showmeminfo vram --showtemp --showpower --json`.
 
-    All fields are None if the output is missing or has no card with this index.
+    All fields of the result are None if the text is None or has no card with this index.
 
     Args:
-        text: the output; None if the tool is missing.
+        text: the output; None if the tool is missing or failed.
         index: the card's number.
     """
     card = _by_index(text).get(index, {})

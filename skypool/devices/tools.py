@@ -1,4 +1,4 @@
-"""Runs the vendors' command-line tools, parses their CSV and JSON, and reads variables that hide devices."""
+"""Runs the vendors' command-line tools, parses their output, and reads environment variables that hide devices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 PATIENCE = 20.0
-"""Seconds that a tool may take. A broken device driver can make its tool hang forever."""
+"""Seconds after which a tool is killed. A broken device driver can make a tool hang forever."""
 
 
 def find(tool: str, *places: str) -> str | None:
-    """Return the path of a tool, from PATH or else from the given directories; None if it is in none of them.
+    """Return the path of a tool, found on PATH or else in the given directories; None if the tool is not found.
 
     Args:
         tool: the tool's file name.
@@ -25,8 +25,9 @@ def find(tool: str, *places: str) -> str | None:
 def ask(argv: Sequence[str], *places: str) -> str | None:
     """Run a tool and return its standard output as text. Blocks until the tool ends.
 
-    Returns None if the tool is not installed, exits with an error, or takes longer than `PATIENCE` seconds (20), after
-    which it is killed. Its error output is dropped. The tool runs with LC_ALL=C and no input.
+    Returns None if the tool is not installed, exits with another status than 0, or takes longer than `PATIENCE` seconds
+    (20), after which the tool is killed. The tool's standard error is dropped. The tool runs with LC_ALL=C, which makes
+    it print English, and with an empty standard input.
 
     Args:
         argv: the tool's name and its arguments.
@@ -50,17 +51,21 @@ def ask(argv: Sequence[str], *places: str) -> str | None:
 
 
 def table(text: str | None) -> list[list[str]]:
-    """Return the cells of comma-separated lines that have no heading, without surrounding spaces: a list for each line.
+    """Return the cells of comma-separated lines: a list of texts, without surrounding spaces, for each line.
 
-    Empty lines are left out. None gives an empty list. Quotes have no meaning.
+    Empty lines are left out. Quotation marks are ordinary characters.
+
+    Args:
+        text: the lines, without a heading; None gives an empty list.
     """
     return [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines() if line.strip()]
 
 
 def document(text: str | None) -> Any:
-    """Return the parsed JSON object or list in a tool's output, after any warnings printed before it.
+    """Return the parsed JSON object or list in a tool's output. Text before the first "{" or "[" is ignored.
 
-    Returns None if the text is None, contains no JSON object or list, or is not valid JSON from there to its end.
+    A tool may print warnings before the JSON. Returns None if the text is None, has neither "{" nor "[", or is not
+    valid JSON from that character to its end.
     """
     import json
 
@@ -72,9 +77,10 @@ def document(text: str | None) -> Any:
 
 
 def number(cell: object) -> float | None:
-    """Return the number at the start of a table cell: 81559.0 for "81559 MiB".
+    """Return the number at the start of a table cell as a float: 81559.0 for "81559 MiB".
 
-    A cell that is a number is returned as a float. Returns None for anything else, such as "[N/A]", "N/A", "" or True.
+    Square brackets around the cell are ignored. An int or a float is converted. Returns None for anything else, such as
+    "[N/A]", "N/A", "", None or True.
     """
     if isinstance(cell, (int, float)) and not isinstance(cell, bool):
         return float(cell)
@@ -97,12 +103,12 @@ def whole(cell: object) -> int | None:
 def allowed(variable: str, tokens: Iterable[str]) -> bool:
     """Return True if an environment variable of this process does not hide a device.
 
-    Every device is visible if the variable is not set. No device is if it is set and empty.
+    If the variable is not set, no device is hidden. If the variable is set and empty, all devices are hidden.
 
     Args:
-        variable: the variable that lists visible devices, such as "CUDA_VISIBLE_DEVICES".
-        tokens: the names of the device that may be in the list: its index, its UUID. The list may abbreviate a UUID.
-            Empty names never match.
+        variable: name of the environment variable that lists the visible devices, such as "CUDA_VISIBLE_DEVICES".
+        tokens: the texts by which the variable may list the device, such as the device's index and UUID. The variable
+            may have only the beginning of a UUID. "" among the tokens is ignored.
     """
     shown = os.environ.get(variable)
     if shown is None:

@@ -1,4 +1,4 @@
-"""Google TPUs: the family `Tpu`. The chips are detected as PCI devices, because no vendor tool reports them."""
+"""Google TPUs: the family `Tpu`. The chips are found among the machine's PCI devices, because no tool lists them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from skypool.devices.tools import allowed
 
 GOOGLE = "0x1ae0"
 CHIPS = {"0x0027": "", "0x005e": "TPUv4", "0x0062": "TPUv5p", "0x0063": "TPUv5e", "0x006f": "TPUv6", "0x0076": "TPU7x"}
-"""Models by PCI device id, as in JAX's hardware_utils.py (read 2026-11-22). v2 and v3 share 0x0027."""
+"""Model of a TPU chip by its PCI device id, from hardware_utils.py of JAX (read 2026-11-22).
+
+"" means that the id does not tell the model: TPU v2 and v3 have the same id.
+"""
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type"
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
 
 class Tpu(Family):
-    """The family of the TPU chips of this virtual machine. Chips that `TPU_VISIBLE_CHIPS` hides are not reported.
+    """The family of the TPU chips of this virtual machine. `detect` leaves out chips that `TPU_VISIBLE_CHIPS` hides.
 
     Args:
         root: the folder that contains sys/ and dev/; "/" except in tests.
@@ -40,18 +43,18 @@ class Tpu(Family):
         )
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
-        # libtpu must know the shape of the visible chips too; otherwise it waits for the missing ones
+        # libtpu (Google's TPU library) must also know the arrangement of the visible chips (numbers along x, y, z);
+        # otherwise it waits for the hidden chips
         shape = _BOUNDS.get(len(pins))
         extra = {"TPU_CHIPS_PER_PROCESS_BOUNDS": shape, "TPU_PROCESS_BOUNDS": "1,1,1"} if shape else {}
         return {"TPU_VISIBLE_CHIPS": ",".join(pins), **extra}
 
 
 def chips(root: str = "/") -> list[str]:
-    """Return the PCI device ids of the TPU chips that a program can open, sorted by PCI address.
+    """Return the PCI device ids of the TPU chips that a program can open, sorted by PCI address; [] if there are none.
 
-    Empty if there are none.
-
-    Returns no more ids than there are devices in /dev/accel* and /dev/vfio. Chips of unknown models are left out.
+    The list has at most as many ids as there are device files /dev/accel* and /dev/vfio/*. Chips with an id that is not
+    in `CHIPS` are left out.
 
     Args:
         root: the folder that contains sys/ and dev/; "/" except in tests.
@@ -74,10 +77,10 @@ def _line(path: str) -> str:
 
 
 def accelerator_type() -> str:
-    """Return the type of the TPU slice that this machine is part of, such as "v5p-8"; "" if it is unknown.
+    """Return the type of the TPU slice that this machine is part of, such as "v5p-8"; "" if the type is unknown.
 
-    The type is read from the environment variable `TPU_ACCELERATOR_TYPE`, or else from Google's metadata server. The
-    server has 2 s to answer; without an answer the result is "".
+    A TPU slice is a group of connected TPU chips, on one or several machines. The type is read from the environment
+    variable `TPU_ACCELERATOR_TYPE`, or else from Google's metadata server, which has 2 s to answer.
     """
     if named := os.environ.get("TPU_ACCELERATOR_TYPE"):
         return named
@@ -92,7 +95,7 @@ def accelerator_type() -> str:
 
 
 def model_of(type: str) -> str:
-    """Return the model of a TPU slice by the slice's type: "TPUv3" for "v3-8". Returns "TPU" if the type is unknown."""
+    """Return the model of a TPU slice by the slice's type: "TPUv3" for "v3-8"; "TPU" if the type is unknown."""
     from skypool.accelerators import tables
 
     generation = type.partition("-")[0]

@@ -6,17 +6,17 @@ A driver is the class that talks to one cloud provider. It is found by name thro
 - `contract`: the protocols `Driver`, `Renews`, `Tidies`, …, and `Abilities`.
 - `registry`: finds drivers by name.
 - `settings`: checks the settings of a driver.
-- `preflight`: findings for `skypool doctor`.
-- `retry`: parallel and repeated requests.
+- `preflight`: the checks that `skypool doctor` shows.
+- `retry`: sends requests in parallel, and repeats failed requests.
 - `refusals`: translates error codes of a provider to errors of skypool.
 - `rest`: HTTP client for clouds without an SDK.
-- `sdk`: imports SDKs.
+- `sdk`: imports SDKs (the Python packages of providers).
 - `regional`: base class for clouds with regions.
-- `tags`: owner, pool and expiry time in the tags of machines.
-- `userdata`: boot scripts, with the guard (the process that ends a machine when its time is over).
-- `ssh_machine`: access to rented machines by SSH.
-- `transports`: access to machines by other commands.
-- `blocklist`: machines that failed lately.
+- `tags`: writes owner, pool and expiry time into the tags of machines, and reads them.
+- `userdata`: boot scripts, with the guard (the process that ends a machine when its lease is over).
+- `ssh_machine`: access to rented machines by SSH, termination that waits, and spot notices.
+- `transports`: access to machines by other commands than SSH.
+- `blocklist`: machines that failed in the last day.
 """
 
 from __future__ import annotations

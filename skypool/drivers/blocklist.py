@@ -1,7 +1,7 @@
 """Blocklist of a provider's machines that failed for this user in the last day, so that they are not rented again.
 
-It is for providers whose offers are single machines of strangers. Each blocked machine is one file, named by its
-number. Remove the file to allow the machine again.
+The blocklist is for providers whose offers are single machines of strangers. Each blocked machine is one file. The name
+of the file is the provider's number of the machine. Remove the file to allow the machine again.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import time
 from pathlib import Path
 
 REMEMBERED = 86400.0
-"""Seconds for which a failed machine is left out."""
+"""Seconds for which a failed machine stays on the blocklist."""
 
 
 def note(provider: str, machine: int, why: str) -> None:
     """Add a machine to the provider's blocklist, for all processes of this user and for one day.
 
-    If the machine is listed already, the reason is replaced and the day begins again.
+    If the machine is already on the blocklist, its reason is replaced and its day begins again.
 
     Args:
         provider: name of the driver.
         machine: the provider's number of the machine.
-        why: reason, which `known` returns.
+        why: the reason as text; `known` returns this text.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     folder = place(provider)
     folder.mkdir(parents=True, exist_ok=True)
@@ -29,9 +32,9 @@ def note(provider: str, machine: int, why: str) -> None:
 
 
 def known(provider: str) -> dict[int, str]:
-    """Return the blocked machines of a provider: a dict from the machine's number to the reason.
+    """Return the blocked machines of a provider: a dict from the machine's number to the reason, {} if there are none.
 
-    Empty if there are none. Entries that are a day old or older are deleted, and not returned.
+    Entries that are a day old or older are deleted, and not returned.
     """
     found: dict[int, str] = {}
     for file in place(provider).glob("[0-9]*"):
@@ -46,10 +49,10 @@ def known(provider: str) -> dict[int, str]:
 
 
 def place(provider: str) -> Path:
-    """Return the folder of the provider's blocklist, which has one file for each machine.
+    """Return the folder of the provider's blocklist. The folder has one file for each blocked machine.
 
-    The folder is not created, so it may not exist yet.
+    This function does not create the folder, so it may not exist yet.
     """
-    import platformdirs  # imported here, as nodes import this module without having platformdirs
+    import platformdirs  # imported here because nodes import this module, and do not have platformdirs
 
     return Path(platformdirs.user_state_dir("skypool")) / "faulty" / provider

@@ -1,7 +1,9 @@
 """Protocols that a driver implements. A driver is the class that talks to one cloud provider.
 
 `Driver` has the methods that every driver needs. `Renews`, `Learns`, `Tidies`, `Checks` and `Policed` are optional.
-`Abilities` says what a provider can do. `Answers`, `lacks` and `undo` are helpers for authors of drivers.
+`Abilities` says what machines of a provider can do. `Answers`, `lacks` and `undo` are helpers for authors of drivers.
+
+In this module, an instance is a rented machine as its provider reports it (`skypool.model.Instance`).
 """
 
 from __future__ import annotations
@@ -20,22 +22,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """The abilities of a provider. A driver declares one such object as its class attribute `abilities`.
+    """The abilities of a provider and of its machines, as the driver declares them.
 
-    A lease is the time for which a machine lives on without hearing from its client.
+    A driver declares one `Abilities` object as its class attribute `abilities`. A driver without that attribute has the
+    default values.
 
     Attributes:
-        ends_itself: True if a machine ends itself when its lease is over, and is not billed any more.
-            `Offer.ends_itself` overrides this value for one offer.
-        private_network: True if machines that are launched together can reach each other. Pools that need a private
-            network skip other providers.
+        ends_itself: True if a machine ends itself when its lease is over, and is then no longer billed. (The lease is
+            the time for which a machine lives on without hearing from its client.) `Offer.ends_itself` overrides this
+            value for one offer.
+        private_network: True if machines of one launch can reach each other over a private network. Pools with
+            `private_network=True` use no provider for which this value is False.
         spot: True if the provider sells spot machines, which it may take back at any time.
-        trust: "full" or "data", as in `Offer.trust`, for a machine that was found without its offer. None means: as the
-            driver's offers say.
-        billed_from: when billing of a machine starts: "create" is the request to make it, "running" is when it runs.
-            With "running", a machine that never runs costs nothing. See also `Instance.billed_from`.
-        lists_all: True if every client of this user sees all machines of the user at this provider. False if a client
-            sees only those of its own host or folder. A machine that is missing from a list may then still run.
+        trust: "full" if results of this provider's machines may be unpickled on the client, which can run code there.
+            "data" if these results are read as plain data only. This value is used for a machine that was found by its
+            tags, so that its offer and `Offer.trust` are unknown. None: skypool calls `offers`, and "data" applies if
+            one of the offers says "data", or if no offers are returned.
+        billed_from: the event from which the provider bills a machine. "create" is the request that creates the
+            machine. "running" is the moment when the machine runs; a machine that never runs then costs nothing. See
+            also `Instance.billed_from`.
+        lists_all: True if `instances` returns all of the user's machines at this provider, whichever client calls it.
+            False if it returns only the machines of the client's own host or folder. A machine that is missing from
+            the list may then still run.
     """
 
     ends_itself: bool = True
@@ -53,22 +61,22 @@ def abilities(driver: Driver) -> Abilities:
 
 
 def ends_itself(driver: Driver, offer: Offer) -> bool:
-    """Return True if a machine of this offer ends itself, and is not billed any more, when its lease is over.
+    """Return True if a machine of this offer ends itself, and is no longer billed, when its lease is over.
 
-    The lease is the time for which a machine lives on without hearing from its client. The offer's own `ends_itself`
-    counts. If that is None, the driver's abilities decide.
+    The lease is the time for which a machine lives on without hearing from its client. `offer.ends_itself` decides. If
+    it is None, `ends_itself` of the driver's abilities decides.
     """
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
 
 def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
-    """Terminate instances with the driver's own method, and raise `StillRunning` for every kind of failure.
+    """Terminate instances with the driver's method `terminate`, and raise `StillRunning` for every kind of failure.
 
-    Blocks until the provider says that the instances have ended. If the driver raises another error than StillRunning,
-    that error becomes the cause of a StillRunning that names all the given instances.
+    Blocks until the provider says that the instances have ended. If the driver raises any other error, a StillRunning
+    that names all the given instances is raised instead, with the driver's error as its cause.
 
     Raises:
-        StillRunning: names the instances whose end could not be proved. They may still run and cost money.
+        StillRunning: names the instances whose end could not be proved. These instances may still run and cost money.
     """
     try:
         driver.terminate(instances)
@@ -80,18 +88,19 @@ def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
 
 
 def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instances: Sequence[Instance]) -> None:
-    """Terminate instances that a failing launch made, and report the ended ones to `order.undone`.
+    """Terminate instances that a failing launch made, and report the ended instances to `order.undone`.
 
-    The report is needed to count their cost. Does nothing if `instances` is empty.
+    The pool needs this report to compute what the instances cost. Does nothing if `instances` is empty.
 
     Args:
         terminate: the driver's method that terminates instances.
         order: order that the instances belong to.
-        instances: instances that the launch does not return.
+        instances: instances that the launch made and does not return.
 
     Raises:
         StillRunning: names the instances whose end could not be proved. The other instances are reported as ended
             before the error is raised. If the error names no instance, none is reported.
+        Exception: any other error of `terminate`, unchanged. No instance is reported.
     """
     if not instances:
         return
@@ -105,14 +114,16 @@ def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instance
 
 
 class Answers(list[T]):
-    """A list of a provider's answers, together with the names of what may be missing from the list.
+    """A list that may be incomplete, such as a provider's offers, with the names of what may be missing from the list.
 
-    A driver returns `Answers` instead of a plain list if, for example, some offers could not be read. Such an
-    incomplete answer is not cached.
+    A driver's `offers` returns `Answers` if some offers or prices could not be read. An incomplete list is not cached.
+
+    Args:
+        answers: the elements of the list. If they are themselves `Answers`, the new list also gets their `lacks`.
+        lacks: further names of what may be missing.
 
     Attributes:
-        lacks: names of what may be missing, such as "offers" or "prices"; empty for a complete answer. If the
-            constructor is given `Answers`, their `lacks` come first.
+        lacks: names of what may be missing, such as "offers" or "prices"; () if the list is complete.
     """
 
     __slots__ = ("lacks",)
@@ -123,11 +134,11 @@ class Answers(list[T]):
 
 
 def lacks(what: str, why: Exception) -> str:
-    """Warn the user that an answer is incomplete, and return `what` unchanged, for `Answers.lacks`.
+    """Issue a RuntimeWarning that a list is incomplete, and return `what` unchanged, for `Answers.lacks`.
 
     Args:
-        what: what may be missing, such as "prices".
-        why: error that caused it; its text is part of the RuntimeWarning.
+        what: name of what may be missing, such as "prices". The warning shows the name.
+        why: the error that prevented reading. The warning shows the text of the error.
     """
     warnings.warn(f"{what} may be missing: {why}", RuntimeWarning, stacklevel=3)
     return what
@@ -135,123 +146,151 @@ def lacks(what: str, why: Exception) -> str:
 
 @runtime_checkable
 class Driver(Protocol):
-    """A cloud provider together with the user's settings. Making one does no I/O and imports no SDK.
+    """The methods that every driver has. A driver object stands for one provider and the user's settings for it.
 
-    Every method may block. Methods are called from worker threads, several at the same time.
+    Constructing a driver must not do any I/O and must not import the provider's SDK. Every method may block. skypool
+    calls the methods from worker threads, several at the same time.
 
-    A driver may set `offers_keep: ClassVar[float]`, the seconds for which its offers are cached. Without it, offers are
-    requested each time. The cache key is the driver's `repr` and the need, so fields with secrets must have
-    `repr=False`.
+    A driver may have the class attribute `offers_keep: ClassVar[float]`, the number of seconds for which its offers are
+    cached. Without this attribute, skypool requests the offers each time. The cache key is computed from the driver's
+    `repr` and the need, so fields with secrets must have `repr=False`.
+
+    Attributes:
+        name: name of the driver, such as "aws": lower-case letters, digits and hyphens.
     """
 
     name: ClassVar[str]
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return all offers that are sold now and could meet the need. The method should be quick.
+        """Return all offers that the provider sells now and that could meet the need.
 
-        Leave out offers that cannot be read. In that case return `Answers` whose `lacks` says what is missing. The
-        function `lacks` warns the user. Any other list, also an empty one, counts as complete, and may be cached for
-        the next request.
+        skypool itself removes offers that do not meet the need, so a driver need not check every requirement. The
+        method should be quick: skypool waits 30 s at most.
+
+        Leave out offers that cannot be read. In that case return `Answers` whose `lacks` names what may be missing, and
+        warn the user with the function `lacks`. Any other list, also an empty one, counts as complete, and may be
+        cached for the next request.
+
+        Args:
+            need: requirements of each machine. Its `max_usd_per_hour` is always None here.
 
         Raises:
-            ProviderError: the provider refused or failed; its error is translated to one of skypool's.
+            ProviderError: the provider refused the request or failed. The driver translates the provider's error to one
+                of skypool's subclasses of ProviderError.
         """
         ...
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent `order.count` machines and return them at once, without waiting until they run.
 
-        Creating machines is idempotent by `order.token`: a repeated launch makes no further machines, even if the first
-        reply was lost.
+        A launch with the same `order.token` as an earlier launch must not create further machines, even if the reply to
+        the first launch was lost. It returns the machines that already exist, and creates only missing ones.
 
-        If the launch sends several create requests, call `order.asking` before each and `order.made` after it. Use
-        `undo` to terminate machines that this method does not return. So each machine is charged from the time of its
-        own create request, even if it is undone.
+        If the launch sends several create requests, call `order.asking` before each request and `order.made` after it.
+        Use `undo` to terminate machines that the launch made and does not return. These calls let skypool count the
+        cost of each machine from its own create request on, also if the machine was terminated again.
 
-        If the offer is a slice (`offer.hosts` > 1), `order.nodes` lists the hosts of whole slices, one slice after the
-        other. Return all hosts of a slice, in order and with the same `Instance.slice`, or none of them.
+        A slice is several machines (its hosts) that can only be rented together; then `offer.hosts` is greater than 1.
+        `order.nodes` then lists the hosts of whole slices, one slice after the other. Return all hosts of a slice, in
+        order and with the same `Instance.slice`, or none of them.
 
-        With `order.need.private_network`, rent all machines in one place, or none. Otherwise fewer machines may be
-        returned if no more are in stock: at least one, and those of the first nodes.
+        If `order.need.private_network` is True, rent all machines in one place, or none. Otherwise fewer machines may
+        be returned if no more are in stock: at least one, and those for the first nodes of `order.nodes`.
+
+        Args:
+            offer: the offer to rent on, as `offers` returned it.
+            order: the nodes, the token, the requirements and the time limits of the machines.
+
+        Returns:
+            The machines, with `Instance.node` from `order.nodes`, and `Instance.offer` and `Instance.token` set.
 
         Raises:
-            CapacityError, QuotaError, CredentialsError, …: nothing was rented. The kind of error decides which offer is
-                tried next.
-            RateLimitError, NoAnswer: the launch is repeated with the same token, and then the next offer is tried.
-            SkypoolError: nothing was rented, and no other offer is tried.
+            CapacityError, OfferGone, QuotaError, AccessError, CredentialsError, FundsError: nothing was rented. skypool
+                tries another offer; the class of the error decides which offers are skipped.
+            RateLimitError, NoAnswer: skypool repeats the launch with the same token. If that does not help, it tries
+                another offer. After NoAnswer, machines may have been made. An ErrorGroup counts as NoAnswer.
+            StillRunning: machines that the launch terminated again may still run. No other offer is tried.
+            SkypoolError: for any other reason, nothing was rented. No other offer is tried.
+            Exception: any other error counts as a lost reply. skypool looks for machines that the launch made, and
+                terminates them. No other offer is tried.
         """
         ...
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Return all instances of this user's pools at this provider, in no particular order; [] if there are none.
 
-        Find them by their tags at the provider, never from skypool's own records. Instances that have ended may be left
-        out; if they are returned, their state is "ended".
+        Find the instances by their tags at the provider, never from skypool's own records. Instances that have ended
+        may be left out; if they are returned, their state must be "ended".
 
         Args:
-            pool: return only the instances of the pool of this name; None for all pools.
+            pool: return only the instances of the pool with this name; None for all pools.
 
         Raises:
-            ProviderError: a region could not be asked, so instances could be missing. An ErrorGroup if several could
-                not.
+            ProviderError: the provider or one of its regions could not be asked, so instances could be missing.
+            ErrorGroup: several regions could not be asked, for different reasons.
         """
         ...
 
     def access(self, instance: Instance) -> Access:
-        """Return how to connect to an instance and where to work on it, such as its address, login and folders.
+        """Return how to connect to an instance, and which folders to use there.
 
-        Called only when the instance's state is "running". The method need not connect; the machine's boot may not have
-        finished yet.
+        skypool calls this method only if the instance's state is "running". The boot of the machine may not have
+        finished yet, so the method should not connect to the machine.
+
+        Raises:
+            ProviderError: the provider does not tell the address, or could not be asked.
         """
         ...
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Terminate instances, and return when the provider says that they have ended.
+        """Terminate instances, and return when the provider says that all of them have ended.
 
-        A slice (several hosts that are rented together) ends as a whole, even if only one host is named. Does not raise
-        for instances that no longer exist.
+        If an instance is a host of a slice (several machines that are rented together), the whole slice ends. Instances
+        that no longer exist are no error, and neither is an empty `instances`.
 
         Raises:
-            StillRunning: names the instances whose end could not be proved. After any other error, skypool treats all
-                the given instances as possibly still running.
+            StillRunning: names the instances whose end could not be proved. The other instances have ended. After any
+                other error, skypool treats all the given instances as possibly still running.
         """
         ...
 
 
 @runtime_checkable
 class Renews(Protocol):
-    """An optional protocol of a driver: it can postpone the expiry time in the tags of a pool's machines.
+    """An optional protocol of a driver: the driver can postpone the expiry time in the tags of a pool's machines.
 
-    A driver has this ability if it has the method `renew`; nothing needs to be declared.
+    A driver implements this protocol by having the method `renew`; nothing else needs to be declared.
     """
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write a new expiry time into the tags of every machine and other resource of a pool.
+        """Write a new expiry time into the tags of every machine and every other resource of a pool.
 
-        The expiry time is when a resource is no longer needed. The method is called a few times during each lease, the
-        time for which a machine lives on without its client.
+        After the expiry time, a resource counts as no longer needed. While the pool runs, skypool calls this method
+        several times in each lease (the time for which a machine lives on without hearing from its client).
+
 
         Args:
             pool: name of the pool.
-            until: the new time.
+            until: the new expiry time, with a time zone.
 
         Raises:
-            ProviderError: a tag could not be changed. An ErrorGroup of several such errors. The next call tries again.
+            ProviderError: a tag could not be changed. skypool tells the user, and calls the method again later.
+            ErrorGroup: several tags could not be changed, for different reasons.
         """
         ...
 
 
 @runtime_checkable
 class Learns(Protocol):
-    """An optional protocol of a driver: it is told which machines failed, and can leave them out of later offers."""
+    """An optional protocol of a driver: skypool reports failed machines, and the driver can stop offering them."""
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Record that the pool gave up an instance before it was ready, so that later offers can leave out its machine.
+        """Record that a pool gave up an instance before it was ready, so that `offers` can leave out its machine later.
 
         Args:
             instance: the instance that was given up.
-            why: the error. The driver decides from it whether the machine is to blame; if not, nothing needs to be
-                recorded.
+            why: the error for which it was given up. The driver decides from the error if the machine is to blame. If
+                not, nothing needs to be recorded.
         """
         ...
 
@@ -266,47 +305,55 @@ class Tidies(Protocol):
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return all resources other than instances that this user's pools have at this provider; [] if there are none.
 
-        The resources are found by their tag, label or name.
+        Find the resources by their tag, label or name at the provider, never from skypool's own records.
 
         Args:
-            pool: return only the resources of the pool of this name; None for all pools.
+            pool: return only the resources of the pool with this name; None for all pools.
+
+        Raises:
+            ProviderError: the provider or one of its regions could not be asked, so resources could be missing.
+            ErrorGroup: several regions could not be asked, for different reasons.
         """
         ...
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
         """Remove these resources. The caller ensures that no instance uses them any more.
 
-        Does not raise for resources that no longer exist.
+        Resources that no longer exist are no error, and neither is an empty `leftovers`.
 
         Raises:
-            ProviderError: a resource could not be removed. An ErrorGroup of several such errors.
+            ProviderError: a resource could not be removed.
+            ErrorGroup: several resources could not be removed, for different reasons.
         """
         ...
 
 
 @runtime_checkable
 class Checks(Protocol):
-    """An optional protocol of a driver: it can check credentials, quotas and the like before anything is rented.
+    """An optional protocol of a driver: the driver can check credentials, permissions and quotas, and rents nothing.
 
-    `skypool doctor` shows the results.
+    The command `skypool doctor` shows the results.
     """
 
     def check(self) -> Iterable[Finding]:
-        """Check credentials, permissions (by dry run), quotas, images and the clock, and return the results.
+        """Check credentials, permissions, quotas, images and the clock, as far as the provider allows.
 
-        Each result is a `Finding`: title, passed or failed, and text. A check that fails or raises gives a failed
-        finding; this method itself never raises.
+        Nothing is rented or changed. Test permissions by a dry run, if the provider has one.
+
+        Returns:
+            One `Finding` for each check, with title, result and text. A check that raises gives a failed finding, with
+            advice for the user; this method itself does not raise.
         """
         ...
 
 
 @runtime_checkable
 class Policed(Protocol):
-    """An optional protocol of a driver: it can return the smallest set of permissions that it needs at the provider."""
+    """An optional protocol of a driver: the driver knows the smallest set of permissions that it needs."""
 
     def policy(self) -> str:
-        """Return the smallest set of permissions that the driver needs.
+        """Return the smallest set of permissions that the driver needs, as `skypool doctor --policy NAME` prints it.
 
-        The text is in the provider's own format, ready to paste.
+        The text is in the provider's own format, such as JSON for AWS, and can be pasted there unchanged.
         """
         ...

@@ -1,10 +1,10 @@
 """A program for rented machines that waits until the cloud's metadata service announces the end of the machine.
 
-`skypool.drivers.ssh_machine.notice_program` sends the text of this file to the node, with a call of `wait` appended.
-The node runs it with nothing but the standard library.
+`skypool.drivers.ssh_machine.notice_program` returns the source text of this file, with a call of `wait` appended. The
+node runs this text, so the program may import only the standard library.
 """
 
-import datetime  # noqa: F401 - for the expressions by which drivers read the notice
+import datetime  # noqa: F401 - used by the Python expressions with which drivers read the announced time
 import json  # noqa: F401
 import os
 import time
@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable
 
 PAUSE = 5
-"""Seconds between two questions to the metadata service, and the most that each wait for an answer may take."""
+"""Seconds between two requests to the metadata service, and also the time limit for each wait for an answer."""
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -26,15 +26,16 @@ def ask(url: str, method: str, headers: dict[str, str]) -> str:
 def wait(
     base: str, variable: str, path: str, headers: dict[str, str], token: tuple[str, ...], when: Callable[[str], object]
 ) -> None:
-    """Request the spot notice from the metadata service every 5 s until there is one, and print its time.
+    """Wait for the spot notice, and print the time at which the provider takes the machine back.
 
-    The function blocks until then. It prints one line: the time at which the provider takes the machine back, in
-    seconds since 1970. Network errors, missing pages and answers that `when` refuses with ValueError count as no
-    notice.
+    The function requests the notice from the metadata service every 5 s, and blocks until there is one. It then prints
+    one line, the announced time in seconds since 1970. Network errors, missing pages and answers for which `when`
+    raises ValueError count as no notice.
 
     Args:
         base, variable, path, headers, token: as in `ssh_machine.notice_program`; `token` is () for no token.
-        when: returns the announced time for the text of an answer; None if the answer is no notice.
+        when: called with the text of an answer. It returns the announced time in seconds since 1970, or None if the
+            answer is no notice.
     """
     base = (os.environ.get(variable) or base).rstrip("/")
     at = None

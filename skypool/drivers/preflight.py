@@ -1,4 +1,4 @@
-"""Runs the checks of `skypool doctor`: of this machine's programs and clock, and of the account at a provider."""
+"""Runs checks for the command `skypool doctor`: of this computer's programs and clock, and of a provider's account."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from skypool.drivers.settings import networks
 from skypool.errors import UsageError
 from skypool.model import Finding
 
-# Seconds by which this machine's clock may differ. Signatures of requests are valid for 300 s, so a minute is left.
+# Seconds by which this computer's clock may differ. Signatures of requests are valid for 300 s, so a minute is left.
 _SKEW = 240.0
 
 
 def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]:
     """Run checks in parallel, and yield one `Finding` (the result of a check) for each, in the order of `questions`.
 
-    Nothing runs before the first result is requested; that request then waits until all checks have ended. A check
-    passes if its function returns. The finding then shows the returned value as text, or "yes" if that is None, empty,
-    0 or False. If the function raises, the finding is a failed one and shows the error. The text after the last "; " of
-    the error becomes the advice.
+    The checks start when the first finding is requested. That request waits until all checks have ended.
+
+    A check passes if its function returns. The text of the finding is then the returned value, or "yes" if that value
+    is None, empty, 0 or False. If the function raises an Exception, the check has failed. The text after the last "; "
+    in the error's text becomes the advice of the finding, and the text before it becomes its text.
 
     Args:
         questions: the functions that perform the checks, by the title of the finding.
@@ -40,14 +41,15 @@ def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]
 def basics(
     identity: Callable[[], object], date: Callable[[], str], given: Sequence[str] | None
 ) -> dict[str, Callable[[], object]]:
-    """Return the checks that the drivers of all clouds with SSH machines have in common, as input for `findings`.
+    """Return the checks that all drivers of clouds with SSH machines have in common, as input for `findings`.
 
-    They check the SSH programs, the networks that may log in, the credentials, and the clock. No check runs yet.
+    These are checks of the SSH programs, the networks that may log in, the credentials, and the clock. No check runs
+    before `findings` runs it.
 
     Args:
-        identity: returns the name of the account, as the provider reports it.
-        date: returns the Date header of an answer of the provider.
-        given: the networks that the settings allow to log in; None for this machine's public address.
+        identity: a function that returns the name of the account, as the provider reports it.
+        date: a function that sends a request to the provider and returns the Date header of the answer.
+        given: the networks that the settings allow to log in; None for the public address of this computer.
 
     Returns:
         The functions that perform the checks, by the title of the finding.
@@ -68,26 +70,28 @@ def openssh() -> str:
     """
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
-            raise UsageError(f"the program {program} is not installed on this machine: install openssh-client")
+            raise UsageError(
+                f"the program {program} is not installed on this computer; install the package openssh-client"
+            )
     return subprocess.run(["ssh", "-V"], capture_output=True, text=True).stderr.strip()
 
 
 def clock(date: str) -> str:
-    """Return the difference between this machine's clock and a provider's clock, such as "+3 s off".
+    """Return the difference between this computer's clock and a provider's clock, such as "+3 s off".
 
-    A positive number means that this machine is ahead.
+    A positive number means that the clock of this computer is ahead.
 
     Args:
-        date: the Date header of an answer that just came.
+        date: the Date header of an answer that the provider has just sent.
 
     Raises:
-        UsageError: the difference is more than 240 s. Providers refuse signed requests beyond 300 s.
+        UsageError: the difference is more than 240 s. Providers refuse signed requests if it is more than 300 s.
         ValueError: the header is no date.
     """
     ahead = time.time() - parsedate_to_datetime(date).timestamp()
     if abs(ahead) > _SKEW:
         raise UsageError(
-            f"the clock of this machine is {ahead:+.0f} s off, but providers reject requests whose time is 300 "
-            "s off: set the clock"
+            f"the clock of this computer is {ahead:+.0f} s off, but providers reject requests whose time differs by "
+            "300 s or more; set the clock"
         )
     return f"{ahead:+.0f} s off"

@@ -1,4 +1,7 @@
-"""Translates a provider's error codes to skypool's error classes, with advice, by a table in the driver's package."""
+"""Translates a provider's error codes to skypool's error classes.
+
+The class and the advice for each code are in a table, the file `errors.csv` of the driver's package.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from skypool.errors import ProviderError
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """One row of the table that translates a provider's error codes: the codes, the error class to raise, and advice.
+    """One row of the table that translates a provider's error codes: error codes, the class of the error, and advice.
 
     Attributes:
-        codes: patterns of error codes, such as "Insufficient*".
-        kind: class of the error that is raised.
-        advice: what the user can do. It may contain names in braces, which `Refusals.error` fills in.
-        text: regular expression that must also be found in the provider's error text, upper and lower case alike; ""
-            for any text.
+        codes: shell-style patterns of error codes, such as "Insufficient*".
+        kind: class of the error that stands for these codes.
+        advice: what the user can do. Names in braces, such as "{region}", are replaced by `Refusals.error`.
+        text: regular expression that must also match somewhere in the provider's error text. Upper and lower case count
+            as the same. "" matches any text.
     """
 
     codes: tuple[str, ...]
@@ -31,10 +34,14 @@ class Meaning:
     text: str = ""
 
     def fits(self, code: str, text: str) -> bool:
-        """Return True if `code` matches one of the patterns, and the regular expression is found in `text`.
+        """Return True if the row is for this error: `code` matches a pattern, and the regular expression fits `text`.
 
-        Upper and lower case are the same in `text`, but differ in `code`. A pattern must match the whole code. A row
-        without a regular expression fits any text.
+        A pattern must match the whole code, in the same case. The regular expression may match anywhere in the text,
+        in any case; the regular expression "" fits every text.
+
+        Args:
+            code: the provider's error code; "" for none.
+            text: the provider's error text; "" for none.
         """
         said = not self.text or re.search(self.text, text, re.IGNORECASE)
         return bool(said) and any(fnmatchcase(code, one) for one in self.codes)
@@ -43,12 +50,21 @@ class Meaning:
 class Refusals:
     """A table that translates the error codes of one provider to skypool's errors. The first row that fits counts.
 
-    The constructor reads it from the file `errors.csv` in the driver's package.
+    The constructor reads the file `errors.csv` in the driver's package. Its columns are `codes` (patterns separated by
+    spaces), `kind` (the name of a class in `skypool.errors`), `advice`, and optionally `text`; see `Meaning`.
 
     Args:
-        package: name of the driver's package.
+        package: name of the driver's package, such as "skypool_acme".
         provider: name of the driver, for `ProviderError.provider`.
-        called: name of the provider in error messages.
+        called: name of the provider in error messages, such as "Acme Cloud".
+
+    Attributes:
+        meanings: the rows of the table.
+
+    Raises:
+        FileNotFoundError: the package has no file `errors.csv`.
+        KeyError: the file lacks one of the columns.
+        AttributeError: `skypool.errors` has no class of a name in the column `kind`.
     """
 
     def __init__(self, package: str, provider: str, called: str) -> None:
@@ -61,17 +77,19 @@ class Refusals:
         ]
 
     def error(self, what: str, code: str, text: str, **names: str) -> ProviderError:
-        """Return the error for a refusal, with a message that says what was refused, why, and what to do.
+        """Return the error for a refused request. Its message says what was refused, why, and what to do.
 
-        Nothing is raised.
-
-        Its class is that of the first row that fits. If no row fits, it is a plain ProviderError without advice.
+        This method does not raise the error. The class of the error is that of the first row that fits. If no row fits,
+        the class is ProviderError, and the message has no advice.
 
         Args:
-            what: name of the refused request.
+            what: name of the refused request, such as "the list of machines".
             code: the provider's error code; "" for none.
             text: the provider's error text; "" for none.
-            names: values for the names in braces in the advice. A missing one is a KeyError.
+            names: values for the names in braces in the advice.
+
+        Raises:
+            KeyError: the advice has a name in braces that is not among `names`.
         """
         meaning = self._meaning(code, text)
         kind, advice = (meaning.kind, meaning.advice.format(**names)) if meaning else (ProviderError, "")
@@ -79,9 +97,12 @@ class Refusals:
         return kind(f"{said}; {advice}" if advice else said, provider=self.provider, code=code, text=text)
 
     def known(self, codes: Sequence[str]) -> str:
-        """Return the first of these error codes that is in the table, or the first code of all if none is.
+        """Return the first of these error codes for which the table has a row, or `codes[0]` if it has none of them.
 
-        Rows that also require an error text do not count. `codes` must not be empty.
+        Rows that also require an error text do not count.
+
+        Args:
+            codes: error codes that the provider gave for one refusal; at least one.
         """
         return next((code for code in codes if self._meaning(code)), codes[0])
 

@@ -1,7 +1,9 @@
 """`Regional`: base class for drivers of clouds with regions.
 
-It asks all regions in parallel and joins their answers. The functions `everywhere`, `chosen` and `each_done` do parts
-of this for other drivers.
+`Regional` asks all regions in parallel and joins their answers. The functions `everywhere`, `chosen` and `each_done` do
+parts of this for drivers that do not use the base class.
+
+In this module, leftovers are resources other than instances that pools made at a provider, such as disks or key pairs.
 """
 
 from __future__ import annotations
@@ -24,104 +26,120 @@ V = TypeVar("V")
 
 
 class Regional:
-    """A base class for drivers of clouds with regions.
+    """A base class for drivers of clouds that are asked region by region.
 
-    Its public methods call the private methods once for each region, in parallel. A driver implements `_regions`,
-    `_found`, `_terminate`, `_left`, `_remove` and `_tag`. Those that it does not implement raise NotImplementedError.
-    It must set the `region` of its instances and leftovers.
+    The public methods of this class call its private methods once for each region, in parallel. A driver implements the
+    private methods `_regions`, `_found`, `_terminate`, `_left`, `_remove` and `_tag`; each of these raises
+    NotImplementedError by default. The driver must set `region` of its instances and leftovers.
 
     Attributes:
-        ending: seconds for which `terminate` waits until the instances of a region have ended.
+        ending: seconds for which `terminate` waits until the instances of a region have ended. Default 90.
     """
 
     ending: ClassVar[float] = 90.0
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the instances of every region, in the order of the regions; with `pool`, only those of that pool.
+        """Return the instances of every region, in the order of the regions; [] if there are none.
 
-        A region that the account may not use counts as empty, unless no other region answers.
+        A region that the account may not use counts as empty, unless no region answers.
+
+        Args:
+            pool: return only the instances of the pool with this name; None for all pools of this user.
 
         Raises:
-            ProviderError, ErrorGroup: a region could not be asked, so instances could be missing.
+            ProviderError: a region could not be asked, so instances could be missing.
+            ErrorGroup: several regions could not be asked, for different reasons.
         """
         return everywhere(lambda region: self._found(region, pool), self._regions())
 
     def terminate(self, instances: Sequence[Instance]) -> None:
-        """Terminate instances, and return when every region says that they have ended.
+        """Terminate instances, and return when every region says that its instances have ended.
 
-        Blocks for up to `ending` seconds (90 by default). Requests that get no answer, or that come too often, are
-        repeated in that time. Does nothing if `instances` is empty.
+        Waits for up to `ending` seconds (90 by default). In that time, a request is repeated if it gets no answer, or
+        if the provider refuses it because requests come too often. An error of one region does not stop the others.
+        Does nothing if `instances` is empty.
 
         Raises:
-            StillRunning: names the instances that have not ended within `ending` seconds, and why. An error of one
-                region does not stop the others.
+            StillRunning: names the instances whose end was not reported within `ending` seconds, or whose region could
+                not be asked, and why.
         """
         _terminate_all(self._terminate, self._terminating, instances, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return the leftovers of every region: resources other than instances, such as disks and key pairs.
+        """Return the leftovers of every region, in the order of the regions; [] if there are none.
 
-        A region that the account may not use counts as empty, unless no other region answers.
+        Leftovers are resources other than instances, such as disks and key pairs. A region that the account may not use
+        counts as empty, unless no region answers.
 
         Args:
-            pool: return only the leftovers of the pool of this name; None for all pools.
+            pool: return only the leftovers of the pool with this name; None for all pools of this user.
 
         Raises:
-            ProviderError, ErrorGroup: a region could not be asked.
+            ProviderError: a region could not be asked, so leftovers could be missing.
+            ErrorGroup: several regions could not be asked, for different reasons.
         """
         return everywhere(lambda region: self._left(region, pool), self._regions())
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
-        """Remove all of these leftovers in parallel, and return when all are removed or have failed.
+        """Remove these leftovers in parallel, and return when each is removed or could not be removed.
 
-        One failure does not stop the others. Does nothing if `leftovers` is empty.
+        One failure does not stop the removal of the others. Does nothing if `leftovers` is empty.
 
         Raises:
-            ProviderError, ErrorGroup: what could not be removed, and why.
+            ProviderError: a leftover could not be removed.
+            ErrorGroup: several leftovers could not be removed, for different reasons.
         """
-        each_done(self._remove, leftovers, "some leftovers of pools could not be removed")
+        each_done(self._remove, leftovers, "some resources that pools left at the provider could not be removed")
 
     def renew(self, pool: str, until: datetime) -> None:
         """Write the expiry time `until` into the tags of a pool's instances, and of its leftovers in the same regions.
 
-        Leftovers (such as keys and security groups) in regions without instances of the pool keep their time.
+        Leftovers (such as key pairs and security groups) in regions without instances of the pool keep their old time.
+
+        Args:
+            pool: name of the pool.
+            until: time after which the resources count as no longer needed.
 
         Raises:
-            ProviderError, ErrorGroup: a region could not be asked, or its tags could not be written.
+            ProviderError: a region could not be asked, or its tags could not be written.
+            ErrorGroup: several regions failed, for different reasons.
         """
         ids: dict[str, list[str]] = {}
         for instance in self.instances(pool=pool):
             ids.setdefault(instance.region, []).append(instance.id)
         for each in everywhere(lambda region: self._left(region, pool), ids):
             ids[each.region].append(each.tagged_as or each.id)
-        each_done(lambda region: self._tag(region, ids[region], until), ids, "not all tags could be renewed")
+        failure = f"the new expiry time of pool {pool!r} could not be written into the tags of all its resources"
+        each_done(lambda region: self._tag(region, ids[region], until), ids, failure)
 
     # --- requests to one region, which a driver implements ---------------------------------------------------
 
     def _regions(self) -> Sequence[str]:
-        """Return the names of the regions that the driver's settings allow. A driver must implement this.
+        """Return the names of the regions that the driver's settings allow. A driver must implement this method.
 
-        If it returns none, the driver finds no instances and no leftovers.
+        If there is no such region, `instances` and `leftovers` return empty lists.
         """
         raise NotImplementedError
 
     def _found(self, region: str, pool: str | None) -> Iterable[Instance]:
-        """Return the instances that one region has of a pool; if `pool` is None, of all pools of this user.
+        """Return the instances of a pool in one region; if `pool` is None, of all pools of this user.
 
-        A driver must implement this. An error means that instances could be missing; `instances` raises it.
+        A driver must implement this method. If it raises, instances could be missing, so `instances` raises the error.
         """
         raise NotImplementedError
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Ask one region to terminate these instances, and return the ids of those that have not ended yet.
+        """Ask one region to terminate these instances, and return the ids of the instances that have not ended yet.
 
-        The returned collection may be a mapping from the ids to the reasons; an empty one means that all have ended. A
-        driver must implement this. If a driver still has the former method `_end` instead, that method is called, with
-        a DeprecationWarning.
+        A driver must implement this method. If a driver still has the former method `_end` instead, that method is
+        called, with a DeprecationWarning.
 
         Args:
-            region: the region.
+            region: name of the region.
             instances: the instances by their ids.
+
+        Returns:
+            The ids, or a mapping from each id to the reason why the instance has not ended. Empty if all have ended.
 
         Raises:
             NotImplementedError: the driver has neither `_terminate` nor `_end`.
@@ -133,11 +151,18 @@ class Regional:
         return former(region, instances)
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Return the ids of the given instances that have not ended yet. By default, `_terminate` is called again.
+        """Return the ids of those of the given instances that have not ended yet.
 
-        A driver may override this. It is called repeatedly after `_terminate`, and may return a mapping from the ids to
-        the reasons, too. If a driver still has the former method `_ending`, that method is called, with a
-        DeprecationWarning.
+        `terminate` calls this method repeatedly after `_terminate`, until no instance is left or the time is over. By
+        default, this method calls `_terminate` again. A driver may override it. If a driver still has the former method
+        `_ending`, that method is called, with a DeprecationWarning.
+
+        Args:
+            region: name of the region.
+            instances: the instances that had not ended before this call, by their ids.
+
+        Returns:
+            The ids, or a mapping from each id to the reason, as from `_terminate`.
         """
         former: _Ask | None = getattr(self, "_ending", None)
         if former is None:
@@ -146,32 +171,37 @@ class Regional:
         return former(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
-        """Return the leftovers (resources other than instances) that one region has of a pool; with None, of all pools.
+        """Return the leftovers of a pool in one region; if `pool` is None, of all pools of this user.
 
-        A driver must implement this. Set `tagged_as` of a leftover if the provider tags it under another name than its
-        id.
+        A driver must implement this method. Leftovers are resources other than instances. Set `tagged_as` of a leftover
+        if the provider tags this resource under another name than its id.
         """
         raise NotImplementedError
 
     def _remove(self, leftover: Leftover) -> None:
-        """Remove one leftover. A driver must implement this. Do not raise for a leftover that no longer exists."""
+        """Remove one leftover. A driver must implement this method.
+
+        The method must not raise for a leftover that no longer exists.
+        """
         raise NotImplementedError
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        """Write the expiry time `until` into the tags of these resources of one region. A driver must implement this.
+        """Write the expiry time `until` into the tags of these resources of one region.
+
+        A driver must implement this method.
 
         Args:
-            region: the region.
-            ids: ids of instances. For leftovers, their `tagged_as`, or their ids where that is "".
-            until: time until which the resources count as needed.
+            region: name of the region.
+            ids: ids of instances and leftovers. A leftover whose `tagged_as` is not "" is named by `tagged_as` instead.
+            until: time after which the resources count as no longer needed.
         """
         raise NotImplementedError
 
 
 def _refused(error: Exception) -> bool:
-    """Return True if an error says that the account may not use a region: an AccessError or a CredentialsError.
+    """Return True if an error says that the account may not use a region.
 
-    Returns False for every other error, such as a region that does not answer.
+    Such an error is an AccessError or a CredentialsError. Returns False for every other error, such as a NoAnswer.
     """
     return isinstance(error, (AccessError, CredentialsError))
 
@@ -184,26 +214,27 @@ def everywhere(
 ) -> Answers[V]:
     """Call `do` for all places in parallel, and return all answers in one list, in the order of the places.
 
-    A place that is closed to the account counts as empty, as long as another place answers. Blocks until all calls have
-    returned. No places give an empty list.
+    Blocks until all calls have returned. The result is empty if there are no places. A place that the account may not
+    use counts as empty, as long as another place answers.
 
     Args:
-        do: asks one place.
-        places: usually regions.
-        missing: what may be missing if a place fails, such as "offers". A failure is then a RuntimeWarning, and
-            `Answers.lacks` has this text once for each failure. If it is "", a failure is raised.
-        closed: returns True for an error that says that the place is closed to the account.
+        do: asks one place, and returns its answers.
+        places: the places to ask, usually names of regions or zones.
+        missing: name of what may be missing if a place fails, such as "offers". Each failure then issues a
+            RuntimeWarning, and `lacks` of the result has this name once for each failure. "": a failure is raised.
+        closed: returns True for an error of `do` that says that the account may not use the place. By default, such an
+            error is an AccessError or a CredentialsError.
 
     Raises:
-        ProviderError, ErrorGroup: the failures: a single error as it is, several as a group. Raised with any `missing`
-            if every place failed.
+        Exception: the error of a place, or an ErrorGroup if several places failed with different texts. Raised if
+            `missing` is "", and for any `missing` if every place failed.
     """
     outcomes = at_once(lambda place: list(do(place)), places)
     failed = [each for each in outcomes if isinstance(each, Exception)]
     open_ = [each for each in failed if not closed(each)]
     nobody = failed and len(failed) == len(outcomes)
     if nobody or (open_ and not missing):
-        told = open_ or failed[:1]  # all are closed to the account, so one error is enough
+        told = open_ or failed[:1]  # if all places are closed to the account, one error is enough
         raise together(
             f"{len(told)} regions or zones of the provider could not be queried; correct these causes and try again",
             told,
@@ -213,14 +244,16 @@ def everywhere(
 
 
 def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[str]) -> list[str]:
-    """Return the regions to ask: those of the settings, or all that the account may use, if they match a pattern.
+    """Return the regions to ask: the regions of the settings, or all that the account may use, if they match a pattern.
 
-    Regions of the settings keep their order; otherwise they are sorted. The result is empty if no region matches.
+    Regions of the settings keep their order; otherwise the regions are sorted. The result is empty if no region
+    matches.
 
     Args:
         known: regions that the account may use.
-        settings: regions that the user chose; empty for all.
-        patterns: patterns of accepted regions, such as "eu-*", upper and lower case alike; empty for all.
+        settings: regions that the user chose in the driver's settings; empty for all regions.
+        patterns: shell-style patterns of accepted regions, such as "eu-*", usually `Need.regions`. Upper and lower case
+            count as the same. Empty accepts all regions.
 
     Raises:
         UsageError: the settings name a region that the account may not use.
@@ -228,7 +261,10 @@ def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[s
     may_use = sorted(known)
     for each in settings:
         if each not in may_use:
-            raise UsageError(f"{each} is not a region that the account may use; choose from {', '.join(may_use)}")
+            raise UsageError(
+                f"{each} is not a region that the account may use; name one of these in the provider's settings: "
+                f"{', '.join(may_use)}"
+            )
     regions = settings or may_use
     asked = [each.casefold() for each in patterns or ("*",)]
     return [each for each in regions if any(fnmatchcase(each.casefold(), pattern) for pattern in asked)]
@@ -239,9 +275,14 @@ def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> No
 
     One failure does not stop the other calls.
 
+    Args:
+        do: called with each item.
+        items: the items; none is no error.
+        failure: message of the ErrorGroup if several calls fail.
+
     Raises:
-        Exception: the only failure, or an ErrorGroup of several with the message `failure`. Failures with the same text
-            count as one.
+        Exception: the error of a call, or an ErrorGroup if several calls failed. Errors with the same text count as
+            one.
     """
     failed = [each for each in at_once(do, items) if isinstance(each, Exception)]
     if failed:
@@ -252,22 +293,22 @@ _Ask = Callable[[str, Mapping[str, Instance]], Collection[str]]
 """A function that asks one region about instances by their ids. It returns the ids of those that have not ended."""
 
 _FIRST_LOOK = 0.25
-"""Seconds from the first look at ending instances to the second. Later pauses double."""
+"""Seconds from the first to the second request about instances that are ending. Each later pause is twice as long."""
 
 _LONGEST_PAUSE = 5.0
-"""Longest pause in seconds between two looks at ending instances."""
+"""Longest pause in seconds between two requests about instances that are ending."""
 
 
 def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
     """Terminate instances in all their regions in parallel, and poll until all have ended.
 
-    Pauses between two looks grow from 0.25 s to 5 s. A request is repeated if it gets no answer, or is refused because
-    requests come too often. Any other error ends the polling of its region only.
+    The pauses between two requests to a region grow from 0.25 s to 5 s. A request is repeated if it gets no answer, or
+    if it is refused because requests come too often. Any other error ends the polling of its region only.
 
     Args:
-        end: called first for each region, to request the end of its instances. Like `ending`, it returns the ids of
-            those that have not ended. It may return a mapping from the ids to the reasons.
-        ending: called for a region after `end`, until no instance is left.
+        end: called first for each region, to request the end of its instances. It returns the ids of the instances that
+            have not ended, or a mapping from these ids to the reasons.
+        ending: called for a region after `end`, until no instance is left. It returns the same as `end`.
         instances: the instances of all regions; none is no error.
         seconds: time limit for each region.
 
@@ -296,7 +337,9 @@ def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], secon
     for region, outcome in zip(left, outcomes, strict=True):
         for id in left[region]:
             why[f"{id} in {region}"] = (
-                outcome or said.get(id) or f"the instance is still shutting down after {seconds:g} s"
+                outcome
+                or said.get(id)
+                or f"the provider did not report within {seconds:g} s that the instance has ended"
             )
     if why:
         raise not_ended(why, [instance for some in left.values() for instance in some.values()])

@@ -1,6 +1,7 @@
-"""Registry of drivers, the classes that talk to cloud providers: finds them by name, and turns them into JSON and back.
+"""Registry of drivers, the classes that talk to cloud providers: finds drivers by name, and stores them as JSON.
 
-A driver's package makes the driver known by an entry point in the group `skypool.providers`.
+A driver's package makes the driver known by an entry point in the group `skypool.providers`. The ledger (the local
+database of rented machines) stores drivers as JSON; `noted` and `made` write and read that JSON.
 """
 
 from __future__ import annotations
@@ -19,50 +20,57 @@ GROUP = "skypool.providers"
 """Entry-point group of drivers."""
 
 REHEARSALS = "skypool.rehearsals"
-"""Entry-point group of drivers that rent nothing real. They are found by name, but are not listed as installed."""
+"""Entry-point group of drivers for rehearsals, which rent nothing real.
+
+`driver` finds them by name, but `providers` does not list them by default.
+"""
 
 
 DriverNote = TypedDict(
     "DriverNote",
     {"provider": str, "class": str, "settings": dict[str, Any], "without": NotRequired[list[str]]},
 )
-"""A driver as JSON.
+"""A driver as a JSON object.
 
-The JSON object has the driver's name, its class as "package.module:Class", and its settings. "without" has the names of
-settings that were left out.
+"provider" is the driver's name, "class" its class as "package.module:Class", and "settings" its settings by name.
+"without" has the names of settings that were left out, such as secrets; it is missing if none was left out.
 """
 
 
 def providers(group: str = GROUP) -> dict[str, EntryPoint]:
-    """Return the entry points of the installed drivers by name. No driver is imported. Empty if none is installed.
+    """Return the entry points of the installed drivers by name; {} if none is installed. No driver is imported.
 
     Args:
-        group: entry-point group to read.
+        group: entry-point group to read, `GROUP` or `REHEARSALS`.
 
     Raises:
-        UsageError: two packages provide different drivers of the same name.
+        UsageError: two installed packages provide different drivers of the same name.
     """
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         other = found.setdefault(point.name, point)
         if other.value != point.value:
             raise UsageError(
-                f"two installed packages both provide {point.name!r} ({other.value} and {point.value}); "
-                f"uninstall one of them"
+                f"two installed packages both have a driver for the provider {point.name!r} ({other.value} and "
+                f"{point.value}); uninstall one of the packages"
             )
     return found
 
 
 def driver(name: str) -> Driver:
-    """Import the driver of this name, and return an object of it with default settings.
+    """Import the driver of this name, and return an object of its class with default settings.
 
-    Drivers that only rehearse, and rent nothing real, are found, too. Other errors of the driver's constructor are
-    raised as they are.
+    Drivers for rehearsals, which rent nothing real, are found, too.
+
+    Args:
+        name: name of the provider, such as "aws".
 
     Raises:
-        UsageError: no installed package provides the name; the message suggests similar ones. Also if the class lacks a
-            method of `Driver`. skypool's own drivers raise UsageError, too, if they need settings.
+        UsageError: no installed package has a driver of this name; the message suggests similar names. Also if the
+            driver lacks a method of `Driver`, or if two packages have different drivers of the same name.
         ImportError: the driver's package cannot be imported.
+        Exception: any error of the driver's constructor, unchanged. skypool's own drivers raise UsageError if they have
+            a setting without a default.
     """
     known = providers()
     if name not in known and name in (rehearsals := providers(REHEARSALS)):
@@ -75,19 +83,19 @@ def driver(name: str) -> Driver:
 
 
 def _checked(made: object, where: str) -> Driver:
-    """Return `made` unchanged, after a check that it has all methods of `Driver`.
+    """Return `made` unchanged, after a check that it has the attribute `name` and all methods of `Driver`.
 
     Args:
-        made: an object that was made as a driver.
-        where: location of its class, for the error message.
+        made: an object that should be a driver.
+        where: location of the object's class as "package.module:Class", for the error message.
 
     Raises:
-        UsageError: it lacks a method of `Driver`.
+        UsageError: the object lacks a method or the attribute `name`.
     """
     if not isinstance(made, Driver):
         raise UsageError(
-            f"{where} is not a skypool driver: it lacks a method of skypool.drivers.contract.Driver; implement "
-            "all of its methods"
+            f"the class {where} is not a skypool driver, because it lacks a method or the attribute `name`; give it "
+            "everything that skypool.drivers.contract.Driver has"
         )
     return made
 
@@ -95,8 +103,9 @@ def _checked(made: object, where: str) -> Driver:
 def install_command(provider: str, package: str) -> str:
     """Return the pip command that installs a package which a provider's driver needs, as text to show to the user.
 
-    If the driver's distribution has an extra named like the provider, the command names that extra: "pip install
-    'skypool[aws]'". Otherwise, also for an unknown provider, the command names the package. Nothing is installed.
+    The distribution that has the driver may have an extra (a named set of optional dependencies) with the provider's
+    name. The command then names this extra, as in "pip install 'skypool[aws]'". Otherwise, and for an unknown provider,
+    the command names the package. Nothing is installed.
 
     Args:
         provider: name of the driver.
@@ -109,17 +118,20 @@ def install_command(provider: str, package: str) -> str:
 
 
 def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
-    """Make the drivers of these names, or all installed drivers if `names` is empty, with their default settings.
+    """Make the drivers of these names with their default settings, and return those that could be made.
 
-    A driver that raises a SkypoolError or an ImportError, for example because it needs settings, is left out. Other
-    errors of a driver's constructor are raised.
+    A driver is left out if making it raises a SkypoolError or an ImportError, for example because it needs settings.
+
+    Args:
+        names: names of providers. Empty for all installed drivers.
 
     Returns:
-        The drivers, and a dict from each name that was left out to its error. The drivers are in the order of `names`,
-        or in alphabetic order if that is empty.
+        The pair (drivers, errors). The drivers are in the order of `names`, or in alphabetic order if `names` is empty.
+        The errors are a dict from the name of each driver that was left out to its error.
 
     Raises:
-        UsageError: `names` is empty, and two packages provide different drivers of the same name.
+        UsageError: `names` is empty, and two installed packages provide different drivers of the same name.
+        Exception: any other error of a driver's constructor.
     """
     drivers: list[Driver] = []
     left_out: dict[str, Exception] = {}
@@ -137,9 +149,11 @@ def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]
 def noted(driver: Driver) -> DriverNote:
     """Return a driver as a JSON object: its name, its class and its settings, without its secrets.
 
-    Only settings that differ from their defaults are included. `made` makes the driver again from that object. A secret
-    is a field with `repr=False`. "without" names the settings that were given but are left out. These are secrets, and
-    values that are neither plain JSON nor a dataclass. The key is missing if nothing was left out.
+    `made` makes the driver again from this object. Only settings that differ from their defaults are included.
+
+    Two kinds of settings are left out: secrets (fields with `repr=False`), and values that cannot be written as JSON.
+    "without" has the names of the settings that the user gave and that are left out. The key "without" is missing if
+    nothing was left out.
     """
     without: list[str] = []
     note: DriverNote = {
@@ -153,13 +167,14 @@ def noted(driver: Driver) -> DriverNote:
 
 
 def made(note: DriverNote) -> Driver:
-    """Make a driver from the JSON object that `noted` returned. Lists in its settings become tuples.
+    """Make a driver from the JSON object that `noted` returned.
 
-    A setting that was left out gets its default, so the driver reads its credentials from the environment.
+    Lists in the settings become tuples. A setting that `noted` left out gets its default value; most drivers then read
+    their credentials from the environment.
 
     Raises:
-        UsageError: the driver is not installed any more, or cannot be made from its JSON, for example because a secret
-            setting has no default.
+        UsageError: the driver's package is not installed any more, or the constructor refuses the settings. That
+            happens, for example, if a secret setting was left out and has no default.
     """
     name = note["provider"]
     path = note["class"]
@@ -170,17 +185,22 @@ def made(note: DriverNote) -> Driver:
         return _checked(kind(**settings), path)
     except (ImportError, AttributeError, TypeError, ValueError, SkypoolError) as e:
         lacks = f" without {', '.join(without)}, which the ledger does not store" if without else ""
+        cure = "install the version of the driver's package that rented the machines"
+        if without and not isinstance(e, (ImportError, AttributeError)):
+            cure = "set the driver's credentials in the environment"
         raise UsageError(
-            f"the driver {name!r} ({path}) cannot be created from the settings in skypool's ledger{lacks}: "
-            f"{e}; install its package or set its credentials"
+            f"the driver {name!r} ({path}) cannot be created from the settings in skypool's ledger{lacks}: {e}; {cure}"
         ) from e
 
 
 def _settings(value: Any, without: list[str]) -> dict[str, Any]:
     """Return the fields of a dataclass that differ from their defaults, as JSON by field name.
 
-    Names of fields that cannot be written as JSON, and of secrets (`repr=False`) that are set, are appended to
-    `without`. If `value` is no dataclass, the result is empty and "its settings" is appended.
+    Args:
+        value: the dataclass object. For an object of another class, the result is {}.
+        without: list to which this function appends the names of fields that are left out. These are secrets
+            (`repr=False`) that are set, and values that cannot be written as JSON. "its settings" is appended if
+            `value` is no dataclass.
     """
     found: dict[str, Any] = {}
     if not is_dataclass(value):
@@ -200,18 +220,22 @@ def _settings(value: Any, without: list[str]) -> dict[str, Any]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """Return the default of a dataclass field, made by the field's factory if there is one.
+    """Return the default value of a dataclass field, or `dataclasses.MISSING` for a field without a default.
 
-    Returns `dataclasses.MISSING` for a field without a default.
+    If the field has a default factory, the factory is called.
     """
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _noted(value: Any, without: list[str]) -> Any:
-    """Return a value as JSON.
+    """Return a value as JSON, from which `_plain` makes the value again.
 
     None, numbers, booleans and strings stay as they are. Lists and tuples become lists. A dict becomes {"dict": …}. A
-    dataclass becomes {"class": …, "settings": …}; names of its fields that cannot be written are appended to `without`.
+    dataclass object becomes {"class": …, "settings": …}.
+
+    Args:
+        value: the value of a setting.
+        without: list to which the names of fields that are left out are appended, if `value` is a dataclass object.
 
     Raises:
         TypeError: the value is of another type, or is a dict with keys other than strings.
@@ -225,18 +249,18 @@ def _noted(value: Any, without: list[str]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {"class": _path(type(value)), "settings": _settings(value, without)}
     raise TypeError(
-        f"the setting {value!r} of a driver cannot be stored as JSON; use plain values, lists, dataclasses or "
-        "dictionaries with text keys"
+        f"the driver's setting {value!r} cannot be stored as JSON; use None, a number, a boolean, a string, a list, a "
+        "tuple, a dataclass object or a dict with string keys"
     )
 
 
 def _plain(value: Any, driver: str) -> Any:
-    """Return the value that `_noted` turned into JSON. Lists become tuples, so a list does not come back as a list.
+    """Return the value of a setting from the JSON that `_noted` returned. Lists in the JSON become tuples.
 
     Args:
         value: the JSON.
-        driver: the driver's class, as "package.module:Class". Only classes of its top-level package and of skypool are
-            made.
+        driver: the driver's class, as "package.module:Class". Classes in the JSON are imported only if they are from
+            the driver's top-level package or from skypool.
 
     Raises:
         UsageError: the JSON names a class of another package.
@@ -249,20 +273,20 @@ def _plain(value: Any, driver: str) -> Any:
         case {"class": str(path), "settings": dict(settings)}:
             if _top(path) not in ("skypool", _top(driver)):
                 raise UsageError(
-                    f"the ledger's settings of the driver name the class {path}, which is neither from the "
-                    "driver's package nor from skypool, so it is not imported"
+                    f"the settings name the class {path}, which is neither from the driver's package nor from skypool, "
+                    "so this class is not imported"
                 )
             return _found(path)(**{key: _plain(each, driver) for key, each in settings.items()})
     return value
 
 
 def _path(kind: type) -> str:
-    """Return the location of a class as "package.module:Class". A nested class is "package.module:Outer.Inner"."""
+    """Return the location of a class as "package.module:Class". For a nested class, "package.module:Outer.Inner"."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _top(path: str) -> str:
-    """Return the top-level package of a class location: "package" of "package.module:Class". It is not imported."""
+    """Return the top-level package in a class location: "package" for "package.module:Class". Nothing is imported."""
     module, _, _ = path.partition(":")
     return module.partition(".")[0]
 

@@ -1,7 +1,7 @@
-"""HTTP client for cloud APIs that have no good SDK.
+"""HTTP client for cloud APIs that have no good SDK (Python package of the provider).
 
-`Rest` sends the requests: it keeps connections open, repeats requests, and raises refusals of the API as skypool's
-errors. `OAuth` supplies the Authorization header for APIs whose access tokens expire.
+`Rest` sends requests, keeps connections open, repeats requests, and raises refusals of the API as skypool's errors.
+`OAuth` supplies the Authorization header for APIs whose access tokens expire.
 """
 
 from __future__ import annotations
@@ -30,46 +30,47 @@ _CONNECT = 10.0
 """Seconds to wait for a connection."""
 
 _READ = 60.0
-"""Seconds to wait for an answer, and for each further part of it."""
+"""Seconds to wait for the first part of an answer, and for each further part."""
 
 _EARLY = 60.0
-"""Seconds before its expiry at which a token is renewed."""
+"""Seconds before the expiry of a token at which the token is renewed."""
 
 _FRESH = 2.0
-"""Age of a token in seconds below which a refusal does not replace it: a newer token would be refused, too."""
+"""Age in seconds that a token must have to be replaced after a refusal: after the refusal of a younger token, a new one
+would be refused, too. A token is also used for at least this time before it is renewed."""
 
 _MARKUP = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 """Matches the parts of a web page that are not text to read: tags, styles and scripts."""
 
 _LONGEST = 300
-"""Number of characters of a non-JSON answer that an error shows."""
+"""Largest number of characters of a non-JSON answer that an error shows."""
 
 _SENDABLE = re.compile("[ -~]*")
-"""Matches a header value that can be sent: printable ASCII."""
+"""Matches a header value that consists of printable ASCII characters. Other values are not sent."""
 
 Params = Mapping[str, str | int | float]
 """Query parameters of a request, sent as "?name=value"."""
 
 Said = Callable[[int, Any], tuple[str, str]]
-"""A function that reads the error code and the error text from a refusal's status and body."""
+"""A function that returns the pair (error code, error text) for the HTTP status and the body of a refusal."""
 
 
 def said(status: int, body: Any) -> tuple[str, str]:
-    """Return the error code and the error text of a refusal whose body has one of the usual shapes.
+    """Return the error code and the error text of a refusal whose body has one of the usual forms.
 
-    If the body is a JSON object, the code is its "code", or else the status. The text is the first non-empty string
-    among its entries "detail", "message", "msg", "error" and "title". Without such a string, the text is the whole
-    object.
+    If the body is a JSON object, the code is its entry "code", or else the status. The text is the first non-empty
+    string among its entries "detail", "message", "msg", "error" and "title". Without such a string, the text is the
+    whole object.
 
     For any other body, the code is the status and the text is the first 300 characters of the body. If the body is a
-    web page, as proxies send them, its markup is removed first. An empty body or None gives the text "".
+    web page, which proxies may send, its HTML markup is removed first. An empty body or None gives the text "".
 
     Args:
-        status: HTTP status.
+        status: HTTP status of the refusal.
         body: the body, parsed if it is JSON.
 
     Returns:
-        The pair (code, text), both strings. Nothing is raised.
+        The pair (code, text), both strings.
     """
     if not isinstance(body, Mapping):
         text = str(body or "")
@@ -84,19 +85,22 @@ def said(status: int, body: Any) -> tuple[str, str]:
 class Rest:
     """A client of one HTTP API.
 
-    Several threads may use one object at the same time; each thread has its own connections. The constructor sends
-    nothing.
+    Several threads may use one `Rest` object at the same time; each thread has its own connections. The constructor
+    sends nothing.
 
     Args:
-        base: address of the API, such as "https://api.acme.com/v1"; paths are appended to it.
+        base: address of the API, such as "https://api.acme.com/v1"; the paths of requests are appended to this address.
         refusals: table that translates the API's error codes to skypool's errors.
-        headers: called before each request; returns headers, such as credentials that change.
-        stale: called with the client's headers when credentials were refused. It returns True if the request may
-            succeed with new headers; the request is then sent once more. By default it returns False.
-        said: returns the error code and text of a refusal, from its status and its body (parsed if it is JSON).
-        refuses: returns True if a body is a refusal although its status says success. By default it returns False.
-        apart: minimum seconds between two calls of one kind, by patterns of "METHOD /path". The first pattern that
-            matches counts; a call that matches none is not delayed.
+        headers: called before each request. It returns headers of the request, such as the credentials.
+        said: called with the status and the body (parsed if it is JSON) of a refusal. It returns the error code and the
+            error text. Default: the function `said` of this module.
+        apart: minimum pause in seconds between two requests of one kind. The keys are shell-style patterns of "METHOD
+            /path". For each request, the first matching pattern counts; a request that matches none is not delayed.
+            None: no request is delayed.
+        stale: called when the API refused the credentials, with the dict that `headers` had returned. If it returns
+            True, the request is sent once more, with new headers from `headers`. By default it returns False.
+        refuses: called with the body of an answer whose status says success. It returns True if the body is a refusal
+            all the same. By default it returns False.
     """
 
     def __init__(
@@ -133,23 +137,25 @@ class Rest:
     ) -> Any:
         """Send a request that is safe to repeat, and return the body of the answer.
 
-        The request is repeated for up to 20 s while there is no answer, or while the API says that requests come too
-        often. The call blocks during that time. Other refusals are raised at once.
+        The request is repeated for up to 20 s if there is no answer, or if the API says that requests come too often.
+        An attempt that has begun is not cut short, so the call may block for longer. Other refusals are raised at once.
 
         Args:
             method: HTTP method, such as "GET".
             path: path of the request, appended to the base address.
-            what: name of the request in errors; "" takes its method and path.
-            json: value that is sent as JSON; None sends no body.
-            params: query parameters.
-            headers: additional headers.
+            what: name of the request in errors, such as "the list of machines"; "" for its method and path.
+            json: value that is sent as JSON; None for a request without a body.
+            params: query parameters; None for none.
+            headers: headers in addition to those of the client, which they override; None for none.
 
         Returns:
             The parsed body if it is JSON, the text of any other body, or None if the body is empty.
 
         Raises:
-            ProviderError: the API refused the request; the class is one of skypool's errors, such as CredentialsError.
-                `NoAnswer` if no answer came within the 20 s, and RateLimitError if requests were still too frequent.
+            ProviderError: the API refused the request. The class is the one that the table of errors has for the error
+                code, such as CredentialsError.
+            NoAnswer: no attempt got an answer, or the API answered with a server error.
+            RateLimitError: requests still came too often for the API after 20 s.
             UsageError: the package `requests` is not installed.
         """
         once = partial(self.once, method, path, what=what, json=json, params=params, headers=headers)
@@ -167,8 +173,9 @@ class Rest:
     ) -> Any:
         """Send a request that must not be repeated, such as a create, and return the body of the answer.
 
-        The request is sent a second time in one case only: the credentials were refused, and `stale` says that new ones
-        may succeed.
+
+        The request is sent a second time in one case only: the API refused the credentials, and the function `stale` of
+        the client returned True.
 
         Args:
             method, path, what, json, params, headers: as in `ask`.
@@ -192,12 +199,13 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send a request once, as `once` does, and return the pair (body, headers of the answer).
-
-        The body is parsed if it is JSON, None if it is empty, otherwise text.
+        """Send a request as `once` does, and return the body and the headers of the answer.
 
         Args:
             method, path, what, json, params, headers: as in `ask`.
+
+        Returns:
+            The pair (body, headers). The body is parsed if it is JSON, None if it is empty, otherwise text.
 
         Raises:
             ProviderError: the API refused the request, or did not answer (`NoAnswer`).
@@ -221,18 +229,19 @@ class Rest:
         json: object,
         params: Params | None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send one request with exactly these headers, and return the pair (body, headers of the answer).
+        """Send one request with these headers and no headers of the client, and return (body, headers of the answer).
 
-        Blocks until the pause between calls of this kind is over and the answer is there. Redirects are not followed;
-        they count as refusals. A web page with a status of success counts as a lost connection.
+        First sleeps until the pause between two requests of this kind is over, and then waits for the answer. Redirects
+        are not followed; they count as refusals. A web page with a status of success counts as a lost connection.
 
         Raises:
-            ProviderError: the API refused the request or did not answer. A header value with other characters than
-                printable ASCII counts as a refusal with code "401", and nothing is sent.
+            ProviderError: the API refused the request or did not answer. If a header value has a character that is not
+                printable ASCII, nothing is sent, and the error is that of code "401".
             UsageError: the package `requests` is not installed.
         """
         if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show the key
-            raise self.error(what, "401", "the key contains a character other than printable ASCII, such as a newline")
+            why = "nothing was sent, as the key contains a newline or another character that is not printable ASCII"
+            raise self.error(what, "401", why)
         self._keep_apart(f"{method} {path}")
         try:
             requests = imported("requests")
@@ -253,7 +262,7 @@ class Rest:
             raise self.error(what, "ConnectionError", str(e)) from e
         body = _read(got)
         if got.status_code < 300 and _is_page(body):
-            text = f"the reply is a web page instead of an API response: {said(got.status_code, body)[1]}"
+            text = f"the reply is a web page, perhaps of a proxy, not of the API: {said(got.status_code, body)[1]}"
             raise self.error(what, "ConnectionError", text)
         if got.status_code < 300 and not self._refuses(body):
             return body, got.headers
@@ -264,10 +273,10 @@ class Rest:
         raise error
 
     def error(self, what: str, code: str, text: str) -> ProviderError:
-        """Return the error for a refusal as one of skypool's error classes. Nothing is raised.
+        """Return the error for a refused or unanswered request, as one of skypool's error classes. It is not raised.
 
-        The table of errors chooses the class. For a code without a class there, a lost connection or a server error
-        (code 500 or more) becomes `NoAnswer`. Everything else becomes a plain ProviderError.
+        The client's table of errors gives the class for the code. For a code that is not in the table, the
+        class is `NoAnswer` if the connection was lost or the code is 500 or more, and otherwise ProviderError.
 
         Args:
             what: name of the request.
@@ -281,24 +290,24 @@ class Rest:
         return error
 
     def _session(self) -> requests.Session:
-        """Return the HTTP session of the calling thread.
+        """Return the HTTP session of the calling thread. The session is created at the thread's first call.
 
-        It is created at the thread's first call, and never uses `~/.netrc`.
+        Credentials in the file `~/.netrc` are ignored.
         """
         if not hasattr(self._local, "session"):
             self._local.session = imported("requests").Session()
-            self._local.session.auth = lambda request: request  # otherwise ~/.netrc would replace our key
+            self._local.session.auth = lambda request: request  # otherwise ~/.netrc would replace our header
         session: requests.Session = self._local.session
         return session
 
     def _keep_apart(self, call: str) -> None:
-        """Sleep until enough time has passed since the last call of the same kind.
+        """Sleep until enough time has passed since the last request of the same kind, as `apart` of the client says.
 
-        Only the first pattern of `apart` that matches counts. Returns at once if no pattern matches. Threads share the
-        waiting times: each one that waits reserves the next free moment.
+        Returns at once if no pattern of `apart` matches. The pauses hold for all threads together: each call of this
+        method reserves the next free moment for its request.
 
         Args:
-            call: method and path, such as "GET /instances".
+            call: method and path of the request, such as "GET /instances".
         """
         for pattern, seconds in self._apart.items():
             if fnmatchcase(call, pattern):
@@ -310,16 +319,16 @@ class Rest:
 
 
 class OAuth:
-    """An access token for a client's credentials. All threads share it, and it is renewed before it expires.
+    """An OAuth access token, which is requested with the user's credentials and renewed before its expiry.
 
-    Pass the object as `headers` of a `Rest`, and its method `stale` as `stale`. A token that the API refuses before its
-    expiry is then replaced. The constructor sends nothing.
+    Pass the object as `headers` of a `Rest`, and its method `stale` as `stale`. A token that the API refuses before the
+    token's expiry is then replaced. All threads share one token. The constructor sends nothing.
 
     Args:
         base: address of the API.
-        path: path of the API that gives tokens.
+        path: path of the API's token endpoint, appended to `base`.
         refusals: table that translates the API's error codes to skypool's errors.
-        credentials: entries that are sent to get a token, usually `client_id` and `client_secret`.
+        credentials: the credentials that are sent to get a token, usually `client_id` and `client_secret`.
     """
 
     def __init__(self, base: str, path: str, refusals: Refusals, **credentials: str) -> None:
@@ -335,7 +344,7 @@ class OAuth:
     def __call__(self) -> dict[str, str]:
         """Return the Authorization header with a valid token, as a dict with this one entry.
 
-        A new token is requested if there is none yet, or if the present one expires within a minute. The call, and
+        A new token is requested if there is none yet, or if the present token expires within a minute. This call, and
         every other thread that needs the token, then blocks until the new token has come.
 
         Raises:
@@ -356,9 +365,14 @@ class OAuth:
     def stale(self, headers: Mapping[str, str]) -> bool:
         """Return True if a request that was refused with these headers may succeed when it is sent again.
 
-        Returns True if another thread has replaced the token meanwhile. Also returns True if the headers have the
-        current token and it is at least 2 s old. That token is then marked as expired, so the next request gets a new
-        one. Returns False if the current token is younger: a newer one would be refused, too.
+        Returns True if the headers do not have the current token, because another thread has replaced the token
+        meanwhile. Also returns True if the headers have the current token and this token was requested at least 2 s
+        ago. This token is then marked as expired, so that the next request gets a new token.
+
+        Returns False if the current token is younger than 2 s, because a newer token would be refused, too.
+
+        Args:
+            headers: the headers of the refused request, as this object returned them.
         """
         with self._lock:
             if headers.get("Authorization") == f"Bearer {self._access}":
@@ -370,8 +384,8 @@ class OAuth:
     def _got(self) -> Any:
         """Request a new token, and return the API's parsed answer.
 
-        The refresh token is sent if there is one. It is used only once. If the API refuses it, the credentials are sent
-        instead.
+        If the last answer contained a refresh token, this refresh token is sent, once only. If the API refuses it, or
+        if there is none, the credentials are sent.
 
         Raises:
             CredentialsError: the credentials are refused.
@@ -384,33 +398,31 @@ class OAuth:
             try:
                 return ask(json={"grant_type": "refresh_token", "refresh_token": refresh})
             except CredentialsError:
-                self._access = ""  # the credentials below get a new token
+                self._access = ""  # the refused token is forgotten; the credentials below get a new one
         return ask(json={"grant_type": "client_credentials", **self._credentials})
 
 
 def _said_of_credentials(status: int, body: Any) -> tuple[str, str]:
-    """Return the error code and text of a refused request for a token.
+    """Return the error code and text of a refused request for a token, as `said` does, with one exception.
 
-    The statuses 400, 401 and 403 all give the code "401", because any fault of such a request is the credentials'
-    fault. Other statuses give what `said` returns.
+    The statuses 400, 401 and 403 all give the code "401", because a request for a token has nothing but the credentials
+    that could be wrong.
     """
     code, text = said(status, body)
     return ("401" if status in (400, 401, 403) else code), text
 
 
 def _is_page(body: object) -> bool:
-    """Return True if a body is a web page: text that begins with "<", apart from white space.
+    """Return True if a body is a web page: text whose first character, apart from white space, is "<".
 
-    The Content-Type is not used, as some servers call every text a page. Returns False for None and for parsed JSON.
+    The header Content-Type does not count, because some servers send "text/html" with every text. Returns False for
+    None and for parsed JSON.
     """
     return isinstance(body, str) and body.lstrip().startswith("<")
 
 
 def _read(got: requests.Response) -> Any:
-    """Return the body of an answer: the parsed value if it is JSON, otherwise the text.
-
-    Returns None if the body is empty.
-    """
+    """Return the body of an answer: the parsed value if it is JSON, otherwise the text; None if the body is empty."""
     try:
         return got.json() if got.content else None
     except ValueError:
@@ -418,9 +430,13 @@ def _read(got: requests.Response) -> Any:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Return the seconds of a Retry-After header as a float. A negative number gives 0.
+    """Return the seconds in a Retry-After header as a float. A negative number gives 0.
 
-    Returns None if the text is empty or no number. The header may also be a date, but no provider was seen to send one.
+    Returns None if the text is empty or no number. HTTP also allows a date there, which gives None, too: no known
+    provider sends one.
+
+    Args:
+        retry_after: the value of the header; "" if the answer has no such header.
     """
     try:
         return max(0.0, float(retry_after))

@@ -1,6 +1,6 @@
-"""Helpers that send many requests at once, or repeat a request until it succeeds or a time limit is over.
+"""Helpers that send several requests in parallel or in turn, ignore certain refusals, or repeat a request.
 
-All of them block.
+All functions of this module block until they have their result.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ tracebacks.install()
 T = TypeVar("T")
 V = TypeVar("V")
 
-# The most calls that `at_once` runs at a time.
+# The largest number of calls that `at_once` runs at the same time.
 _THREADS = 16
 
 
 def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
-    """Call `do` for all items in parallel, and return the results in the order of the items.
+    """Call `do` for all items in parallel, and return the results in the order of the items; [] if there are no items.
 
-    An exception of a call takes the place of its result; it is not raised. Returns when all calls have ended. At most
-    16 threads run at a time. A single item is handled in the calling thread. If no thread can be started, for example
-    while the interpreter exits, the calls run one after the other. Without items, the result is [].
+    If a call raises an Exception, the exception takes the place of its result in the list; it is not raised. The
+    function returns when all calls have ended.
+
+    At most 16 calls run at the same time, each in its own thread. If there is only one item, `do` runs in the calling
+    thread. If no thread can be started, for example because the interpreter exits, the calls run one after the other.
     """
 
     def outcome(item: T) -> V | Exception:
@@ -45,10 +47,11 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
 
 
 def in_turn(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
-    """Call `do` for the items one after the other until one fails, and return the results in order.
+    """Call `do` for the items one after the other until a call fails, and return the results in order.
 
-    The exception of the failed call is the last element of the list; it is not raised. Later items are not
-    tried. Use this for scarce resources, so that the first items are served first.
+    If a call raises an Exception, this exception is the last element of the list, and is not raised. `do` is not called
+    for later items. Use this function instead of `at_once` if the provider may have too little for all items, so that
+    the first items are served first.
     """
     outcomes: list[V | Exception] = []
     for item in items:
@@ -60,20 +63,20 @@ def in_turn(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
 
 
 def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
-    """Call `do` until it succeeds, and return its result. Blocks meanwhile.
+    """Call `do` until it succeeds, and return its result.
 
     The call is repeated after RateLimitError, after NoAnswer, and after a ProviderError with one of the given codes.
-    Pauses are random and grow up to 10 s. If a RateLimitError says how long to wait, the pause has that length, but at
-    most `seconds`. A stated wait of 0 s is ignored.
+    The pauses between the calls are random and grow up to 10 s. If a RateLimitError has `retry_after`, the pause has
+    that length instead, but at most `seconds`. A `retry_after` of 0 s is ignored.
 
     Args:
-        do: the request.
-        seconds: time limit for all attempts. After a failure beyond it, `do` is not called again. A running attempt or
-            pause is not cut short.
-        codes: error codes of the provider after which the call is repeated, too.
+        do: a function that sends the request.
+        seconds: time limit for all attempts together. If an attempt fails after this time, `do` is not called again.
+            An attempt or a pause that has begun is not cut short.
+        codes: error codes of the provider (`ProviderError.code`) after which the call is repeated, too.
 
     Raises:
-        Exception: the last error when the time limit is over, or at once any other error of `do`.
+        Exception: any other error of `do`, at once. When the time limit is over, the error of the last attempt.
     """
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -93,7 +96,12 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
 def quietly(do: Callable[[], V], *codes: str) -> V | None:
     """Call `do` once and return its result, or None if it raises a ProviderError with one of the given codes.
 
-    Any other error is raised. Without codes, every error is raised.
+    Args:
+        do: a function that sends the request.
+        codes: error codes (`ProviderError.code`) that are no failure, such as that of a machine that is already gone.
+
+    Raises:
+        Exception: any other error of `do`.
     """
     try:
         return do()
@@ -104,15 +112,15 @@ def quietly(do: Callable[[], V], *codes: str) -> V | None:
 
 
 def soon(look: Callable[[], V], seconds: float, first: float = 0.1, most: float = 2.0) -> V | None:
-    """Call `look` until its result is true, and return that result. Returns None if the time limit is over first.
+    """Call `look` until its result is true, and return that result; None if the time limit is over first.
 
-    Blocks meanwhile. `look` is always called at least once. An exception of `look` is raised at once.
+    `look` is always called at least once. An exception of `look` is raised at once.
 
     Args:
         look: called at once, and again after each pause.
-        seconds: time limit. A running call or pause is not cut short.
+        seconds: time limit for all calls and pauses together. A call or a pause that has begun is not cut short.
         first: length of the first pause in seconds. Each pause is twice as long as the one before.
-        most: longest pause in seconds.
+        most: length of the longest pause in seconds.
     """
     from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
 

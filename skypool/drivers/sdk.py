@@ -1,4 +1,4 @@
-"""`imported`, which imports the SDKs of providers when they are first needed, one thread at a time."""
+"""`imported`: imports a provider's SDK (Python package) when the SDK is first needed, in one thread at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ _importing = threading.RLock()
 
 
 def imported(module: str) -> ModuleType:
-    """Import a module of an SDK, and return it. Only one thread imports at a time; others wait.
+    """Import a module of an SDK (a provider's Python package), and return the module.
 
-    Drivers are called in parallel, and their SDKs share packages. If two threads import `requests` and
-    `requests.exceptions` at the same time, they may wait for each other. Python then raises an error in one thread.
+    Only one thread at a time imports through this function; other threads wait. Drivers are called in parallel, and
+    their SDKs share packages. If two threads import `requests` and `requests.exceptions` at the same time, each may
+    wait for the other. Python then raises an error in one of these threads.
+
 
     Args:
         module: full name of the module, such as "botocore.session".

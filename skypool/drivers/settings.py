@@ -1,8 +1,8 @@
 """Helpers for drivers: they check the user's settings, and read data tables from the driver's package.
 
-`settings_named`, `settle`, `words` and `plain` check settings, and raise UsageError for bad ones. `table` reads a
-JSON table, and `filled` fills in a JSON template. `networks` and `public_network` give the networks that may log in.
-`surroundings` tells when a client of a provider's SDK must be made again.
+`settings_named`, `settle`, `words` and `plain` check settings, and raise UsageError for invalid settings. `table` reads
+a JSON file, and `filled` fills in a JSON template. `networks` and `public_network` return the networks from which users
+may log in. `surroundings` tells when a driver must make a new client object of the provider's SDK.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ if TYPE_CHECKING:
 tracebacks.install()
 T = TypeVar("T")
 
-# A web page that answers with nothing but the public address of the machine that asks.
+# A web page whose whole text is the public address of the computer that requests the page.
 _ADDRESS = "https://checkip.amazonaws.com"
 
 
 def settings_named(kind: type[T]) -> type[T]:
-    """Replace the `__init__` of a driver's dataclass, so that unknown settings raise UsageError.
+    """Replace the `__init__` of a driver's dataclass, so that wrong settings raise UsageError instead of TypeError.
 
-    Use this function as a class decorator. It changes the class in place and returns it. The error suggests the nearest
-    known setting, and lists all known ones. Missing or repeated settings raise UsageError, too.
+    Use this function as a class decorator. It changes the class in place and returns the class. The new `__init__`
+    raises UsageError for unknown, missing or repeated settings. For an unknown setting, the message suggests the
+    nearest known setting and lists all known settings.
+
+    Args:
+        kind: the class, to which `dataclass` was applied before.
     """
     init: Any = kind.__init__
     signature = inspect.signature(init)
@@ -48,12 +52,15 @@ def settings_named(kind: type[T]) -> type[T]:
             if name not in known:
                 close = nearest(name, known, 1)
                 hint = f"; did you mean {close[0]}?" if close else ""
-                raise UsageError(f"{kind.__name__} has no setting {name!r}{hint} (it has {', '.join(known)})")
+                raise UsageError(
+                    f"the driver {kind.__name__} has no setting {name!r}{hint} (its settings are: {', '.join(known)})"
+                )
         try:
             signature.bind(self, *args, **settings)
         except TypeError as e:
             raise UsageError(
-                f"the arguments of {kind.__name__}(…) are wrong: {e}; its settings are {', '.join(known)}"
+                f"the arguments of {kind.__name__}(…) are wrong: {e}; the settings of this driver are: "
+                f"{', '.join(known)}"
             ) from None
         init(self, *args, **settings)
 
@@ -62,49 +69,53 @@ def settings_named(kind: type[T]) -> type[T]:
 
 
 def words(name: str, value: object, shape: str, like: str, known: Iterable[str] = ()) -> tuple[str, ...] | None:
-    """Check a setting that is one string or a list of strings, and return it as a tuple. Returns None for None.
+    """Check a setting that is one string or a list of strings, and return the strings as a tuple.
 
-    A single string becomes a tuple of one string. The strings are not changed.
+    Returns None if the value is None. The strings are not changed.
 
     Args:
         name: name of the setting, for the error message.
-        value: value of the setting.
+        value: value of the setting: a string, a list or tuple of strings, or None.
         shape: regular expression that each string must match as a whole.
-        like: an example of a valid string, for the error message.
-        known: known valid strings, from which the error message suggests the nearest. A string that is not among them
-            is accepted if it matches `shape`.
+        like: an example of a valid string, in quotation marks, for the error message.
+        known: known valid strings, from which the error message suggests the most similar. Other strings are accepted,
+            too, if they match `shape`.
 
     Raises:
-        UsageError: the list is empty, or an element is not a string of that shape.
+        UsageError: the list is empty, or an element is not a string or does not match `shape`.
     """
     if value is None:
         return None
     several: list[object] = [*value] if isinstance(value, (list, tuple)) else [value]
     if not several:
-        raise UsageError(f"{name} is an empty list; leave it out, or name {like}")
+        raise UsageError(f"{name} is an empty list; leave this setting out, or give at least one value such as {like}")
     for each in several:
         if not isinstance(each, str) or not re.fullmatch(shape, each):
             close = nearest(each, known, 2) if isinstance(each, str) else []
-            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"expected a value like {like}"
-            raise UsageError(f"{each!r} is not a valid {name}: {hint}")
+            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"use a value such as {like}"
+            raise UsageError(f"{each!r} is not a valid {name}; {hint}")
     return tuple(map(str, several))
 
 
 Shape = tuple[str, str, bool]
-"""The required form of a setting: its regular expression, an example of it, and True if it may be a list."""
+"""The required form of a string setting, as three values.
+
+They are a regular expression that each string must match as a whole, an example in quotation marks for error messages,
+and True if the setting may be a list of such strings.
+"""
 
 
 def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iterable[str]]) -> None:
-    """Check string settings of a driver, and turn those that may be lists into tuples, in place. None stays None.
+    """Check string settings of a driver, and replace those that may be lists by tuples. None is accepted and stays.
 
     Args:
-        driver: the driver, whose attributes are checked. It may be a frozen dataclass.
-        shapes: the required form of each setting, by the setting's name: a regular expression, an example, and True if
-            the setting may be a list.
-        known: known valid strings of each setting, by the setting's name. Error messages suggest the nearest.
+        driver: the driver, whose attributes are checked and replaced. It may be a frozen dataclass.
+        shapes: the required form of each setting, by the setting's name; see `Shape`.
+        known: known valid strings, by the setting's name. Error messages suggest the most similar of them. Settings
+            without an entry have no such suggestions.
 
     Raises:
-        UsageError: a setting has a wrong shape, or is a list although it may not be one.
+        UsageError: a string does not match the required form, or a setting is a list although it may not be one.
     """
     for name, (shape, like, several) in shapes.items():
         value = getattr(driver, name)
@@ -112,27 +123,27 @@ def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iter
         if several:
             object.__setattr__(driver, name, checked)
         elif isinstance(value, (list, tuple)):
-            raise UsageError(f"{name} must be one string such as {like}, not {value!r}")
+            raise UsageError(f"{name} must be one string such as {like}, not the list {value!r}")
 
 
 _PLAIN: Mapping[Any, tuple[str, Any]] = {
     bool: ("True or False", bool),
     int: ("a whole number", int),
     float: ("a number", (int, float)),
-    str: ("a string", str),
+    str: ("a non-empty string", str),
     Path: ("a path", (str, os.PathLike)),
 }
 
 
 def plain(driver: DataclassInstance, **kinds: type) -> None:
-    """Check the types of a driver's settings, and turn `Path` objects among them into strings, in place.
+    """Check the types of a driver's settings, and replace `Path` objects among the settings by strings.
 
-    None is accepted if it is the default of the setting. A whole number is accepted as a float. True and False are not
-    accepted as numbers.
+    None is accepted if None is the default of the setting. An int is accepted for float, and a string for Path. True
+    and False are not accepted for int and float.
 
     Args:
-        driver: the driver, whose attributes are checked. It may be a frozen dataclass.
-        kinds: the required type of each setting, such as `strict=bool`. One of bool, int, float, str and Path.
+        driver: the driver, whose attributes are checked and replaced. It may be a frozen dataclass.
+        kinds: the required type of each setting, such as `strict=bool`: bool, int, float, str or Path.
 
     Raises:
         UsageError: a setting is of another type, is "", or is an infinite number or NaN. The message does not show the
@@ -146,7 +157,8 @@ def plain(driver: DataclassInstance, **kinds: type) -> None:
             continue
         endless = isinstance(value, float) and not math.isfinite(value)
         if not isinstance(value, right) or (isinstance(value, bool) and kind is not bool) or value == "" or endless:
-            raise UsageError(f"{name} must be {said}, not {repr(value) if about.repr else f'of {type(value)}'}")
+            shown = repr(value) if about.repr or value == "" else f"a value of type {type(value).__name__}"
+            raise UsageError(f"{name} must be {said}, not {shown} (in the arguments of {type(driver).__name__})")
         if isinstance(value, os.PathLike):
             object.__setattr__(driver, name, os.fspath(value))
 
@@ -156,24 +168,26 @@ def table(package: str, file: str) -> Any:
 
     Args:
         package: name of the package, such as "skypool_acme".
-        file: name of the JSON file in that package.
+        file: name of the JSON file in this package.
 
     Raises:
         FileNotFoundError: the package has no such file.
+        ValueError: the file is not valid JSON.
     """
     return json.loads((files(package) / file).read_text("utf-8"))
 
 
 def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hashable:
-    """Return a hashable value that changes when the environment variables or files of an SDK client change.
+    """Return a hashable value that changes if environment variables or files change which a client of an SDK reads.
 
-    Make a new client when the value has changed. It contains the environment variables whose names begin with `start`,
-    and the times at which the files were modified. Files that do not exist are left out.
+    A driver compares the value with the former one, and makes a new client object if they differ. The value contains
+    the environment variables whose names begin with `start`, and the modification times of the files. Files that do not
+    exist are left out.
 
     Args:
-        start: prefix of the variables' names, or several prefixes.
-        files: usual path of each file that the client reads, such as a credentials file. Each key is the environment
-            variable that can name another path.
+        start: prefix of the names of environment variables, or a tuple of several prefixes, such as "AWS_".
+        files: the files that the client reads, such as a credentials file: a dict to the usual path of each file. The
+            key is the name of the environment variable that can name another path. "~" is expanded.
     """
     paths = [Path(os.environ.get(name) or usual).expanduser() for name, usual in files.items()]
     written = [each.stat().st_mtime_ns for each in paths if each.is_file()]
@@ -181,18 +195,19 @@ def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hash
 
 
 def filled(shape: Any, values: Mapping[str, Any]) -> Any:
-    """Return a copy of a JSON template in which "$name" and "$name.part" are replaced by values.
+    """Return a copy of a JSON template in which strings such as "$name" and "$name.part" are replaced by values.
 
-    "$name.part" reads a key or an attribute of the value. Only whole strings that begin with "$" are replaced. A dict
-    entry whose value becomes None is left out. In a list, None stays.
+    A string is replaced as a whole if it begins with "$". "$name" becomes `values["name"]`. "$name.part" becomes the
+    entry "part" of that value if it is a mapping, otherwise its attribute `part`. There may be several parts. An entry
+    of a dict whose value becomes None is left out; in a list, None stays.
 
     Args:
-        shape: the template: nested dicts and lists, and strings that may begin with "$". It is not changed.
-        values: values by name.
+        shape: the template: nested dicts and lists, and strings that may begin with "$". The template is not changed.
+        values: the values by name.
 
     Raises:
-        KeyError: `values` has no such name, or a value that is a mapping lacks the part.
-        AttributeError: a value that is no mapping lacks the part.
+        KeyError: `values` has no such name, or a mapping has no such entry.
+        AttributeError: a value that is no mapping has no such attribute.
     """
     if isinstance(shape, dict):
         made = {key: filled(each, values) for key, each in shape.items()}
@@ -209,13 +224,13 @@ def filled(shape: Any, values: Mapping[str, Any]) -> Any:
 
 
 def networks(given: Sequence[str] | None) -> list[str]:
-    """Return the networks that may log in, such as ["203.0.113.7/32"]. An address without "/" gets "/32".
+    """Return the networks from which users may log in to machines, such as ["203.0.113.7/32"].
 
-    The order is kept, and the addresses are not checked.
+    The order is kept, and the addresses are not checked. An address without "/" gets "/32".
 
     Args:
-        given: addresses or networks. If None or empty, the result is this machine's public address alone, which is
-            requested from a web page (see `public_network`).
+        given: IPv4 addresses or networks. If None or empty, the result is the public address of this computer alone,
+            which is requested from a web page (see `public_network`).
 
     Raises:
         ProviderError: `given` is None or empty, and the public address cannot be found.
@@ -224,7 +239,7 @@ def networks(given: Sequence[str] | None) -> list[str]:
 
 
 def public_network() -> str:
-    """Return this machine's public IPv4 address as a network, such as "203.0.113.7/32".
+    """Return the public IPv4 address of this computer as a network, such as "203.0.113.7/32".
 
     The address is requested from a public web page at each call. Each wait for the page is limited to 10 s.
 
@@ -238,6 +253,7 @@ def public_network() -> str:
             return str(ipaddress.IPv4Network(answer.read(64).decode().strip()))
     except (OSError, ValueError) as e:
         raise ProviderError(
-            f"port 22 of the machines is opened only to this machine's public address, but {_ADDRESS} did not return "
-            f"that address ({e}); give it yourself as an argument of the provider: ssh_from='203.0.113.7'"
+            f"the public address of this computer, to which port 22 of the rented machines is opened, is unknown: "
+            f"{_ADDRESS} did not return an address ({e}); pass the address to the driver yourself, as in "
+            "ssh_from='203.0.113.7'"
         ) from e

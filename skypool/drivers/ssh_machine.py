@@ -1,6 +1,6 @@
 """Helpers for drivers of clouds whose machines run sshd: SSH access, termination that waits, and spot notices.
 
-A spot notice announces that the provider will take the machine back.
+A spot notice is a provider's announcement that it will take a spot machine back.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ def notice_program(
     headers: Mapping[str, str] | None = None,
     token: tuple[str, str, str, str] | None = None,
 ) -> str:
-    """Return the source of a program that asks a cloud's metadata service every 5 s whether the machine is taken back.
+    """Return the source of a program that waits on a rented machine for the provider's spot notice.
 
-    A driver passes the text as `Access.watch`. The rented machine then runs the program, which prints the announced
-    time once. This function runs nothing.
+    A driver passes the text as `Access.watch`. The program requests the notice from the cloud's metadata service every
+    5 s. When there is a notice, the program prints the announced time and ends. This function runs nothing.
 
     Args:
         base: address of the metadata service.
         path: path of the notice; it is appended to `base`.
-        when: Python expression that uses `said`, the text of the answer. Its value is the time at which the machine is
-            taken, in seconds since 1970, or None for no notice. It may use the modules `json` and `datetime`.
+        when: Python expression that uses `said`, the text of the service's answer. The value of the expression is the
+            time at which the provider takes the machine back, in seconds since 1970, or None for no notice. The
+            expression may use the modules `json` and `datetime`. If it raises ValueError, there is no notice.
         variable: environment variable of the rented machine that can name another base address; "" for none.
-        headers: headers of the request.
+        headers: headers of the request for the notice; None for none.
         token: None if the service needs no access token. Otherwise four strings. The first is the path from which a
             PUT request gets the token. Then follow the name and the value of a header of that request. The last is the
             name of the header that carries the token when the notice is requested.
@@ -61,17 +62,17 @@ def access(
     """Return SSH access to a machine, with the pool's login key and the host key that the machine got at its boot.
 
     This function does not connect. It creates the keys in the user's folder if they do not exist yet. Later, a
-    connection fails if the machine shows another host key. The three times in seconds start at the first attempt to
-    connect.
+    connection fails if the machine has another host key. `booting`, `settling` and `keying` are counted from the first
+    attempt to connect.
 
     Args:
-        instance: the machine. Its `token` (that of the order that rented it) selects the host key.
+        instance: the machine. `instance.token` (the token of the order that rented the machine) selects the host key.
         address: host name or IP address of the machine.
-        user: user that logs in.
-        port: port of sshd.
-        booting: seconds in which the machine may not answer because it still boots.
-        settling: seconds in which a refused login may mean that the boot has not finished.
-        keying: seconds in which a wrong host key may mean that the boot has not finished.
+        user: user name with which the client logs in.
+        port: port on which the machine's sshd listens.
+        booting: seconds in which a machine that does not answer counts as still booting.
+        settling: seconds in which a machine that refuses the login counts as still booting.
+        keying: seconds in which a machine with a wrong host key counts as still booting.
         watch: source of a program that waits for a spot notice, as `notice_program` returns it; "" for none.
 
     Raises:
@@ -102,21 +103,25 @@ def terminate_and_wait(
     seconds: float,
     young: Collection[str] = (),
 ) -> None:
-    """Terminate instances with one request each, all in parallel, and poll until all are gone.
+    """Terminate instances with one request each, all in parallel, and poll until the provider lists none of them.
 
-    Blocks until they are gone, or for `seconds`. An instance for which `destroy` failed counts as gone if `there` does
-    not list it. Polling stops early if `destroy` failed for all that are left. Does nothing if `instances` is empty.
+    An instance counts as ended if `there` does not return its id, even if `destroy` failed for this instance. Blocks
+    until all instances have ended, or for `seconds`. Polling stops early if `destroy` failed for every instance that is
+    left. Does nothing if `instances` is empty.
 
     Args:
         instances: instances to terminate.
-        destroy: requests the end of one instance, by its id. It must not raise for an instance that is gone.
-        there: returns the ids of all instances that exist.
+        destroy: called with the id of each instance, to request its end. It must not raise for an instance that no
+            longer exists.
+        there: returns the ids of all instances that exist at the provider.
         seconds: time limit for polling.
-        young: ids of new instances that `there` may not list yet. If `destroy` failed for such an instance, it does
-            not count as gone, although `there` does not list it.
+        young: ids of new instances, which `there` may not list yet. If `destroy` failed for such an instance, the
+            instance does not count as ended, although `there` does not list it.
 
     Raises:
-        StillRunning: names the instances that are not gone, and why. Also if `there` raised a ProviderError.
+        StillRunning: names the instances that are not proved to have ended, and why. Also raised if `there` raised a
+            ProviderError.
+        Exception: any other error of `there`.
     """
     left = {each.id: each for each in instances}
     refused = {id: e for id, e in zip(left, at_once(destroy, left), strict=True) if isinstance(e, Exception)}
@@ -133,12 +138,13 @@ def terminate_and_wait(
     except ProviderError as e:
         unseen = e
     if left:
-        why = {id: refused.get(id) or unseen or f"the instance still exists after {seconds:g} s" for id in left}
+        listed = f"the provider still lists the instance after {seconds:g} s"
+        why = {id: refused.get(id) or unseen or listed for id in left}
         raise not_ended(why, [*left.values()]) from unseen or next(iter(refused.values()), None)
 
 
 _FORMER = {"end_all": "terminate_and_wait", "watch": "notice_program"}
-"""Former names of functions. They still work in this release."""
+"""New name of each renamed function, by its former name. The former names still work in this release."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,7 @@
-"""Writes and reads the tags of rented machines: owner, pool, order and its token, node numbers, and expiry time.
+"""Writes and reads the tags of rented machines: owner, pool, session, token of the order, node numbers, expiry time.
 
-skypool finds its machines again by these tags alone, even if the client that rented them is lost.
+skypool finds its machines again by these tags alone, even if the client that rented the machines is lost. Tags are
+names with values that a provider stores for a machine or another resource; some providers call them labels.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ OWNER = "skypool-owner"
 """Tag with the user and the host of the client that rented the machine or other resource: user@host."""
 
 SESSION = "skypool-session"
-"""Tag with the session: the part of the order's token that all orders of one run of a pool have in common."""
+"""Tag with the session (one run of a pool): the part that the tokens of all orders of this run have in common."""
 
 TOKEN = "skypool-token"
 """Tag with the token of the order."""
 
 NODES = "skypool-ranks"
-"""Tag with the node numbers that the machines of an order get in their pool: "0-7 9"."""
+"""Tag with the node numbers that the machines of an order get in their pool, such as "0-7 9"."""
 
 UNTIL = "skypool-until"
-"""Tag with the time until which the resource is needed. It is renewed while the pool runs."""
+"""Tag with the expiry time, until which the resource is needed. skypool postpones this time while the pool runs."""
 
 
 def tags(order: Order) -> dict[str, str]:
-    """Return the tags, name to value, for every machine and other resource that an order creates.
+    """Return the tags that every machine and every other resource of an order gets: a dict from name to value.
 
-    The same order gives the same tags each time, on the same client. The tag `UNTIL` is left out if the order has no
-    time limit.
+    The same order gives the same tags each time on the same client. The tag `UNTIL` is left out if `order.until` is
+    None.
     """
     said = {
         POOL: order.pool,
@@ -54,10 +55,10 @@ def tags(order: Order) -> dict[str, str]:
 
 
 def owner() -> str:
-    """Return the owner tag of this process: "user@host", from the login name and the host name.
+    """Return the value of the owner tag for this process: "user@host", from the login name and the host name.
 
-    Accounts may be shared, and users may use the same pool name, so the tag tells their machines apart. Characters
-    other than letters, digits, "@", ".", "_" and "-" are replaced by "-".
+    Several users may share an account at a provider and use the same pool name. The owner tag tells their machines
+    apart. Characters other than letters, digits, "@", ".", "_" and "-" are replaced by "-".
     """
     return re.sub(r"[^A-Za-z0-9@._-]", "-", f"{getpass.getuser()}@{host_name()}")
 
@@ -66,8 +67,8 @@ def owners(pool: str | None) -> str:
     """Return a shell-style pattern that matches the owner tags (user@host) of resources that belong to this user.
 
     Args:
-        pool: if it is a name, the pattern matches this user on this host only. If it is None, the pattern matches this
-            user on any host. Which name it is does not matter.
+        pool: name of a pool, or None. For any name, the pattern matches only resources that this user rented from this
+            host. For None, it matches resources that this user rented from any host.
     """
     return owner() if pool is not None else f"{owner().partition('@')[0]}@*"
 
@@ -75,14 +76,14 @@ def owners(pool: str | None) -> str:
 def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) -> bool:
     """Return True if the tags say that a resource belongs to a pool of this user.
 
-    If `pool` is given, the resource must belong to that pool and be rented from this host. Returns False if there is no
-    pool tag or no matching owner tag.
+    Returns False if the pool tag is missing or is that of another pool, or if the owner tag does not match.
 
     Args:
-        said: tags of the resource, name to value.
-        pool: name of the pool; None for any pool, from any host.
-        longest: length in characters to which the provider cuts tag values; None if it does not. The owner is then
-            compared at that length.
+        said: tags of the resource: a dict from name to value.
+        pool: name of a pool. The resource must then belong to this pool and be rented from this host. None accepts
+            every pool of this user, rented from any host.
+        longest: number of characters to which the provider shortens tag values; only so many characters of the owner
+            are then compared. None if the provider does not shorten them.
     """
     named = said.get(POOL, "")
     if not named or pool not in (None, named):
@@ -91,7 +92,7 @@ def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) 
 
 
 def session(order: Order) -> str:
-    """Return the session of an order: its token without the last "-" and what follows.
+    """Return the session of an order: the order's token up to its last "-", for example "ab-1" for "ab-1-3".
 
     All orders of one run of a pool have the same session. A token without "-" is returned whole.
     """
@@ -109,16 +110,16 @@ def instance(
     instance_type: str = "",
     created_at: float | None = None,
 ) -> Instance:
-    """Return an `Instance` for a machine, with pool, node number, token and expiry time read from its tags.
+    """Return an `Instance` for a machine, with pool, node number, token and expiry time read from the machine's tags.
 
-    A missing tag gives "" for the pool and for the token, and None for the time.
+    If a tag is missing, the pool and the token are "", and the expiry time is None.
 
     Args:
         provider: name of the driver.
         id: the provider's identifier of the machine.
-        said: tags of the machine.
-        nth: index of the machine in its order, from 0. It selects the node number from the tag `NODES`. If that tag is
-            missing or has fewer numbers, `nth` itself becomes the node number.
+        said: tags of the machine: a dict from name to value.
+        nth: index of the machine in its order, from 0. The node number is the one at this index in the tag `NODES`. If
+            this tag is missing or has fewer numbers, `nth` itself becomes the node number.
         state: state of the machine.
         detail: data that only the driver understands.
         region, instance_type, created_at: as in `Instance`.
@@ -149,15 +150,15 @@ def leftover(
     detail: Mapping[str, object],
     tagged_as: str = "",
 ) -> Leftover:
-    """Return a `Leftover` for a resource other than a machine, with pool and expiry time read from its tags.
+    """Return a `Leftover` for a resource other than a machine, with pool and expiry time read from the resource's tags.
 
-    A missing tag gives "" for the pool, and None for the time.
+    If a tag is missing, the pool is "", and the expiry time is None.
 
     Args:
         provider: name of the driver.
-        kind: the provider's word for such a resource.
+        kind: the provider's word for this kind of resource, such as "disk".
         id: the provider's identifier of the resource.
-        said: tags of the resource.
+        said: tags of the resource: a dict from name to value.
         region: region that the resource is in.
         detail: data that only the driver understands.
         tagged_as: name under which the provider tags the resource, if that is not `id`; otherwise "".
@@ -175,12 +176,12 @@ def leftover(
 
 
 def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
-    """Return tags as a list of dicts with two entries each, the form that many providers take.
+    """Return tags as a list of dicts with two entries each, the form that many providers' APIs take.
 
-    `{"a": "1"}` becomes `[{"Key": "a", "Value": "1"}]`. The order is kept, and no tags give [].
+    For example, `{"a": "1"}` becomes `[{"Key": "a", "Value": "1"}]`. The order is kept. Without tags, the result is [].
 
     Args:
-        said: the tags.
+        said: the tags: a dict from name to value.
         key: name of the entry that holds the tag's name.
         value: name of the entry that holds the tag's value.
     """
@@ -188,12 +189,12 @@ def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> li
 
 
 def read(pairs: Iterable[Mapping[str, str]], key: str = "Key", value: str = "Value") -> dict[str, str]:
-    """Return tags as a dict from name to value. This is the inverse of `pairs`.
+    """Return tags as a dict from name to value, from a list such as `pairs` returns.
 
     If a name occurs twice, the last value counts.
 
     Args:
-        pairs: one mapping for each tag.
+        pairs: one mapping with two entries for each tag.
         key: name of the entry that holds the tag's name.
         value: name of the entry that holds the tag's value.
 
@@ -214,7 +215,7 @@ def stamp(time: datetime | None) -> str:
 def when(text: str) -> datetime | None:
     """Return the time that `stamp` wrote into a tag, as a datetime in UTC.
 
-    Returns None if the text is empty or has another form. It never raises for a string.
+    Returns None if the text is empty or of another form.
     """
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
@@ -223,9 +224,9 @@ def when(text: str) -> datetime | None:
 
 
 def packed(nodes: Sequence[int]) -> str:
-    """Return node numbers in short form: [0, 1, 2, 5] becomes "0-2 5".
+    """Return node numbers as a short text: [0, 1, 2, 5] becomes "0-2 5"; "" if there are no numbers.
 
-    The order is kept, and only rising neighbours are joined: [2, 1] becomes "2 1". No numbers give "".
+    The order is kept. Numbers are joined only if each follows the one before it: [2, 1] becomes "2 1".
     """
     runs: list[list[int]] = []
     for node in nodes:
@@ -237,9 +238,9 @@ def packed(nodes: Sequence[int]) -> str:
 
 
 def unpacked(text: str) -> list[int]:
-    """Return the node numbers that `packed` wrote, in the same order: "0-2 5" gives [0, 1, 2, 5].
+    """Return the node numbers in a text that `packed` returned, in the same order: "0-2 5" gives [0, 1, 2, 5].
 
-    Returns [] if the text is empty or has another form.
+    Returns [] if the text is empty or of another form.
     """
     if not re.fullmatch(r"\d+(-\d+)?( \d+(-\d+)?)*", text):
         return []

@@ -1,7 +1,7 @@
-"""Transports that run commands on a machine, for drivers that do not use `ssh_machine.access`.
+"""Transports: objects that build the commands which reach a machine, for drivers without `ssh_machine.access`.
 
-`Transport` is the protocol of `Access.transport`. `SSH`, `Exec` and `Subprocess` implement it. `Trouble` classifies why
-a transport could not run a command.
+`Transport` is the protocol of the objects in `Access.transport`. `SSH`, `Exec` and `Subprocess` implement this
+protocol. `Trouble` lists the kinds of reasons why a command could not be run on a machine.
 """
 
 from skypool.wire.transport import SSH, Exec, Subprocess, Transport, Trouble

@@ -1,12 +1,14 @@
-"""Builds boot scripts for rented machines. They start the guard that ends the machine, and set up host key and login.
-
-The scripts are the same for all clouds, except for the command that ends the machine.
+"""Builds boot scripts for rented machines. The scripts start the guard, and set up the host key and the login.
 
 The guard (`scripts/guard.sh`) is a process of root on the machine. It ends the machine when the granted time is over,
-so a machine without its client does not cost money for ever. At boot the guard grants `order.lease` seconds. The user
-who is logged in postpones the end by overwriting the file `GUARD` with "SERIAL SECONDS". Each time the content changes,
-the guard grants that many seconds from then. One grant is at most the lease, and none goes beyond `order.lifetime`.
-skypool's programs on the machine, the bootstrap and the agent, write the file when they hear from the client.
+so that a machine without its client does not cost money for ever. At boot, the guard grants `order.lease` seconds.
+
+skypool postpones the end by overwriting the file `GUARD` on the machine with "SERIAL SECONDS". SERIAL is a whole number
+that differs from the last one. Each time the content of the file changes, the guard grants SECONDS seconds from that
+moment. One grant is at most the lease, and no grant goes beyond `order.lifetime`. The file is written by skypool's
+programs on the machine (the setup script and the agent) when they hear from the client.
+
+The scripts are the same for all clouds, except for the command that ends the machine.
 """
 
 from __future__ import annotations
@@ -21,25 +23,29 @@ from importlib.resources import files
 from skypool.model import Order
 
 GUARD = "/run/skypool/lease"
-"""The file that postpones a machine's end. It is in memory, so a full or slow disk does not matter."""
+"""Path of the file with which skypool postpones a machine's end.
+
+The file is in memory (a file system in RAM), so a full or slow disk does not matter.
+"""
 
 OFF = "shutdown -P now"
 """Shell command that switches a machine off, for clouds where a machine that is off costs nothing."""
 
 UNPACK = 's=$(printf %s "$SKYPOOL_START" | base64 -d | gzip -d); unset SKYPOOL_START; eval "$s"'
-"""Shell code that runs the script that `packed` put into the environment variable SKYPOOL_START.
+"""Shell code that unpacks and runs the script in the environment variable SKYPOOL_START.
 
-The script goes there because it would be too long for an argument.
+The value of the variable is what `packed` returned. The script is passed in a variable because it is too long for a
+command-line argument.
 """
 
 _POWER = ("shutdown", "poweroff", "halt")
 """Commands that switch a machine off.
 
-If the command that ends the machine is one of them, the guard may try stronger ones.
+If the command that ends the machine is one of these and does not help, the guard tries stronger commands.
 """
 
 _POLL = 5
-"""Longest pause in seconds between two looks of the guard at its file."""
+"""Longest pause in seconds after which the guard reads its file again."""
 
 
 def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") -> str:
@@ -50,10 +56,10 @@ def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") ->
 
     Args:
         order: order that the machine belongs to.
-        user: user that logs in: the image's own user, or "root".
-        end: shell command that ends the machine and its cost. It is repeated until the machine ends. If it switches the
-            machine off, stronger ways to do so follow.
-        label: label of the host key (see `Keys.host`); "" takes `order.token`.
+        user: user name with which the client logs in: that of the image's own user, or "root".
+        end: shell command that ends the machine and its cost. The guard repeats the command until the machine ends. If
+            the command switches the machine off (shutdown, poweroff or halt), the guard later tries stronger ones.
+        label: label of the host key (see `Keys.host`); "" for `order.token`.
 
     Raises:
         UsageError: a key must be created, and ssh-keygen is not installed on this computer.
@@ -70,15 +76,15 @@ def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") ->
 
 
 def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> str:
-    """Return the start command of a container: POSIX shell, run by root, that starts the guard and then runs sshd.
+    """Return a POSIX shell script that a container runs as root at its start: it starts the guard, and then runs sshd.
 
     The guard is the process that ends the container when its lease is over. The text contains the private host key,
     which is created on this computer if it does not exist yet.
 
     Args:
         order: order that the container belongs to.
-        end: shell command that ends the container and its cost. It is repeated until the container ends.
-        label: label of the host key (see `Keys.host`); "" takes `order.token`.
+        end: shell command that ends the container and its cost. The guard repeats the command until the container ends.
+        label: label of the host key (see `Keys.host`); "" for `order.token`.
         port: port on which sshd listens.
 
     Raises:
@@ -90,23 +96,25 @@ def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> 
 
 
 def packed(script: str) -> str:
-    """Return a script compressed by gzip and in base64, as the value of the variable SKYPOOL_START for `UNPACK`.
+    """Return a script compressed by gzip and encoded in base64, as the value of the variable SKYPOOL_START.
 
-    The same script gives the same text each time. The machine needs the programs base64 and gzip to unpack it.
+    The shell code `UNPACK` runs it on the machine, which needs the programs base64 and gzip. The same script gives the
+    same text each time.
     """
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
 
 def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str = "") -> str:
-    """Return the script that a machine runs as root at its first boot, after its sshd has started.
+    """Return a shell script that a machine runs as root at its first boot, after its sshd has started.
 
-    The script starts the guard, the process that ends the machine when its lease is over. It gives sshd the host key,
-    and lets the pool's key log in as root. Until it has run, sshd has another host key. The text contains the private
-    host key, which is created on this computer if it does not exist yet.
+    The script starts the guard, the process that ends the machine when its lease is over. The script also gives sshd
+    the host key, and lets the pool's key log in if `user` is "root". Before the script has run, sshd has another host
+    key. The text contains the private host key, which is created on this computer if it does not exist yet.
 
     Args:
         order: order that the machine belongs to.
-        user: user that logs in. A user other than root must be let in by other means.
+        user: user name with which the client logs in. For a user other than "root", the driver must add the pool's key
+            (`order.keys.public`) by other means.
         end: shell command that ends the machine and its cost, as in `cloud_config`.
         label: label of the host key, as in `cloud_config`.
 
@@ -120,9 +128,13 @@ def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str 
 
 
 def _keys(order: Order, label: str) -> tuple[str, str, str]:
-    """Return three keys as text: private host key, public host key, and the public key with which the pool logs in.
+    """Return three keys as text: private host key, public host key, and the public key with which the client logs in.
 
-    Keys that do not exist yet are created. An empty `label` takes the token of the order.
+    Keys that do not exist yet are created.
+
+    Args:
+        order: order whose pool the keys belong to.
+        label: label of the host key (see `Keys.host`); "" for `order.token`.
 
     Raises:
         UsageError: a key must be created, and ssh-keygen is not installed on this computer.
@@ -132,11 +144,12 @@ def _keys(order: Order, label: str) -> tuple[str, str, str]:
 
 
 def _armed(order: Order, user: str, end: str) -> str:
-    """Return shell code that starts the guard, the process that ends the machine when its time is over.
+    """Return shell code that starts the guard, the process that ends the machine when its lease is over.
 
     Args:
-        order: its lease (rounded up to whole seconds) and lifetime (rounded down) limit the machine's time.
-        user: user that may ask the guard for more time.
+        order: order that the machine belongs to. The guard gets `order.lease`, rounded up to whole seconds, and
+            `order.lifetime`, rounded down.
+        user: user who may write the file with which the end is postponed.
         end: shell command that ends the machine and its cost.
     """
     lease = max(1, math.ceil(order.lease))
@@ -154,16 +167,20 @@ def _armed(order: Order, user: str, end: str) -> str:
 
 
 def _settings(values: dict[str, object]) -> str:
-    """Return shell code that sets variables, one "NAME=value" line each, with the values quoted for the shell.
+    """Return shell code that sets variables: a line "NAME=value" for each, with the value quoted for the shell.
 
-    Values that are no strings are converted by `str`. No values give "".
+    Values that are no strings are converted by `str`. The result is "" if `values` is empty.
     """
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def _script(name: str) -> str:
-    """Return the text of the shell script `scripts/NAME.sh` beside this module, by its name without ".sh".
+    """Return the text of the shell script `scripts/NAME.sh` beside this module.
 
-    An unknown name raises FileNotFoundError.
+    Args:
+        name: the script's name without ".sh".
+
+    Raises:
+        FileNotFoundError: there is no such script.
     """
     return (files("skypool.drivers") / "scripts" / f"{name}.sh").read_text("utf-8")

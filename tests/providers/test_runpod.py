@@ -238,11 +238,11 @@ def test_without_an_accelerator_the_smallest_cpu_instance_of_each_flavor_that_is
     ("settings", "says"),
     [
         ({"cloud": "secured"}, "did you mean 'secure'"),
-        ({"region": "ca-mtl-1"}, "like 'CA-MTL-1'"),
+        ({"region": "ca-mtl-1"}, "such as 'CA-MTL-1'"),
         ({"region": []}, "empty list"),
-        ({"image": "two words"}, "like 'runpod/pytorch"),
-        ({"min_cuda": "12"}, "like '12.8'"),
-        ({"volume": "my volume"}, "like 'agv6w2qcg7'"),
+        ({"image": "two words"}, "such as 'runpod/pytorch"),
+        ({"min_cuda": "12"}, "such as '12.8'"),
+        ({"volume": "my volume"}, "such as 'agv6w2qcg7'"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused_where_they_are_written(settings: dict[str, Any], says: str) -> None:

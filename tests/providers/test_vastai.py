@@ -250,7 +250,7 @@ def test_settings_that_mean_nothing_are_refused_where_they_are_written(wrong: di
 
 
 def test_a_key_that_is_none_is_refused_without_being_shown() -> None:
-    with pytest.raises(UsageError, match="api_key must be a string") as refused:
+    with pytest.raises(UsageError, match="api_key must be a non-empty string, not a value of type bytes") as refused:
         VastAI(api_key=b"secret-key")  # type: ignore[arg-type]  # that is what is tested
     assert "secret" not in str(refused.value)
 

@@ -1,5 +1,5 @@
-# Starts the guard whose text is in $guard, at every boot, before anything else. With systemd it is a service that is
-# restarted when it is killed, and starts first at the next boot. Otherwise it runs from memory in a loop of its own.
+# Starts the guard (guard.sh), whose text is in $guard. With systemd, the guard becomes a service that starts at every
+# boot before anything else, and starts again when it is killed. Without systemd, it runs from memory in its own loop.
 # shellcheck shell=sh disable=SC2016,SC2089,SC2090,SC2154
 umask 077
 machine=none
@@ -25,7 +25,7 @@ StandardError=null
 [Install]
 WantedBy=sysinit.target"
 
-# place TEXT FILE: write the whole text, or nothing
+# place TEXT FILE: write the whole text to the file, or leave the file as it is
 place() { mkdir -p "${2%/*}" && printf "%s\n" "$1" > "$2.new" && mv -f "$2.new" "$2"; }
 
 # serve: run the guard as a service of systemd; fails without systemd

@@ -1,18 +1,18 @@
-# Ends this machine unless a user keeps asking for time. It runs as root, and starts before anything else at boot.
+# The guard: ends this machine unless the user WHO keeps asking for more time. It runs as root, first of all at boot.
 #
-# The lines above set its variables:
-# TOKEN: the order that this machine belongs to.
-# LEASE: seconds that the machine has at first; also the most that can be asked for at once.
+# The lines above this text set the variables:
+# TOKEN: token of the order that this machine belongs to.
+# LEASE: seconds that are granted at boot, and the most that one request can get.
 # LIFETIME: seconds that the machine may live in all; 0 for no limit.
-# POLL: seconds between two looks at the file $ask.
-# WHO: the user that may ask for time.
+# POLL: seconds after which the file $ask is read again.
+# WHO: user who may ask for more time.
 # END: shell command that ends the machine and its cost.
-# OFF: "yes" if END switches the machine off, so that stronger ways to do so may follow.
+# OFF: "yes" if END switches the machine off; stronger commands then follow if END does not help.
 # MACHINE: id of the machine for which this guard was made.
 #
-# WHO asks by overwriting $ask with "SERIAL SECONDS". When that changes, the machine has so many seconds from then.
-# Other content changes nothing. Time is measured by /proc/uptime and kept across reboots, as other clocks can be set.
-# What may hang (a disk, the command END) runs in the background or with a time limit, so that this loop goes on.
+# WHO asks by overwriting $ask with "SERIAL SECONDS". When the content changes, SECONDS are granted from that moment.
+# Any other content is ignored. Time is measured by /proc/uptime and kept across reboots, as other clocks can be set.
+# What may hang (a disk, the command END) runs in the background or with a time limit, so that the loop goes on.
 # shellcheck shell=sh disable=SC2016,SC2154
 set -uf
 umask 022
@@ -37,13 +37,13 @@ clock() {
     whole "$now" || now=$((before + POLL))
 }
 
-# grant SECONDS: live on for so long, but not beyond the lifetime. One second is added, as $lived is rounded down
+# grant SECONDS: live on for SECONDS, but not beyond LIFETIME. One second is added, as $lived is rounded down
 grant() {
     until=$((lived + $1 + 1))
     [ "$LIFETIME" = 0 ] || [ "$until" -le "$LIFETIME" ] || until=$LIFETIME
 }
 
-# recall: continue from the state before a reboot, or before this guard was killed
+# recall: load the state that keep saved before a reboot, or before this guard was killed
 recall() {
     lived=0
     grant "$LEASE"
@@ -51,9 +51,9 @@ recall() {
     was_lived="" was_until="" was_now="" was_boot="" was_token=""
     read -r was_lived was_until was_now was_boot was_token < "$kept"
     if ! whole "$was_lived" || ! whole "$was_until" || ! whole "$was_now" || [ -z "$was_token" ]; then
-        [ "$LIFETIME" -le "$LEASE" ] || lived=$((LIFETIME - LEASE)) # the state is lost: allow one lease more at most
+        [ "$LIFETIME" -le "$LEASE" ] || lived=$((LIFETIME - LEASE)) # the state is lost: allow at most one more lease
         grant "$LEASE"
-    elif [ "$was_token" = "$TOKEN" ]; then # another token means a copied disk of another machine
+    elif [ "$was_token" = "$TOKEN" ]; then # another token means that the disk was copied from another machine
         lived=$was_lived
         until=$was_until
         if [ "$was_boot" = "$boot" ] && [ "$now" -ge "$was_now" ]; then
@@ -64,7 +64,7 @@ recall() {
     fi
 }
 
-# keep: save the state for recall. It is overwritten in place, so that it fits on a full disk
+# keep: save the state for recall. The file is overwritten in place, which works on a full disk, too
 keep() {
     [ -z "$keeper" ] || ! kill -0 "$keeper" 2> /dev/null || return 0
     printf "%-127s\n" "$lived $until $now $boot $TOKEN" 1<> "$kept" &
@@ -76,7 +76,7 @@ look() {
     asked=$(timeout 2 head -c 31 "$ask" 2> /dev/null)
 }
 
-# heed: grant what is asked for, if it is new and valid
+# heed: grant the seconds in $ask if its content is new and valid
 heed() {
     look
     [ "$asked" != "$seen" ] || return 0
@@ -98,7 +98,7 @@ open_door() {
     chown -h "$WHO" "$ask" # at the first boot WHO may not exist yet
 }
 
-# finish: end this machine, by stronger means each time
+# finish: end this machine, by stronger commands the longer it takes
 finish() {
     late=$((lived - until))
     if [ "$OFF" = yes ] && [ "$late" -ge $((8 * POLL)) ] && [ "$real" = yes ]; then
@@ -116,7 +116,7 @@ finish() {
 
 echo -1000 > /proc/self/oom_score_adj # the kernel must not kill this when memory runs out
 
-# again: without systemd, restart this guard when it was killed, or when no process could be started
+# again: without systemd, start this guard again when it was killed, or when no process could be started
 again() { exec sh -c 'eval "$guard"' skypool-guard again; }
 if [ "${1-}" = again ]; then
     trap "" HUP INT TERM
@@ -129,9 +129,9 @@ fi
 
 here=none boot=none now=0 keeper="" over=no said=no real=no
 read -r here < /sys/class/dmi/id/product_uuid
-[ "$here" = "$MACHINE" ] || exec sleep 1000000000 # a copied disk; this machine's own boot starts its guard
+[ "$here" = "$MACHINE" ] || exec sleep 1000000000 # the disk is a copy: do nothing, as this machine has its own guard
 read -r boot < /proc/sys/kernel/random/boot_id
-[ "$(readlink /proc/self/ns/pid)" != "pid:[4026531836]" ] || real=yes # not a container: there it would end the host
+[ "$(readlink /proc/self/ns/pid)" != "pid:[4026531836]" ] || real=yes # not in a container, where sysrq ends the host
 clock
 recall
 look

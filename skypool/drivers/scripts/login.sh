@@ -1,4 +1,4 @@
-# Makes sshd notice within a minute that a client's network was cut.
+# Makes sshd close a connection within a minute after the client's network was cut.
 # shellcheck shell=sh
 alive="ClientAliveInterval 15
 ClientAliveCountMax 3"

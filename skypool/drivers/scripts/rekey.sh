@@ -1,5 +1,5 @@
-# Gives the running sshd the host key in $private and $public, and lets the key $client log in as root. If $client is
-# empty, no key is added.
+# Gives the running sshd the host key in $private and $public, and lets the public key $client log in as root. If
+# $client is empty, nobody gets a login.
 # shellcheck shell=sh disable=SC2154
 umask 077
 mkdir -p ~root/.ssh /etc/ssh

@@ -1,4 +1,5 @@
-# Runs sshd in a container on $port, with the host key in $private and $public. The key $client may log in as root.
+# Runs sshd in a container on port $port, with the host key in $private and $public. The public key $client may log in
+# as root. If sshd is not installed, it is installed first.
 # shellcheck shell=sh disable=SC2154
 umask 077
 mkdir -p ~root/.ssh /etc/ssh
