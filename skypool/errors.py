@@ -449,7 +449,9 @@ def not_ended(
         unreachable: those of `instances` that are the user's own machines and cannot be reached. Default: none.
     """
     lines = "".join(f"\n  {what}: {reason}" for what, reason in why.items())
-    return StillRunning(f"it is not confirmed that these instances have ended:{lines}", instances, unreachable)
+    return StillRunning(
+        f"it is not confirmed that these machines have ended (check with `skypool gc`):{lines}", instances, unreachable
+    )
 
 
 def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted:

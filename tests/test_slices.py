@@ -120,7 +120,7 @@ def test_only_whole_slices_are_rented_and_the_rest_is_found_elsewhere(cloud: Fak
         offers = {node: each.slice for node, each in pool.machines().items()}
         assert sorted(offers) == [0, 1, 2, 3]
     with pytest.raises(
-        LaunchError, match="none of 1 offers could be launched for all nodes; 2 were launched and then ended"
+        LaunchError, match="none of 1 offers could be launched for all nodes; 2 machines were launched and then ended"
     ):
         Rented(cloud, nodes=2).start()
 
@@ -264,9 +264,7 @@ def test_pools_whose_size_their_accelerators_would_decide_are_refused() -> None:
 
 
 def test_who_asks_for_no_slice_gets_none(cloud: FakeCloud) -> None:
-    with pytest.raises(
-        NoOffers, match="v5p-16 north north-a: it is a slice of 2 hosts, and no such slice is asked for"
-    ):
+    with pytest.raises(NoOffers, match="v5p-16 north north-a: it is a slice \\(a group\\) of 2 machines, and no such"):
         sky.plan(cloud, max_usd_per_hour=4000)
     made = sky.plan(cloud, accelerator="v5p-16", nodes=(1, 3))
     assert made.usd_per_hour == 3600

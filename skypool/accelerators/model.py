@@ -95,8 +95,8 @@ class Model(_Typed[M, F]):
             if attribute.startswith("partition_"):
                 return _partition(self, attribute)
             raise AttributeError(
-                f"an accelerator model has no attribute {attribute!r}; call the model, as in H100(), to get an "
-                "Accelerator with attributes"
+                f"accelerator model {self.name} has no attribute {attribute!r}; calling the model returns an "
+                "Accelerator, which has attributes: write H100().memory_gb, not H100.memory_gb"
             )
 
 

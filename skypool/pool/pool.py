@@ -818,4 +818,7 @@ class ComputePool(Executor):
 
     def __reduce__(self) -> Any:
         """Raise a TypeError, because a pool cannot be pickled."""
-        raise TypeError("a ComputePool cannot be sent to another process: use it in the process that made it")
+        raise TypeError(
+            f"pool {self.name!r} can be used only in the process that made it: do not use the pool in a function "
+            "that runs on nodes, nor pass it as an argument"
+        )

@@ -288,7 +288,10 @@ class Rental:
                 try:
                     driver.renew(name, _from_now(self._terms.lease + _BOOT))
                 except Exception as e:  # noqa: BLE001 - the budget below must be checked in any case
-                    self._tell(f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {e}")
+                    self._tell(
+                        f"the lease in the tags of the machines of {driver.name} could not be renewed; this is tried "
+                        f"again soon: {e}"
+                    )
         self._reprice()
         self._holdings.terminate_lost()
         budget = self._terms.budget
@@ -348,7 +351,7 @@ class Rental:
         most = self._terms.budget.max_usd if self._terms.budget else 0.0
         return (
             f"pool {self._terms.name!r} has spent ${self.receipt.usd:.2f} of its budget of ${most:g}, and its machines "
-            f"are ended; to go on, raise Budget(max_usd=). `skypool cost` shows what each machine cost"
+            f"are ended; to go on, make a new pool with a larger Budget(max_usd=). `skypool cost` shows what was spent"
         )
 
     def runs(self, instance: Instance) -> None:
