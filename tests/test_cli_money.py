@@ -496,7 +496,8 @@ def test_doctor_sees_a_clock_that_was_set_back(skypool: Run, cloud: FakeCloud) -
     done = skypool("doctor", "--provider", "local")
     assert done.returncode == 1
     assert re.search(
-        r"BAD +clock: \S+ \S+ UTC is before \S+ \S+ UTC, a time seen earlier\n +what to do: set the clock", done.stdout
+        r"BAD +clock: \S+ \S+ UTC is before \S+ \S+ UTC, a time seen earlier\n +what to do: set this computer's clock",
+        done.stdout,
     )
 
 

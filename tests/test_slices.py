@@ -256,7 +256,7 @@ def test_a_lost_machine_may_be_replaced_by_a_slice_and_the_other_way_round(cloud
 
 
 def test_pools_whose_size_their_accelerators_would_decide_are_refused() -> None:
-    words = r"is rented \(H100-80GB:8 of 1 host and v5p-16 of 2 hosts\): ask for accelerators with the same"
+    words = r"is rented \(H100-80GB:8 has 1 machine and v5p-16 has 2 machines\): ask for accelerators with the same"
     with pytest.raises(UsageError, match=words):
         sky.ComputePool("local", accelerator=["H100:8", "v5p-16"], nodes=(1, 2))
     with pytest.raises(UsageError, match=words):

@@ -95,7 +95,7 @@ class Model(_Typed[M, F]):
             if attribute.startswith("partition_"):
                 return _partition(self, attribute)
             raise AttributeError(
-                f"accelerator model {self.name} has no attribute {attribute!r}; calling the model returns an "
+                f"an accelerator model has no attribute {attribute!r}; calling the model returns an "
                 "Accelerator, which has attributes: write H100().memory_gb, not H100.memory_gb"
             )
 
