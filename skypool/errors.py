@@ -478,7 +478,8 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
     if isinstance(error, NodeInterrupted):
         return taken_back(node, error)
     gone = ConnectionLost(
-        f"node {node} was ended because node {lost}, a host of the same slice, was lost: {error}", node
+        f"node {node} was ended because node {lost} of the same slice (machines rented together) was lost: {error}",
+        node,
     )
     gone.__cause__ = error
     return gone

@@ -430,7 +430,7 @@ untyped: Any = accelerators
         (lambda: untyped.any(kind="gpus"), "no accelerator has kind 'gpus'; did you mean gpu[?]"),
         (lambda: untyped.TPU("v5e", topology="3x3"), r"choose from 1x1 \(1 chip\), 2x2 \(4 chips\)"),
         (lambda: untyped.TPU(5), "the type of a TPU must be a string such as 'v5p-8' or 'v5e', not 5"),
-        (lambda: untyped.Custom(7, memory="48GB"), r"not name=7, memory='48GB' and count=1; write it like Custom\('My-GPU'"),
+        (lambda: untyped.Custom(7, memory="48GB"), r"not name=7, memory='48GB' and count=1; write it like Custom"),
         (lambda: untyped.Custom("x", memory=48), "a memory such as '48GB' .* not name='x', memory=48 and count=1;"),
         (lambda: untyped.Custom("x", count="2"), "a count of at least 1, not name='x', memory=None and count='2';"),
         (lambda: untyped.register(7)(lambda: None), "7 is not a valid name of an accelerator"),

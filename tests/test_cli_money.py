@@ -422,7 +422,7 @@ def test_gc_asks_all_that_are_set_up_and_says_who_was_not(
     client("train")
     done = skypool("gc")
     assert "not asked: ssh: SSH needs machines" in done.stdout
-    assert re.search(r"live +fake +train +machine \S+ \(node 0\) +process \d+ on \S+ holds its pool", done.stdout)
+    assert re.search(r"live +fake +train +machine \S+ \(node 0\) +process \d+ on \S+ runs its pool", done.stdout)
     cloud.control.refuse(AccessError, "describe")
     done = skypool("gc", "--json")
     assert done.returncode == 1, "a pool is there that nobody can speak for"

@@ -57,8 +57,8 @@ class Model(_Typed[M, F]):
             count: number of devices in one node, at least 1.
 
         Raises:
-            UsageError: the model does not exist with this memory and form factor (the message lists the variants that
-                do), an argument is unknown or given by position, or the count is below 1.
+            UsageError: the model does not exist with this memory and form factor; the message lists the variants that
+                do. Also if an argument is unknown or given by position, or the count is below 1.
         """
         from skypool.accelerators.value import build
 

@@ -153,8 +153,8 @@ class Accelerator:
             count: total number of partitions. The cards of this value must be able to hold them.
 
         Raises:
-            UsageError: the card lacks the profile (the message lists those it has), the cards cannot hold so many
-                partitions, the count is below 1, or this value is a partition itself.
+            UsageError: the card lacks the profile; the message lists the profiles that it has. Also if the cards cannot
+                hold so many partitions, the count is below 1, or this value is a partition itself.
         """
         from skypool.accelerators import partitions  # imported late: only partitions need it
 

@@ -121,7 +121,7 @@ def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
         inside = {each for each in regions if any(fnmatchcase(each.casefold(), pattern) for pattern in patterns)}
         asked = " or ".join(need.regions)
         yield Check(
-            "are in other places",
+            "are in other regions",
             lambda o: o.region in inside,
             lambda o: f"it is in {o.region or 'no region'}, and {asked} is asked for",
         )

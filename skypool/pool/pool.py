@@ -688,7 +688,10 @@ class ComputePool(Executor):
         if isinstance(fn, ComputeFunction):
             return fn
         if isinstance(fn, Call):
-            raise UsageError(f"{fn!r} is already a call: send it with `call >> pool`")
+            raise UsageError(
+                f"{fn!r} is a call, not a function: pass the function without its arguments, or send the call with "
+                "`call >> pool`"
+            )
         if not callable(fn):
             raise UsageError(
                 f"a pool runs functions, but {fn!r} is not callable; pass a function, followed by its arguments"

@@ -229,7 +229,7 @@ def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
 def _judged(thing: Thing, renews: bool, record: Record | None, now: float) -> tuple[Verdict, str]:
     until = thing.until.timestamp() if thing.until is not None else None
     if record is not None and record.client_lives(now):
-        return "live", f"{record.client} {'holds' if record.ending is None else 'is ending'} its pool"
+        return "live", f"{record.client} {'runs' if record.ending is None else 'is ending'} its pool"
     if until is not None and now <= until + GRACE:
         return "live", f"its lease runs until {_clock(until)}"
     if until is not None and renews:

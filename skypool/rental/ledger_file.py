@@ -329,6 +329,6 @@ def _trouble(file: Path, error: BaseException) -> str:
             f"space on that disk, or set XDG_STATE_HOME to a folder on another disk"
         )
     return (
-        f"the ledger {file} cannot be written ({error}), and nothing is rented without it: make it and its folder "
-        f"writable, or set XDG_STATE_HOME to a folder that is"
+        f"the ledger {file} cannot be written ({error}), and nothing is rented without it: make the file and its "
+        f"folder writable, or set XDG_STATE_HOME to a writable folder"
     )

@@ -159,7 +159,7 @@ class _Errand:
             raise self._still_running(running) from together("several providers failed", [e for _, e in running])
         if left:
             raise ErrorGroup(
-                f"every machine of pool {self.pool!r} has ended, but other resources of it are left; run "
+                f"every machine of pool {self.pool!r} has ended, but other resources of the pool are left; run "
                 f"`skypool down {self.pool}` to remove them",
                 left,
             )

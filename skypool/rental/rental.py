@@ -253,7 +253,9 @@ class Rental:
             try:
                 driver.rejected(instance, why)
             except Exception as e:  # noqa: BLE001 - a failed note must not stop the rest
-                self._tell(f"the driver {driver.name} could not record that a machine failed: {e}")
+                self._tell(
+                    f"the driver {driver.name} could not record that a machine failed, and may rent it again: {e}"
+                )
 
     # --- while the pool runs ---------------------------------------------------------------------------------
 
@@ -322,7 +324,9 @@ class Rental:
             try:
                 offers = list(driver.offers(replace(self._terms.need, market="spot", max_usd_per_hour=None)))
             except Exception as e:  # noqa: BLE001 - the prices read last stay valid, and the user is told
-                self._tell(f"the spot prices of {driver.name} could not be updated; tried again soon", str(e))
+                self._tell(
+                    f"new spot prices of {driver.name} could not be read; the last known prices are used", str(e)
+                )
                 continue
             now = {
                 (each.instance_type, each.zone or each.region): each.usd_per_hour / each.hosts
