@@ -38,7 +38,9 @@ def shell(
     forward: Annotated[
         list[str] | None,
         typer.Option(
-            "--forward", "-L", help="PORT, or HERE:THERE: show the node's port THERE as port HERE here (repeatable)."
+            "--forward",
+            "-L",
+            help="PORT or HERE:THERE: forward port HERE of this computer to the node's port THERE (repeatable).",
         ),
     ] = None,
 ) -> None:
