@@ -91,7 +91,8 @@ def seconds(name: str, value: Duration) -> float:
     number(name, value, "a duration in seconds", above=0)
     if value > _LONGEST:
         raise UsageError(
-            f"{name} must be a duration of at most a hundred years, not {value!r} seconds; leave it out for the default"
+            f"{name} must be a duration of at most a hundred years, not {value!r} seconds; leave {name} out for the "
+            "default"
         )
     return float(value)
 
@@ -140,7 +141,7 @@ def gibibytes(name: str, size: float | str | None) -> float:
         size = amount * step ** _POWERS[unit] / 2**30 if unit else amount
     number(name, size, "a size in GiB", optional=True, above=0)
     if size == math.inf:
-        raise UsageError(f"{name} must be finite, not infinite; leave it out to set no limit")
+        raise UsageError(f"{name} must be finite, not infinite; leave {name} out to set no limit")
     return float(size or 0)
 
 

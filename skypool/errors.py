@@ -449,7 +449,9 @@ def not_ended(
         unreachable: those of `instances` that are the user's own machines and cannot be reached. Default: none.
     """
     lines = "".join(f"\n  {what}: {reason}" for what, reason in why.items())
-    return StillRunning(f"it is not confirmed that these instances have ended:{lines}", instances, unreachable)
+    return StillRunning(
+        f"it is not confirmed that these machines have ended (check with `skypool gc`):{lines}", instances, unreachable
+    )
 
 
 def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted:
@@ -476,7 +478,8 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
     if isinstance(error, NodeInterrupted):
         return taken_back(node, error)
     gone = ConnectionLost(
-        f"node {node} was ended because node {lost}, a host of the same slice, was lost: {error}", node
+        f"node {node} was ended because node {lost} of the same slice (machines rented together) was lost: {error}",
+        node,
     )
     gone.__cause__ = error
     return gone

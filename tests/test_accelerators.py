@@ -285,7 +285,7 @@ def test_a_memory_that_does_not_exist_is_refused_at_run_time(wrong: object) -> N
 
 
 def test_a_form_factor_that_does_not_exist_is_refused_at_run_time() -> None:
-    with pytest.raises(UsageError, match="there is no A100 with NVL; there is 80GB SXM, 80GB PCIe"):
+    with pytest.raises(UsageError, match="there is no A100 with NVL; choose from 80GB SXM, 80GB PCIe"):
         A100(form_factor="NVL")  # type: ignore[arg-type] # the point
 
 
@@ -425,14 +425,14 @@ untyped: Any = accelerators
         (lambda: untyped.any(architecture=9), "architecture must be a string such as 'Hopper', not 9"),
         (lambda: untyped.H100("80GB"), r"H100 takes its arguments by name, as in H100\(memory=\"80GB\".*, not '80GB'"),
         (lambda: untyped.H100(cnt=2), r"H100 takes no cnt=; did you mean count=: call it as"),
-        (lambda: untyped.H100(form_factor="sxm"), "there is no H100 with sxm; did you mean 'SXM'[?] there is 80GB SXM"),
+        (lambda: untyped.H100(form_factor="sxm"), "there is no H100 with sxm; did you mean 'SXM'[?] choose from 80GB"),
         (lambda: untyped.any(vendor="nvida"), "no accelerator has vendor 'nvida'; did you mean nvidia[?]"),
         (lambda: untyped.any(kind="gpus"), "no accelerator has kind 'gpus'; did you mean gpu[?]"),
         (lambda: untyped.TPU("v5e", topology="3x3"), r"choose from 1x1 \(1 chip\), 2x2 \(4 chips\)"),
         (lambda: untyped.TPU(5), "the type of a TPU must be a string such as 'v5p-8' or 'v5e', not 5"),
-        (lambda: untyped.Custom(7, memory="48GB"), r"not 7, '48GB' and 1; write it like Custom\('My-GPU'"),
-        (lambda: untyped.Custom("x", memory=48), "a memory such as '48GB' .* not 'x', 48 and 1;"),
-        (lambda: untyped.Custom("x", count="2"), "a count of at least 1, not 'x', None and '2';"),
+        (lambda: untyped.Custom(7, memory="48GB"), r"not name=7, memory='48GB' and count=1; write it like Custom"),
+        (lambda: untyped.Custom("x", memory=48), "a memory such as '48GB' .* not name='x', memory=48 and count=1;"),
+        (lambda: untyped.Custom("x", count="2"), "a count of at least 1, not name='x', memory=None and count='2';"),
         (lambda: untyped.register(7)(lambda: None), "7 is not a valid name of an accelerator"),
         (lambda: untyped.parse_all(7), "no accelerator is called '7'"),
     ],

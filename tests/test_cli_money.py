@@ -181,22 +181,26 @@ def test_ps_tells_of_what_was_left(skypool: Run, cloud: FakeCloud, client: Calla
     done = skypool("ps")
     assert done.returncode == 0
     assert re.search(r"^train +left ", done.stdout, re.MULTILINE)
-    assert re.search(r"train: its client is gone; its lease runs until .*`skypool down train`", done.stdout)
+    assert re.search(
+        r"train: the process that ran this pool is gone; the pool's lease runs until .*`skypool down train`",
+        done.stdout,
+    )
     assert "train: order session-of-train-2 at fake got no answer; its machine may be running" in done.stdout
     change(Ledger.here().file, "UPDATE pools SET beat = beat - 700")
     assert (
-        "its client is gone and its lease is over; `skypool down train` ends it and proves it" in skypool("ps").stdout
+        "the process that ran this pool is gone and the pool's lease is over, but machines may be left; `skypool down "
+        "train` ends them and checks that" in skypool("ps").stdout
     )
     Ledger.here().end("session-of-train", "the cloud was on fire")
     said = skypool("ps").stdout
-    assert "train: it is not proved that its machines ended: `skypool down train` ends it" in said
+    assert "train: the pool has ended, but perhaps not all of its machines; `skypool down train` ends them" in said
     assert "train: the cloud was on fire" in said
 
 
 def test_where_nothing_runs_ps_says_so(skypool: Run) -> None:
     done = skypool("ps")
     assert (done.returncode, done.stdout) == (
-        0, "no pool of this machine is running; `skypool gc` asks the providers for others\n",
+        0, "no pool of this computer is running; `skypool gc` asks the providers for machines of other pools\n",
     )  # fmt: skip
     assert json.loads(skypool("ps", "--json").stdout) == []
 
@@ -251,7 +255,7 @@ def test_a_ledger_that_cannot_be_read_is_told_and_gc_goes_on(
         assert "cannot be written" in done.stderr
     done = skypool("gc", "--provider", "fake", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "(continuing without it)" in done.stderr
+    assert "(continuing without the ledger)" in done.stderr
     assert cloud.count() == 0
 
 
@@ -314,7 +318,7 @@ def test_down_ends_what_another_host_rented_where_it_is_named_and_a_pool_of_that
     assert done.returncode == 0, done.stderr
     assert cloud.count("machine") == 0
     assert theirs.id in done.stdout
-    assert "another client rented some of them" in done.stdout
+    assert "another client rented some of these" in done.stdout
 
 
 def test_down_asks_all_where_the_drivers_of_the_pool_cannot_be_made_again(
@@ -334,7 +338,7 @@ def test_down_asks_first(skypool: Run, cloud: FakeCloud, client: Callable[..., C
     client("train")
     done = skypool("down", "train")
     assert done.returncode == 1
-    assert "stdin is not a terminal, so the question cannot be asked: pass --yes" in done.stderr
+    assert "stdin is not a terminal, so the end cannot be confirmed by hand: pass --yes" in done.stderr
     assert cloud.count("machine") == 2
     for answer, left in (("n", 2), ("y", 0)):
         main, other = pty.openpty()
@@ -377,7 +381,7 @@ def test_gc_ends_what_is_lost_and_only_when_told_to(
     over(cloud, "live")  # its client lives, and will renew it
     dry = skypool("gc", "--provider", "fake")
     assert dry.returncode == 0, dry.stderr
-    assert "nothing was ended; `skypool gc --yes` ends 2 machines and 2 other things" in dry.stdout
+    assert "nothing was ended; `skypool gc --yes` ends 2 machines and 2 other resources" in dry.stdout
     assert cloud.count("machine") == 3
     told = json.loads(skypool("gc", "--provider", "fake", "--json").stdout)
     assert {(each["pool"], each["verdict"], each["to_end"], each["ended"]) for each in told["found"]} == {
@@ -385,7 +389,7 @@ def test_gc_ends_what_is_lost_and_only_when_told_to(
     }  # fmt: skip
     done = skypool("gc", "--provider", "fake", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "ended: 2 machines and 2 other things" in done.stdout
+    assert "ended: 2 machines and 2 other resources" in done.stdout
     assert "pool lost: nothing is left of it; the ledger now shows it as ended" in done.stdout
     assert {each.pool for each in cloud.instances()} == {"live"} == {each.pool for each in cloud.leftovers()}
     assert "nothing is lost; asked: fake" in skypool("gc", "--provider", "fake").stdout
@@ -406,7 +410,7 @@ def test_gc_leaves_what_is_unknown_unless_told_to_take_all(skypool: Run, cloud: 
     offer = next(iter(cloud.offers(Need())))
     cloud.launch(offer, Order("untold", "s-0", (0,), Need()))
     done = skypool("gc", "--provider", "fake", "--yes")
-    assert "unknown: 3; `skypool down NAME` or `skypool gc --all`" in done.stdout
+    assert "of unknown state, and kept: 3; if you know that nobody uses them, `skypool down NAME`" in done.stdout
     assert cloud.count() == 3
     assert skypool("gc", "--provider", "fake", "--yes", "--all").returncode == 0
     assert cloud.count() == 0
@@ -418,7 +422,7 @@ def test_gc_asks_all_that_are_set_up_and_says_who_was_not(
     client("train")
     done = skypool("gc")
     assert "not asked: ssh: SSH needs machines" in done.stdout
-    assert re.search(r"live +fake +train +machine \S+ \(node 0\) +process \d+ on \S+ holds its pool", done.stdout)
+    assert re.search(r"live +fake +train +machine \S+ \(node 0\) +process \d+ on \S+ runs its pool", done.stdout)
     cloud.control.refuse(AccessError, "describe")
     done = skypool("gc", "--json")
     assert done.returncode == 1, "a pool is there that nobody can speak for"
@@ -492,7 +496,8 @@ def test_doctor_sees_a_clock_that_was_set_back(skypool: Run, cloud: FakeCloud) -
     done = skypool("doctor", "--provider", "local")
     assert done.returncode == 1
     assert re.search(
-        r"BAD +clock: \S+ \S+ UTC is before \S+ \S+ UTC, a time seen earlier\n +what to do: set the clock", done.stdout
+        r"BAD +clock: \S+ \S+ UTC is before \S+ \S+ UTC, a time seen earlier\n +what to do: set this computer's clock",
+        done.stdout,
     )
 
 
@@ -597,5 +602,5 @@ def test_gc_ends_a_slice_that_was_left_as_a_whole(tmp_path: Path, skypool: Run) 
         ("i-0001", "s-0001", "lost"),
         ("i-0002", "s-0001", "lost"),
     ]
-    assert "ended: 2 machines and 2 other things" in skypool("gc", "--yes").stdout
+    assert "ended: 2 machines and 2 other resources" in skypool("gc", "--yes").stdout
     assert cloud.count() == 0

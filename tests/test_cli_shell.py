@@ -85,10 +85,10 @@ def test_what_is_not_there_is_said(here: sky.ComputePool) -> None:
     done = shell("here", "-n", "5")
     assert (done.returncode, done.stderr.strip()) == (
         2,
-        "error: pool 'here' has no running node 5; its running nodes are 0, 1",
+        "error: pool 'here' has no running node 5; its running nodes are 0, 1: choose one with --node",
     )
     assert "did you mean here?" in shell("her").stderr
-    assert "takes a port such as 8888, or two such as 8888:80, not 'http'" in shell("here", "-L", "80:http").stderr
+    assert "each from 1 to 65535, not 'http'" in shell("here", "-L", "80:http").stderr
     assert "--forward needs a node that is reached over ssh" in shell("here", "-L", "8888").stderr
     here.stop()
     assert "pool 'here' has no running machine; `skypool ps` lists the running pools" in shell("here").stderr

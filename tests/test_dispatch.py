@@ -540,8 +540,8 @@ def test_calls_of_a_slice_that_goes_run_again_outside_of_it_and_once() -> None:
     assert isinstance(error, ConnectionLost)
     assert error.node == 1
     assert str(error) == (
-        "train was lost with node 1: node 1 was ended because node 0, a host of the same slice, was lost: "
-        "node 0 fell silent"
+        "train was lost with node 1: node 1 was ended because node 0 of the same slice (machines rented together) "
+        "was lost: node 0 fell silent"
     )
 
 

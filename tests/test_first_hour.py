@@ -158,7 +158,10 @@ def test_a_full_disk_behind_standard_output_is_one_line(args: list[str]) -> None
     with open("/dev/full", "w") as full:
         done = skypool(*args, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
-    assert done.stderr == "error: standard output cannot be written: No space left on device\n"
+    assert (
+        done.stderr
+        == "error: standard output cannot be written: No space left on device; the rest of the output is lost\n"
+    )
 
 
 @pytest.mark.parametrize("args", [["accelerators"], ["doctor"], ["ps"], ["plan", "-p", "local"], ["--help"]])

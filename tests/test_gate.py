@@ -43,11 +43,11 @@ def test_what_was_bought_passes() -> None:
         (
             H100(),
             report(h100(), driver="470.256.02"),
-            "its driver is 470.256.02, and H100-80GB needs branch 525",
+            "its NVIDIA driver is 470.256.02, and H100-80GB needs 525",
         ),
-        (None, report(disk_gib=0.4), "0.4 GiB of its disk are free, and 1 are needed"),
+        (None, report(disk_gib=0.4), "0.4 GiB of its disk are free, and 1 GiB are needed"),
         (None, report(time=NOW - 3600), "its clock is 3600 s behind"),
-        (None, report(time=NOW + 40), "its clock is 40 s ahead"),
+        (None, report(time=NOW + 40), "its clock is 40 s ahead of this computer's"),
     ],
 )
 def test_each_fault_is_told_in_words(bought: Any, seen: NodeHealth, says: str) -> None:

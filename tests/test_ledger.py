@@ -360,8 +360,8 @@ def folder_missing(file: Path) -> None:
     ("broken", "says"),
     [
         (newer, "was written by a newer skypool: update skypool"),
-        (folder_there, r"cannot be written \(.*make it and its folder writable, or set XDG_STATE_HOME"),
-        (folder_missing, r"cannot be written \(.*make it and its folder writable, or set XDG_STATE_HOME"),
+        (folder_there, r"cannot be written \(.*make the file and its folder writable, or set XDG_STATE_HOME"),
+        (folder_missing, r"cannot be written \(.*make the file and its folder writable, or set XDG_STATE_HOME"),
     ],
 )
 def test_a_pool_does_not_begin_where_it_cannot_be_written_down(

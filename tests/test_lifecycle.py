@@ -468,7 +468,7 @@ def test_a_slice_that_loses_a_host_goes_and_is_replaced_once() -> None:
     assert life(Failed(1, LOST)) == [Dismiss(1, LOST, (0,)), Terminate((0, 1)), Launch((4,))]
     assert life(Failed(0, LOST), Reached(0)) == []
     assert str(life.pool.nodes[0].error) == (
-        "node 0 was ended because node 1, a host of the same slice, was lost: it fell silent"
+        "node 0 was ended because node 1 of the same slice (machines rented together) was lost: it fell silent"
     )
     assert life.pool.replaced == 1
     assert life(Terminated(0), Terminated(1)) == []

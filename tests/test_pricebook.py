@@ -217,7 +217,7 @@ def test_where_a_provider_cannot_be_reached_its_last_offers_are_used_and_their_a
     shop.error.append(error)
     made = look(shop)
     assert made.offers == fresh.offers
-    assert made.notes == (f"shop cannot be reached ({error}); its cached offers are 3 d old",)
+    assert made.notes == (f"shop cannot be reached ({error}); its cached offers are used, 3 d old",)
     assert made.explain().endswith(f"\n!  {made.notes[0]}")
     assert made.failures == {}
 

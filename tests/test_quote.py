@@ -67,7 +67,7 @@ def test_a_plan_can_be_made_where_an_event_loop_runs() -> None:
 
 
 def test_where_nothing_serves_the_error_carries_the_plan_and_what_would_help() -> None:
-    with pytest.raises(sky.NoOffers, match=r"without max_usd_per_hour= \d+ would serve; the best: snapshot") as caught:
+    with pytest.raises(sky.NoOffers, match=r"without max_usd_per_hour=, \d+ would do; the best: snapshot") as caught:
         sky.plan(Snapshot("aws"), accelerator="H100:8", max_usd_per_hour=1)
     assert isinstance(caught.value.plan, sky.Plan)
     assert caught.value.plan.rejected
@@ -89,7 +89,7 @@ def test_a_pool_plans_by_the_same_terms() -> None:
     pool = sky.ComputePool(Snapshot(), **terms, console="off")
     with pytest.raises(sky.SkypoolError, match="a snapshot rents nothing"):
         pool.start()
-    with pytest.raises(sky.NoOffers, match=r"is above the cap of 0\.0100"):
+    with pytest.raises(sky.NoOffers, match=r"is above max_usd_per_hour=0\.0100"):
         sky.ComputePool(Snapshot(), **terms, max_usd_per_hour=0.01, console="off").start()
     assert made.offers
 
@@ -120,7 +120,7 @@ def test_offers_are_a_table_with_the_best_first(skypool: Any) -> None:
     assert all("A100-80GB:8" in line for line in lines)
     prices = [float(line.split()[-1]) for line in lines]
     assert prices == sorted(prices)
-    assert more.endswith("more; --limit 0 shows all")
+    assert more.endswith("more offers; --limit 0 shows all")
 
 
 def test_offers_are_filtered_and_sorted_as_asked(skypool: Any) -> None:
@@ -176,7 +176,7 @@ def test_the_commands_use_what_was_kept_and_refresh_asks_again(skypool: Any, tmp
     down.touch()
     old = run("--refresh")
     assert old.startswith(first.rstrip())
-    assert "kept cannot be reached (no route to api.snapshot.example); its cached offers are " in old
+    assert "kept cannot be reached (no route to api.snapshot.example); its cached offers are used, " in old
 
 
 def test_the_former_name_of_order_by_works_and_warns(skypool: Any) -> None:

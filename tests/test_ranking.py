@@ -126,7 +126,7 @@ def test_an_on_demand_request_is_never_held_against_a_spot_price() -> None:
     assert made.offers == ()
     assert [each.reason for each in made.rejected] == [
         "it is sold as spot, and market='on-demand' is asked for",
-        "40.0000 USD/h is above the cap of 20.0000",
+        "40.0000 USD/h is above max_usd_per_hour=20.0000",
     ]
 
 
@@ -146,7 +146,7 @@ def test_spot_may_be_the_dearer_one() -> None:
 def test_an_offer_without_a_price_is_not_taken_as_free(price: float) -> None:
     made = rank_offers([offer("odd", price), offer("even", 5)], Need())
     assert names(made) == ["even"]
-    assert reasons(made) == {"odd": f"its price is {price}"}
+    assert reasons(made) == {"odd": f"its price of {price} USD/h is not valid"}
 
 
 # --- what a node has -----------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_a_few_offers_are_explained_one_by_one() -> None:
         "2 nodes: 6.0000 USD/h, 4 nodes: 12.0000 USD/h",
         "1. acme cheap on-demand 3.0000 USD/h",
         "-  acme spot-dear: it is sold as spot, and market='on-demand' is asked for",
-        "-  acme dear: 9.0000 USD/h is above the cap of 5.0000",
+        "-  acme dear: 9.0000 USD/h is above max_usd_per_hour=5.0000",
         "!  b: TimeoutError",
         "!  old",
     ]
@@ -279,7 +279,8 @@ def test_thousands_are_counted_by_reason_with_an_example() -> None:
         "   and 330 more, 11.0000 to 997.0000 USD/h",
         "-  3,000 have other accelerators, or none; acme t0: it has A100-80GB:8, and H100-80GB:8 is asked for",
         "-  1,000 are out of stock; acme t3: it is out of stock",
-        "-  1,667 cost more than the cap; acme t1001: 1001.0000 USD/h is above the cap of 1000.0000",
+        "-  1,667 cost more than max_usd_per_hour allows; acme t1001: "
+        "1001.0000 USD/h is above max_usd_per_hour=1000.0000",
     ]
     assert len(made.offers) + len(made.rejected) == 6000
 
@@ -291,8 +292,8 @@ def test_where_nothing_serves_it_says_what_would_help() -> None:
     assert made.advice() == []  # no one of them is to blame alone
     made = rank_offers(BOTH, Need(max_usd_per_hour=2))
     assert made.advice() == [
-        "+  without market= 1 would serve; the best: acme spot-cheap spot 1.0000 USD/h",
-        "+  without max_usd_per_hour= 2 would serve; the best: acme cheap on-demand 3.0000 USD/h",
+        "+  without market=, 1 would do; the best: acme spot-cheap spot 1.0000 USD/h",
+        "+  without max_usd_per_hour=, 2 would do; the best: acme cheap on-demand 3.0000 USD/h",
     ]
 
 
@@ -301,7 +302,7 @@ def test_another_number_of_the_same_accelerator_is_named() -> None:
     two = offer("two", 10.0, accelerator=parse("H100-80GB-SXM:2"))
     asked = (parse("H100"),)
     assert rank_offers([eight, two], Need(accelerators=asked)).advice() == [
-        "+  with accelerator='H100-80GB:2' acme two on-demand 10.0000 USD/h would serve",
+        "+  with accelerator='H100-80GB:2', this would do: acme two on-demand 10.0000 USD/h",
     ]
     assert rank_offers([eight], Need(accelerators=asked, max_usd_per_hour=1)).advice() == [], "not that alone"
     assert rank_offers([eight], Need(accelerators=(parse("A100"),))).advice() == []
@@ -396,8 +397,8 @@ def test_the_order_by_tflops_shows_its_figure_and_tells_what_has_none() -> None:
         .splitlines()
     )
     assert told[0].endswith("9.8900 USD/h, 0.01 USD/h for each dense BF16 TFLOP")
-    assert told[1].endswith("0.1000 USD/h, per unit: not known")
-    assert "!  1 come last, as no figure for a dense BF16 TFLOP is known: T4" in told
+    assert told[1].endswith("0.1000 USD/h, price for each dense BF16 TFLOP not known")
+    assert "!  ranked last, as the price for each dense BF16 TFLOP is not known: 1 with T4" in told
     assert not any("known" in line for line in rank_offers(offers, Need(), order_by="cheapest").explain().splitlines())
 
 

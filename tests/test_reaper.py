@@ -174,7 +174,9 @@ def test_a_provider_that_fails_keeps_no_other_from_its_turn(cloud: FakeCloud, tm
 def test_what_is_left_beside_machines_is_told_apart(cloud: FakeCloud, ledger: Ledger) -> None:
     rent(cloud, ledger=ledger)
     cloud.control.refuse(AccessError, "remove", times=None)
-    with pytest.raises(ErrorGroup, match="every machine of pool 'p' has ended, but other resources of it are left"):
+    with pytest.raises(
+        ErrorGroup, match="every machine of pool 'p' has ended, but other resources of the pool are left"
+    ):
         terminate_all([cloud], "p", ledger, "s-p", patience=1)
     assert cloud.count("machine") == 0
     assert ledger.pools()[0].running == ()

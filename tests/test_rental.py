@@ -293,7 +293,9 @@ def test_tags_that_several_machines_did_not_get_are_renewed_the_next_time(cloud:
         eventually(lambda: (cloud.instances(pool=pool.name)[0].until or first) > first)
     told = [each.text for each in seen if isinstance(each, events.Notice)]
     why = "not all tags could be renewed:\n  of one\n  of another"
-    assert f"the tags of the machines of fake could not be renewed, tried again soon: {why}" in told
+    assert (
+        f"the lease in the tags of the machines of fake could not be renewed; this is tried again soon: {why}" in told
+    )
 
 
 # --- a client that is interrupted ------------------------------------------------------------------------------

@@ -319,7 +319,8 @@ def test_map_says_once_how_to_split_the_devices(eight: None) -> None:
             list(pool.map(double, range(3)))
     (notice,) = [each.text for each in seen if isinstance(each, events.Notice)]
     assert notice == (
-        'map runs one call at a time on each node, with all 8 GPUs; ComputePool(..., slots="per-device") runs 8'
+        "map runs one call at a time on each node, with all 8 GPUs; "
+        'ComputePool(..., slots="per-device") runs 8 at a time'
     )
 
 

@@ -51,7 +51,7 @@ from skypool.model import Need
         ({"arch": ["arm64"]}, "arch must be one of"),
         ({"max_usd_per_hour": -1}, r"max_usd_per_hour \(what one node or slice may cost\) must be at least 0, not -1"),
         ({"max_usd_per_hour": "5"}, "a number, not '5'"),
-        ({"max_usd_per_hour": float("inf")}, "max_usd_per_hour must be finite, not inf; leave it out"),
+        ({"max_usd_per_hour": float("inf")}, "max_usd_per_hour must be finite, not inf; leave max_usd_per_hour out"),
         ({"max_usd_per_hour": float("nan")}, "a number, not nan"),
         ({"vcpus": 0}, r"vcpus \(how many vCPUs a node has at least\) must be more than 0, not 0"),
         ({"vcpus": float("inf")}, "vcpus must be finite, not inf"),

@@ -979,7 +979,8 @@ def test_the_offer_decides_unless_the_pool_says(canary: str) -> None:
         with pytest.raises(UntrustedResult):
             mixed.submit(evil, 1, canary).result()
     assert [each for each in told if "data only" in each] == [
-        "results of 2 nodes of market are read as data only: the provider rents out machines of strangers"
+        "results of 2 nodes of market may contain plain data only, because the provider rents out machines of "
+        "strangers; allow_results= permits further classes"
     ]
 
 

@@ -56,7 +56,7 @@ def at_the_notice(then: Callable[[], None]) -> Callable[[events.Event], None]:
     """Does that when a shortage is told of."""
 
     def hear(event: events.Event) -> None:
-        if isinstance(event, events.Notice) and "too little is in stock" in event.text:
+        if isinstance(event, events.Notice) and "too few machines are in stock" in event.text:
             then()
 
     return hear
@@ -68,7 +68,7 @@ def test_what_is_out_of_stock_is_rented_when_it_comes(cloud: FakeCloud) -> None:
     pool.events.listen(at_the_notice(lambda: stocked(cloud, 1)))
     with pool:
         assert pool.submit(abs, -3).result() == 3
-    (notice,) = [text for text in told if "too little is in stock; it is asked for again for 120 s" in text]
+    (notice,) = [text for text in told if "too few machines are in stock; skypool keeps asking for 120 s" in text]
     assert "fake scarce north north-a: it is out of stock" in notice
     assert len(pool.receipt.lines) == 1
 
@@ -98,7 +98,7 @@ def test_when_the_wait_is_over_it_says_what_was_missing(cloud: FakeCloud) -> Non
         pool.start()
     assert time.monotonic() - began >= 2
     stocked(cloud, 0)
-    with pytest.raises(NoOffers, match=r"a pool may wait for what is out of stock: ComputePool\(wait='1h'\)"):
+    with pytest.raises(NoOffers, match=r"a pool can wait for machines that are out of stock: ComputePool\(wait='1h'\)"):
         waiting(cloud, wait=None)[0].start()
 
 
@@ -117,7 +117,7 @@ def test_a_node_that_was_taken_back_is_replaced_when_there_is_stock_again(cloud:
         (first,) = cloud.instances(pool=pool.name)
         stocked(cloud, 0)
         cloud.control.interrupt(first, notice=0.5)
-        eventually(lambda: any("too little is in stock" in text for text in told), 60)
+        eventually(lambda: any("too few machines are in stock" in text for text in told), 60)
         later = pool.submit(abs, -7)
         stocked(cloud, 1)
         assert later.result(60) == 7
@@ -130,7 +130,7 @@ def test_another_thread_may_stop_a_pool_that_waits(cloud: FakeCloud, left: int) 
     pool, told = waiting(cloud, nodes=2, wait="1h")
     with ThreadPoolExecutor(1) as thread:
         starting = thread.submit(pool.start)
-        eventually(lambda: any("too little is in stock" in text for text in told), 30)
+        eventually(lambda: any("too few machines are in stock" in text for text in told), 30)
         pool.stop()
         with pytest.raises(PoolClosed, match="was stopped while it"):
             starting.result(30)
@@ -207,7 +207,7 @@ def test_ctrl_c_ends_the_wait(cloud: FakeCloud, tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=os.environ) as client:
         assert client.stderr is not None
         for line in client.stderr:
-            if "too little is in stock" in line:
+            if "too few machines are in stock" in line:
                 break
         client.send_signal(signal.SIGINT)
         said = client.stderr.read()

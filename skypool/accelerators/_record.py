@@ -127,7 +127,7 @@ def _refuse(self: Any, name: str, *_value: object) -> None:
 
     raise FrozenInstanceError(
         f"cannot assign to field {name!r} of this {type(self).__name__}, which is immutable; make a changed "
-        "copy instead"
+        "copy with dataclasses.replace() instead"
     )
 
 

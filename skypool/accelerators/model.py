@@ -57,8 +57,8 @@ class Model(_Typed[M, F]):
             count: number of devices in one node, at least 1.
 
         Raises:
-            UsageError: the model does not exist with this memory and form factor (the message lists the variants that
-                do), an argument is unknown or given by position, or the count is below 1.
+            UsageError: the model does not exist with this memory and form factor; the message lists the variants that
+                do. Also if an argument is unknown or given by position, or the count is below 1.
         """
         from skypool.accelerators.value import build
 
@@ -95,8 +95,8 @@ class Model(_Typed[M, F]):
             if attribute.startswith("partition_"):
                 return _partition(self, attribute)
             raise AttributeError(
-                f"an accelerator model has no attribute {attribute!r}; call the model, as in H100(), to get an "
-                "Accelerator with attributes"
+                f"an accelerator model has no attribute {attribute!r}; calling the model returns an "
+                "Accelerator, which has attributes: write H100().memory_gb, not H100.memory_gb"
             )
 
 

@@ -43,7 +43,7 @@ def _refusal(name: str, memory: float, profile: str) -> str:
     card = f"{name} {memory:g}GB"
     if have := profiles(name, memory):
         return f"{card} has no partition {profile!r}; it has {', '.join(have)}"
-    return f"{card} has no partitions on record, so none called {profile!r}"
+    return f"{card} has no partitions in skypool's catalogue, so none called {profile!r}; use the whole card instead"
 
 
 def fits(name: str, memory: float, wanted: Iterable[str]) -> bool:

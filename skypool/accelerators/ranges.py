@@ -134,9 +134,13 @@ def any(  # hides the built-in function here, but reads well in use: accelerator
         wanted = architecture.casefold()  # "hopper" is also "Hopper (Grace Hopper)"
         found = [each for each in found if each.architecture.casefold().split(" (")[0] == wanted]
     if not found:
+        bounds = {
+            "memory": memory, "vendor": vendor, "kind": kind, "capability": capability, "architecture": architecture,
+            "runtime": runtime,
+        }  # fmt: skip
+        asked = ", ".join(f"{name}={bound!r}" for name, bound in bounds.items() if bound is not None)
         raise UsageError(
-            "no accelerator in skypool's catalogue satisfies all of the given bounds, such as memory= and "
-            "vendor=, at once; relax one of them"
+            f"no accelerator in skypool's catalogue has {asked}; leave out or change one of these arguments"
         )
     return tuple(sorted(each.with_count(count) for each in found))
 
@@ -164,9 +168,8 @@ def select(
     """
     for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
         if word is not None and not isinstance(word, str):
-            raise UsageError(
-                f"{name} must be a string such as vendor='nvidia', kind='gpu' or runtime='cuda', not {word!r}"
-            )
+            example = {"vendor": "nvidia", "kind": "gpu", "runtime": "cuda"}[name]
+            raise UsageError(f"{name} must be a string such as {name}={example!r}, not {word!r}")
     among = tuple(among)
     for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
         known = {getattr(each, name) for each in among}

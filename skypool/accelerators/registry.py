@@ -78,8 +78,8 @@ def Custom(
     size = 0.0 if memory is None else gigabytes(memory) if isinstance(memory, str) else None
     if size is None or not isinstance(name, str) or not name.strip() or type(count) is not int or count < 1:
         raise UsageError(
-            f"Custom() takes a name, a memory such as '48GB' and a count of at least 1, not {name!r}, "
-            f"{memory!r} and {count!r}; write it like Custom('My-GPU', memory='48GB', count=2)"
+            f"Custom() takes a name, a memory such as '48GB' and a count of at least 1, not name={name!r}, "
+            f"memory={memory!r} and count={count!r}; write it like Custom('My-GPU', memory='48GB', count=2)"
         )
     if runtime is None:
         runtime = "cuda" if cuda_min or cuda_max or driver_min or compute_capability else "none"
@@ -146,7 +146,9 @@ def _add(name: str, made: object, memory: str | None, runtime: Runtime | None, k
             "':', '@' and '/'"
         )
     if key in _entries or key in {squashed(known) for known in tables.rows_by_name()} or key in spellings():
-        raise UsageError(f"the accelerator name {name!r} is already in use; choose another name")
+        raise UsageError(
+            f"the accelerator name {name!r} is already in skypool's catalogue or registered; choose another name"
+        )
     if isinstance(made, type):
         plain = Custom(name, memory=memory, runtime=runtime, kind=kind)
         _entries[key] = _Entry(name, lambda: plain, made)
@@ -155,7 +157,10 @@ def _add(name: str, made: object, memory: str | None, runtime: Runtime | None, k
     elif callable(made):
         _entries[key] = _Entry(name, lambda: _called(made), None)
     else:
-        raise UsageError(f"register() takes a function, a class or an Accelerator, not {made!r}")
+        raise UsageError(
+            f"register({name!r}) takes a function, a class or an Accelerator such as "
+            f"Custom('My-GPU', memory='48GB'), not {made!r}"
+        )
 
 
 def _called(make: Callable[[], object]) -> Accelerator:
@@ -225,4 +230,8 @@ def _load_packages() -> None:
         try:
             _add(point.name, point.load(), None, None, None)
         except Exception as error:  # noqa: BLE001 - a foreign package may raise anything on import
-            warnings.warn(f"accelerator {point.name!r} ({point.value}) could not be loaded: {error}", stacklevel=2)
+            warnings.warn(
+                f"accelerator {point.name!r} of an installed package ({point.value}) could not be loaded: {error}; "
+                "update or uninstall that package",
+                stacklevel=2,
+            )

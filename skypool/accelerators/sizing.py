@@ -193,11 +193,10 @@ class _Shape:
 
 
 def _check(parameters: float, workload: str, precision: str | None, sequence: int, batch: int) -> None:
-    if not 0 < parameters < 1e15 or sequence < 1 or batch < 1:
-        raise UsageError(
-            "parameters must be a number above 0 such as 13e9, and sequence and batch at least 1, not "
-            f"parameters={parameters!r}, sequence={sequence!r} and batch={batch!r}"
-        )
+    if not 0 < parameters < 1e15:
+        raise UsageError(f"parameters must be a number above 0 and below 1e15, such as 13e9, not {parameters!r}")
+    if sequence < 1 or batch < 1:
+        raise UsageError(f"sequence and batch must be at least 1, not sequence={sequence!r} and batch={batch!r}")
     if parameters < 1000:
         few = f"{parameters:g}"
         raise UsageError(f"{few} parameters are too few for a model; for {few} billion write {few}e9 or '{few}B'")
@@ -208,7 +207,8 @@ def _check(parameters: float, workload: str, precision: str | None, sequence: in
         raise UsageError(f"no precision is called {precision!r}; choose from {', '.join(BYTES)}")
     if precision not in (None, "bf16", "fp16", "fp32") and workload not in ("inference", "lora"):
         raise UsageError(
-            f"{precision} is too coarse for {workload}, which updates every weight; use bf16, fp16 or fp32"
+            f"precision {precision!r} is too coarse for workload {workload!r}, which updates every weight; use "
+            "bf16, fp16 or fp32"
         )
 
 
@@ -337,8 +337,8 @@ def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestio
         return _several_nodes(replace(shape, split=True), precisions)
     if not found:
         raise UsageError(
-            "no accelerator has enough memory for the activations of one sequence: ask for a smaller sequence= "
-            "or batch="
+            "no accelerator has enough memory for the activations (intermediate results) with "
+            f"sequence={shape.sequence} and batch={shape.batch}: ask for a smaller sequence= or batch="
         )
     return found
 

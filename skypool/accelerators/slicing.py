@@ -47,8 +47,8 @@ def _named(type: str, topology: str | None, chips: int | None) -> Accelerator:
         raise UsageError(f"no TPU is called {type!r}; did you mean {near}?")
     if topology not in (None, found.topology) or chips not in (None, found.chips):
         raise UsageError(
-            f"the TPU type {found.type} already means {found.chips} chips and topology {found.topology}: leave "
-            "topology= and chips= out"
+            f"the TPU type {found.type} always has {found.chips} chips and topology {found.topology}, but another "
+            "value was given: leave topology= and chips= out"
         )
     return build_slice(found)
 

@@ -78,9 +78,9 @@ class Accelerator:
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.count, int) or self.count < 0 or self.memory_gb < 0:
             raise _refused(
-                "an accelerator needs a name, a memory of at least 0 GB and a count of at least 0, not "
-                f"{self.name!r}, {self.memory_gb} GB and {self.count}; Custom('My-GPU', memory='48GB') makes "
-                "one"
+                f"no accelerator can have name={self.name!r}, memory_gb={self.memory_gb!r} and count={self.count!r}: "
+                "the name must not be empty, the memory must be at least 0, and the count a whole number of at "
+                "least 0; Custom('My-GPU', memory='48GB') makes an accelerator"
             )
         if not self.card_memory_gb:
             object.__setattr__(self, "card_memory_gb", self.memory_gb)
@@ -134,9 +134,12 @@ class Accelerator:
             return self
         if self.slice is not None:
             raise _refused(
-                f"{self.label} always has {self.count} chips; choose another slice instead of giving a count"
+                f"the TPU slice {self.label} always has {self.count} chips, so it takes no count (got {count!r}); "
+                "choose a slice with another number of chips instead"
             )
-        if not isinstance(count, int) or count < 1 or self.kind == "cpu":
+        if self.kind == "cpu":
+            raise _refused(f"{self.label} takes no count (got {count!r}); ask for processor cores with vcpus= instead")
+        if not isinstance(count, int) or count < 1:
             raise _refused(f"count of {self.label} must be a whole number above 0, not {count!r}")
         return _changed(self, count=count)
 
@@ -150,8 +153,8 @@ class Accelerator:
             count: total number of partitions. The cards of this value must be able to hold them.
 
         Raises:
-            UsageError: the card lacks the profile (the message lists those it has), the cards cannot hold so many
-                partitions, the count is below 1, or this value is a partition itself.
+            UsageError: the card lacks the profile; the message lists the profiles that it has. Also if the cards cannot
+                hold so many partitions, the count is below 1, or this value is a partition itself.
         """
         from skypool.accelerators import partitions  # imported late: only partitions need it
 
@@ -165,8 +168,8 @@ class Accelerator:
         memory, part = partitions.find(self.name, sizes, profile)
         if not 1 <= count <= part.max_per_card * self.count:
             raise _refused(
-                f"one {self.name} {memory:g}GB holds at most {part.max_per_card} partitions {part.profile}, so "
-                f"{count} do not fit on {self.count}; ask for 1 to {part.max_per_card * self.count}"
+                f"cannot make {count} partitions {part.profile} of {self}: one {self.name} {memory:g}GB holds at "
+                f"most {part.max_per_card}; ask for 1 to {part.max_per_card * self.count}"
             )
         card = self if memory == self.memory_gb else build(self.name, memory, self.form_factor)
         return _changed(card, part=part, memory_gb=part.memory_gb, count=count)
@@ -349,7 +352,7 @@ def _no_variant(name: str, every: Iterable[Variant], memory: float | None, form:
     asked = " ".join([f"{memory:g}GB"] if memory is not None else []) + (f" {form}" if form else "")
     near = [v.form_factor for v in every if form and v.form_factor.casefold() == form.casefold()]
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"there is no {name} with {asked.strip()}; {hint}there is {', '.join(sold)}"
+    return f"there is no {name} with {asked.strip()}; {hint}choose from {', '.join(sold)}"
 
 
 def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:

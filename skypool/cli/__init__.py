@@ -101,5 +101,5 @@ def _leave_unwritten(error: OSError) -> None:
     os.dup2(nowhere, 1)
     os.close(nowhere)
     if error.errno != errno.EPIPE:  # a closed pipe is not an error: the reader has read enough
-        complain(f"standard output cannot be written: {error.strerror}")
+        complain(f"standard output cannot be written: {error.strerror}; the rest of the output is lost")
     sys.exit(1)

@@ -146,7 +146,10 @@ def _clock() -> Finding:
     if now < last - 1:
         before = datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         return Finding(
-            "clock", False, f"{text} is before {before}, a time seen earlier", "set the clock: leases use it"
+            "clock",
+            False,
+            f"{text} is before {before}, a time seen earlier",
+            "set this computer's clock: the end of a lease is computed with it",
         )
     return Finding("clock", True, text)
 

@@ -42,7 +42,7 @@ def _ledger() -> Ledger | None:
     try:
         ledger.pools()
     except LedgerError as e:
-        output.complain(f"{e} (continuing without it)")
+        output.complain(f"{e} (continuing without the ledger)")
         return None
     return ledger
 
@@ -135,9 +135,11 @@ def _of_others(found: Sequence[Found], records: Sequence[Record]) -> list[Found]
 def _to_end(name: str, found: Sequence[Found], records: Sequence[Record]) -> list[str]:
     lines = [f"pool {name}: {_what(each)} at {each.thing.provider}: {each.why}" for each in found]
     if not found:
-        lines = [f"pool {name}: found nothing of it; checking once more that it has ended"]
+        lines = [f"pool {name}: found no machine or other resource of this pool; checking once more"]
     if records and _of_others(found, records):
-        lines.append(f"pool {name}: another client rented some of them; if it still runs, it may rent replacements")
+        lines.append(
+            f"pool {name}: another client rented some of these; if that client still runs, it may rent replacements"
+        )
     return lines
 
 
@@ -145,7 +147,7 @@ def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("stdin is not a terminal, so the question cannot be asked: pass --yes to end the pool")
+        raise UsageError("stdin is not a terminal, so the end cannot be confirmed by hand: pass --yes to end the pool")
     if not typer.confirm(question):
         raise typer.Exit(1)
 
@@ -156,7 +158,7 @@ def _confirm(question: str, yes: bool) -> None:
 def gc(
     provider: Providers = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Include things that are unknown. Live ones are kept.")
+        bool, typer.Option("--all", help="Also end things of unknown state. Live ones are kept.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="End what is lost. Default: only list it.")] = False,
     as_json: AsJson = False,
@@ -224,13 +226,16 @@ def _tell(seen: Survey, doomed: Sequence[Found], yes: bool, over: Sequence[str],
     else:
         output.say(f"nothing was ended; `skypool gc --yes` ends {_count(doomed)}")
     if unknown := sum(each.verdict == "unknown" for each in seen.found if each not in doomed):
-        output.say(f"unknown: {unknown}; `skypool down NAME` or `skypool gc --all` ends what you know to be lost")
+        output.say(
+            f"of unknown state, and kept: {unknown}; if you know that nobody uses them, `skypool down NAME` ends those "
+            "of one pool, and `skypool gc --all --yes` ends all of them"
+        )
 
 
 def _count(doomed: Sequence[Found]) -> str:
     machines = sum(isinstance(each.thing, Instance) for each in doomed)
     others = len(doomed) - machines
-    return f"{machines} machine{'' if machines == 1 else 's'} and {others} other thing{'' if others == 1 else 's'}"
+    return f"{machines} machine{'' if machines == 1 else 's'} and {others} other resource{'' if others == 1 else 's'}"
 
 
 def _tell_json(

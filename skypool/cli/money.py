@@ -47,7 +47,7 @@ def ps(as_json: AsJson = False) -> None:
         for each in there:
             _explain(each, now)
     else:
-        output.say("no pool of this machine is running; `skypool gc` asks the providers for others")
+        output.say("no pool of this computer is running; `skypool gc` asks the providers for machines of other pools")
 
 
 def _is_over(record: Record, now: float) -> bool:
@@ -87,17 +87,24 @@ def _explain(record: Record, now: float) -> None:
         now: the present time, in seconds since 1970.
     """
     if record.state(now) == "left":
-        ways = f"`skypool down {record.pool}` ends it"
+        ways = f"`skypool down {record.pool}` ends them and checks that"
         if record.ended is not None:
-            output.say(f"{record.pool}: it is not proved that its machines ended: {ways}")
+            output.say(f"{record.pool}: the pool has ended, but perhaps not all of its machines; {ways}")
         elif now < record.lasts:
             until = datetime.fromtimestamp(record.lasts, UTC).strftime("%H:%M UTC")
-            output.say(f"{record.pool}: its client is gone; its lease runs until {until}: attach to it, or {ways} now")
+            output.say(
+                f"{record.pool}: the process that ran this pool is gone; the pool's lease runs until {until}. Until "
+                f"then, ComputePool.attach({record.pool!r}) takes the machines over; {ways}"
+            )
         else:
-            output.say(f"{record.pool}: its client is gone and its lease is over; {ways} and proves it")
+            output.say(
+                f"{record.pool}: the process that ran this pool is gone and the pool's lease is over, but machines "
+                f"may be left; {ways}"
+            )
     for intent in record.intents:
         output.say(
-            f"{record.pool}: order {intent.token} at {intent.provider} got no answer; its machine may be running"
+            f"{record.pool}: order {intent.token} at {intent.provider} got no answer; its machine may be running, and "
+            "is ended with the pool"
         )
     if record.error:
         output.say(f"{record.pool}: {record.error}")

@@ -53,7 +53,9 @@ def new_driver(
         file = place / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
-    output.say(f"{place}: a driver called {name}, which rents from a fake cloud until you replace it by your provider")
+    output.say(
+        f"wrote a driver called {name} to {place}; it rents from a fake cloud until you make it call your provider"
+    )
     output.say(f"next: cd {place} && pip install -e '.[dev]' && python -m pytest")
 
 

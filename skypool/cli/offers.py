@@ -15,17 +15,18 @@ from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
 
 Accelerators = Annotated[
-    list[str] | None, typer.Argument(help="Accelerators of a node, any of: H100:8 A100-80GB:8. Default: any or none.")
+    list[str] | None,
+    typer.Argument(help="One or more, any of which will do: H100:8 A100-80GB:8. Default: any or none."),
 ]
 Providers = Annotated[
     list[str] | None, typer.Option("--provider", "-p", help="Ask only this provider (repeatable). Default: all.")
 ]
 Regions = Annotated[
-    list[str] | None, typer.Option("--region", help="Only this region (repeatable). 'eu-*' matches by its beginning.")
+    list[str] | None, typer.Option("--region", help="Only this region (repeatable). 'eu-*': all that begin with eu-.")
 ]
-Market = Annotated[str | None, typer.Option(help="on-demand, spot, spot-if-available, or cheapest of both.")]
+Market = Annotated[str | None, typer.Option(help="on-demand, spot, spot-if-available, or cheapest (of both).")]
 Spot = Annotated[bool, typer.Option("--spot", help="The same as --market spot.")]
-MaxPrice = Annotated[float | None, typer.Option("--max-price", help="Maximum USD per hour of one node or slice.")]
+MaxPrice = Annotated[float | None, typer.Option("--max-price", help="Maximum USD per hour of one node or TPU slice.")]
 Vcpus = Annotated[float | None, typer.Option(help="Minimum vCPUs of a node.")]
 Memory = Annotated[str | None, typer.Option(help="Minimum main memory of a node: 64 (GiB), 64GiB, 64GB.")]
 Disk = Annotated[str | None, typer.Option(help="Minimum disk of a node: 200 (GiB), 200GiB, 1TB.")]
@@ -59,7 +60,7 @@ def offers(
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """List what is for sale now, best first. Both markets are listed unless --market is given."""
+    """List the machines that providers offer now, best first: on demand and spot, unless --market is given."""
     node = _node(market or "cheapest", spot, market, region, max_price, vcpus, memory, disk, arch)
     made, left_out = _planned(provider, accelerators, order_by=_order(order_by, sort), refresh=refresh, **node)
     if as_json:
@@ -68,7 +69,7 @@ def offers(
     shown = made.offers[:limit] if limit else made.offers
     output.table(_HEADINGS, [_row(each) for each in shown], numbers=_HEADINGS[5:9])
     if len(shown) < len(made.offers):
-        output.say(f"and {len(made.offers) - len(shown):,} more; --limit 0 shows all")
+        output.say(f"and {len(made.offers) - len(shown):,} more offers; --limit 0 shows all")
     _tell(made, left_out)
 
 
@@ -89,7 +90,7 @@ def plan_(
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a pool would rent, at what price, and why not the other offers."""
+    """Show which machines a pool would rent, at which price, and why the other offers are rejected."""
     node = _node(market or "on-demand", spot, market, region, max_price, vcpus, memory, disk, arch)
     made, left_out = _planned(
         provider, accelerators, nodes=_nodes(nodes), order_by=_order(order_by, sort), refresh=refresh, **node

@@ -38,7 +38,9 @@ def shell(
     forward: Annotated[
         list[str] | None,
         typer.Option(
-            "--forward", "-L", help="PORT or HERE:THERE: make a port of the node available here (repeatable)."
+            "--forward",
+            "-L",
+            help="PORT or HERE:THERE: forward port HERE of this computer to the node's port THERE (repeatable).",
         ),
     ] = None,
 ) -> None:
@@ -83,12 +85,15 @@ def _forwarding(transport: Transport, said: list[str]) -> Transport:
     pairs = [each.partition(":") for each in said]
     ports = [(here, there or here) for here, _, there in pairs]
     if bad := [each for pair in ports for each in pair if not (each.isdecimal() and 0 < int(each) < 65536)]:
-        raise UsageError(f"--forward takes a port such as 8888, or two such as 8888:80, not {bad[0]!r}")
+        raise UsageError(
+            "--forward takes a port such as 8888, or two such as 8888:80 (that of this computer, then that of the "
+            f"node), each from 1 to 65535, not {bad[0]!r}"
+        )
     if not ports:
         return transport
     if not isinstance(transport, SSH):
         raise UsageError(
-            "--forward needs a node that is reached over ssh, and this node is reached in another way; leave "
+            "--forward needs a node that is reached over ssh, but the chosen node is reached in another way; leave "
             "--forward out"
         )
     return replace(transport, forwards=tuple((int(here), int(there)) for here, there in ports))
@@ -115,4 +120,4 @@ def _access(pool: str, node: int) -> Access:
     if not found:
         raise SkypoolError(f"pool {pool!r} has no running machine; `skypool ps` lists the running pools")
     there = ", ".join(str(number) for number in sorted(each.node for each in found))
-    raise UsageError(f"pool {pool!r} has no running node {node}; its running nodes are {there}")
+    raise UsageError(f"pool {pool!r} has no running node {node}; its running nodes are {there}: choose one with --node")

@@ -66,7 +66,7 @@ class Backlog:
         with self._changed:
             text = "".join(self._waiting)
             if self._dropped:
-                text += f"[skypool] the output was not read for a while: {self._dropped:,} characters dropped here\n"
+                text += f"[skypool] output was read too slowly: {self._dropped:,} characters are missing here\n"
             self._waiting.clear()
             self._size = 0
             self._dropped = 0
@@ -241,7 +241,7 @@ class Outlet:
         self._broken = file
         if self._name == "stderr":
             return  # there is no other place for a message
-        note = f"skypool: stdout cannot be written ({error}): functions' output to it is no longer shown\n"
+        note = f"skypool: stdout cannot be written ({error}), so what functions print to it is no longer shown\n"
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(note)
             sys.stderr.flush()

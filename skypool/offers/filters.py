@@ -61,15 +61,19 @@ def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
     """
     found = [*_hardware(offers, need), *_place_and_market(offers, need), *_sizes(need)]
     found.append(
-        Check("have no price", lambda o: 0 <= o.usd_per_hour < math.inf, lambda o: f"its price is {o.usd_per_hour}")
+        Check(
+            "have no valid price",
+            lambda o: 0 <= o.usd_per_hour < math.inf,
+            lambda o: f"its price of {o.usd_per_hour} USD/h is not valid",
+        )
     )
     cap = need.max_usd_per_hour
     if cap is not None:
         found.append(
             Check(
-                "cost more than the cap",
+                "cost more than max_usd_per_hour allows",
                 lambda o: o.usd_per_hour <= cap,
-                lambda o: f"{o.usd_per_hour:.4f} USD/h is above the cap of {cap:.4f}",
+                lambda o: f"{o.usd_per_hour:.4f} USD/h is above max_usd_per_hour={cap:.4f}",
             )
         )
     return found
@@ -93,9 +97,9 @@ def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
         )
     elif any(offer.hosts > 1 for offer in offers):
         yield Check(
-            "come as slices of several hosts",
+            "are slices (groups of machines that are rented together)",
             lambda o: o.hosts == 1 or any(each.accepts(o.accelerator) for each in asked if o.accelerator),
-            lambda o: f"it is a slice of {o.hosts} hosts, and no such slice is asked for",
+            lambda o: f"it is a slice (a group) of {o.hosts} machines, and no such slice is asked for",
         )
     if need.arch is not None:
         yield Check(
@@ -117,7 +121,7 @@ def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
         inside = {each for each in regions if any(fnmatchcase(each.casefold(), pattern) for pattern in patterns)}
         asked = " or ".join(need.regions)
         yield Check(
-            "are in other places",
+            "are in other regions",
             lambda o: o.region in inside,
             lambda o: f"it is in {o.region or 'no region'}, and {asked} is asked for",
         )

@@ -85,7 +85,7 @@ def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tup
         provider = "local"
     several = cast(Sequence[Driver | str], provider if isinstance(provider, (list, tuple)) else [provider])
     if not several:
-        raise UsageError("provider is an empty list; leave it out to use this machine")
+        raise UsageError("provider is an empty list; leave provider= out to use this computer")
     drivers = tuple(registry.driver(each) if isinstance(each, str) else each for each in several)
     for driver in drivers:
         if isinstance(driver, type) or not isinstance(driver, Driver):
@@ -107,7 +107,7 @@ def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]
         return ()
     several = cast("Sequence[Spelling]", accelerator if isinstance(accelerator, (list, tuple)) else [accelerator])
     if not several:
-        raise UsageError("accelerator is an empty list; leave it out if none is needed")
+        raise UsageError("accelerator is an empty list; leave accelerator= out if none is needed")
     return tuple(accelerators.parse(each) for each in several)
 
 
@@ -123,10 +123,10 @@ def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
     """
     hosts = {each.hosts: each for each in accelerators}
     if nodes > 1 and len(hosts) > 1:
-        told = " and ".join(f"{each} of {n} host{'' if n == 1 else 's'}" for n, each in sorted(hosts.items()))
+        told = " and ".join(f"{each} has {n} machine{'' if n == 1 else 's'}" for n, each in sorted(hosts.items()))
         raise UsageError(
             f"with nodes={nodes}, the size of the pool would depend on which accelerator is rented ({told}): "
-            "ask for accelerators with the same number of hosts each, or for nodes=1"
+            "ask for accelerators with the same number of machines each, or for nodes=1"
         )
 
 
@@ -162,7 +162,7 @@ def need_asked(
     number("vcpus", vcpus, "how many vCPUs a node has at least", optional=True, above=0)
     for name, value in (("max_usd_per_hour", cap), ("vcpus", vcpus)):
         if value == math.inf:
-            raise UsageError(f"{name} must be finite, not {value}; leave it out to set no limit")
+            raise UsageError(f"{name} must be finite, not {value}; leave {name} out to set no limit")
     return Need(
         accelerators_asked(accelerator),
         slots_asked(slots),
@@ -231,7 +231,7 @@ def regions_asked(region: str | Sequence[str] | None) -> tuple[str, ...]:
         return ()
     several = cast(tuple[str, ...], tuple(region) if isinstance(region, (list, tuple)) else (region,))
     if not several:
-        raise UsageError("region is an empty list; leave it out to allow every region")
+        raise UsageError("region is an empty list; leave region= out to allow every region")
     for each in several:
         if not isinstance(each, str) or not each.strip():
             raise UsageError(

@@ -131,9 +131,9 @@ class Plan:
             wider = replace(self.need, **{name: getattr(_ANY, name)})
             without = rank_offers(self.considered, wider, today=self.today).offers
             if without:
-                found.append(f"+  without {called}= {len(without):,} would serve; the best: {described(without[0])}")
+                found.append(f"+  without {called}=, {len(without):,} would do; the best: {described(without[0])}")
         if self.considered and self.is_short:
-            found.append("+  a pool may wait for what is out of stock: ComputePool(wait='1h')")
+            found.append("+  a pool can wait for machines that are out of stock: ComputePool(wait='1h')")
         return found
 
     def _other_counts(self) -> Iterator[str]:
@@ -148,7 +148,7 @@ class Plan:
             best = rank_offers(self.considered, replace(self.need, accelerators=others), today=self.today).best
             if best is not None and best.accelerator is not None:
                 spelt = str(wanted.with_count(best.accelerator.count))
-                yield f"+  with accelerator={spelt!r} {described(best)} would serve"
+                yield f"+  with accelerator={spelt!r}, this would do: {described(best)}"
 
     def _heading(self) -> str:
         fewest, most = self.nodes
@@ -310,7 +310,11 @@ def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
     amount = divisor(offer, order_by)
     price = offer.usd_per_hour if has_known_price(offer, today) else price_bound(offer)
     known = amount and price < math.inf
-    return f", {price / amount:.3g} USD/h for each {UNITS[order_by]}" if known else ", per unit: not known"
+    return (
+        f", {price / amount:.3g} USD/h for each {UNITS[order_by]}"
+        if known
+        else f", price for each {UNITS[order_by]} not known"
+    )
 
 
 def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
@@ -325,4 +329,4 @@ def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
     if unranked:
         names = sorted({offer.accelerator.name if offer.accelerator else "no accelerator" for offer in unranked})
         unit = UNITS[order_by]
-        yield f"{len(unranked):,} come last, as no figure for a {unit} is known: {', '.join(names)}"
+        yield f"ranked last, as the price for each {unit} is not known: {len(unranked):,} with {', '.join(names)}"

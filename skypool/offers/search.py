@@ -66,7 +66,9 @@ async def look_around(
         if isinstance(answer, _UNREACHABLE) and not isinstance(answer, _REFUSALS) and offline:
             kept = await asyncio.to_thread(price_cache.read, driver, need)
             if kept is not None:
-                notes.append(f"{driver.name} cannot be reached ({answer}); its cached offers are {_ago(kept.age)} old")
+                notes.append(
+                    f"{driver.name} cannot be reached ({answer}); its cached offers are used, {_ago(kept.age)} old"
+                )
                 answer = kept
         if isinstance(answer, BaseException):
             failures[driver.name] = answer

@@ -161,7 +161,8 @@ class PoolEngine:
         except Exception as left:  # noqa: BLE001 - it becomes a note of the error that is returned
             if left is not error:
                 error.add_note(
-                    f"it is not confirmed that all of its machines have ended: {type(left).__name__}: {left}"
+                    f"it is not confirmed that all machines of pool {self.terms.name!r} have ended; run `skypool down "
+                    f"{self.terms.name}` to try again: {type(left).__name__}: {left}"
                 )
         return error
 
@@ -306,7 +307,7 @@ class PoolEngine:
             self._advised = True
             self._notice(
                 f"map runs one call at a time on each node, with all {devices} {_CALLED.get(kind, 'devices')}; "
-                f'ComputePool(..., slots="per-device") runs {devices}'
+                f'ComputePool(..., slots="per-device") runs {devices} at a time'
             )
 
     def _packing(self) -> Callable[[int, int], None]:
@@ -368,7 +369,9 @@ class PoolEngine:
         words = alike(error)
         if words != self._no_growth:
             self._no_growth = words
-            self._notice(f"the pool cannot grow; it goes on with its nodes, and tries again in {pause:g} s: {error}")
+            self._notice(
+                f"the pool cannot grow for now; it uses the nodes it has, and tries again in {pause:g} s: {error}"
+            )
 
     async def _tend(self) -> None:
         """Record regularly in the ledger that this pool is alive, and end the pool when its budget is spent.
@@ -427,9 +430,7 @@ class PoolEngine:
         unproved: Mapping[int, StillRunning] = await again(end)
         for node, error in unproved.items():
             if node in lost and left[node].id in {getattr(each, "id", "") for each in error.unreachable}:
-                self._notice(
-                    f"node {node} was lost, and what is left on its machine cannot be ended from here: {error}"
-                )
+                self._notice(f"node {node} was lost, and skypool's processes there cannot be ended from here: {error}")
                 self.rental.note_ended(left[node])
                 self.apply(states.Terminated(node))
             else:

@@ -688,7 +688,10 @@ class ComputePool(Executor):
         if isinstance(fn, ComputeFunction):
             return fn
         if isinstance(fn, Call):
-            raise UsageError(f"{fn!r} is already a call: send it with `call >> pool`")
+            raise UsageError(
+                f"{fn!r} is a call, not a function: pass the function without its arguments, or send the call with "
+                "`call >> pool`"
+            )
         if not callable(fn):
             raise UsageError(
                 f"a pool runs functions, but {fn!r} is not callable; pass a function, followed by its arguments"
@@ -818,4 +821,7 @@ class ComputePool(Executor):
 
     def __reduce__(self) -> Any:
         """Raise a TypeError, because a pool cannot be pickled."""
-        raise TypeError("a ComputePool cannot be sent to another process: use it in the process that made it")
+        raise TypeError(
+            f"pool {self.name!r} can be used only in the process that made it: do not use the pool in a function "
+            "that runs on nodes, nor pass it as an argument"
+        )

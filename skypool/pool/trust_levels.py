@@ -118,4 +118,7 @@ class TrustLevels:
                 self._told.add(about)
                 count = sum(other == about for other in self._words.values())
                 nodes = "1 node" if count == 1 else f"{count} nodes"
-                self.tell(f"results of {nodes} of {provider} are read as data only: {said.why}")
+                self.tell(
+                    f"results of {nodes} of {provider} may contain plain data only, because {said.why}; allow_results= "
+                    "permits further classes"
+                )

@@ -192,14 +192,14 @@ async def _knock(transport: Transport, stage: bytes, node: int) -> CommandStream
     if line.startswith("@busy"):
         await asyncio.to_thread(stream.close)
         raise HostBusy(
-            f"the machine of node {node} serves another pool: {line[6:]}; wait until that pool has ended or "
-            "its client has been silent for the pool's lease=, or leave this machine out"
+            f"the machine of node {node} serves another pool: {line[6:]}; wait until that pool has ended, or use "
+            "another machine. If the other pool's client is gone, the machine is free when that pool's lease= is over"
         )
     if line != "@hello":
         await asyncio.to_thread(stream.close)
         raise ProtocolError(
-            f"the machine of node {node} answered {line[:200]!r}: its shell prints before a command begins; check "
-            f"the shell's start files on that machine (~/.bashrc, ~/.profile)",
+            f"the machine of node {node} answered {line[:200]!r}: its shell prints before a command begins; remove "
+            f"what prints from the start files of the shell there (~/.bashrc, ~/.profile)",
             node,
         )
     return stream
@@ -256,8 +256,8 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
                 return course.python
         said = await asyncio.to_thread(stream.end)
         raise ConnectionLost(
-            f"the connection to node {node} ended during its {course.where}; check that its machine still "
-            f"runs: {printable(said) or course.last or 'no reason was given'}",
+            f"the connection to node {node} ended during its {course.where}; check that the machine still "
+            f"runs. Last output: {printable(said) or course.last or 'none'}",
             node,
         )
     except BaseException:
@@ -274,7 +274,10 @@ async def _send(stream: CommandStream, data: bytes, course: _Course, node: int) 
     try:
         await asyncio.get_running_loop().sock_sendall(stream.socket, data)
     except OSError as e:
-        raise ConnectionLost(f"node {node} went away in its {course.where}: {e}", node) from e
+        raise ConnectionLost(
+            f"the connection to node {node} ended during its {course.where}: {e}; check that the machine still runs",
+            node,
+        ) from e
 
 
 async def _send_files(stream: CommandStream, files: Packed, course: _Course, pool: str, node: int, tell: Tell) -> None:
@@ -330,13 +333,13 @@ async def _lines(
                 yield line.decode("utf-8", "replace")
     except TimeoutError as e:
         raise ConnectionLost(
-            f"node {node} sent nothing for {silence:g} s during its {course.where}; check that its machine "
-            "runs and can be reached",
+            f"node {node} sent nothing for {silence:g} s during its {course.where}; check that the machine runs "
+            "and can be reached",
             node,
         ) from e
     except OSError as e:
         raise ConnectionLost(
-            f"the connection to node {node} ended during its {course.where}; check that its machine still runs: {e}",
+            f"the connection to node {node} ended during its {course.where}: {e}; check that the machine still runs",
             node,
         ) from e
 
@@ -402,7 +405,7 @@ class _Course:
             case "@retry":
                 _, attempt, pause = rest.split(" ")
                 self._tail.clear()
-                self._say("retried", f"attempt {attempt} failed; the next one in {pause} s")
+                self._say("retried", f"attempt {attempt} failed; the next one begins in {pause} s")
             case "@advice":
                 self._advice.append(rest)
             case "@fail":

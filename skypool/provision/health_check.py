@@ -33,12 +33,15 @@ def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib:
         found += _driver(bought, report.driver)
     free = report.disk_free / 2**30
     if free < disk_gib:
-        found.append(f"{free:.1f} GiB of its disk are free, and {disk_gib:g} are needed: ask for a larger disk")
+        found.append(
+            f"{free:.1f} GiB of its disk are free, and {disk_gib:g} GiB are needed (ask for a larger disk with disk=, "
+            "or free space on a machine of your own)"
+        )
     skew = report.time - now
     if abs(skew) > CLOCK_SKEW:
         found.append(
-            f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}, more than {CLOCK_SKEW:g} s: check "
-            f"its time synchronisation"
+            f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} this computer's, more than "
+            f"{CLOCK_SKEW:g} s (check the time synchronisation of both)"
         )
     return found
 
@@ -50,7 +53,7 @@ def _devices(bought: Accelerator, seen: Sequence[Device]) -> list[str]:
     if len(fit) >= (bought.slice.chips_per_vm if bought.slice else bought.count):
         return []
     has = ", ".join(_named(device) for device in seen) or "no device at all"
-    return [f"{bought} was bought, and it has {has}: its driver or a device may have failed"]
+    return [f"{bought} was bought, and it has {has} (a device or its driver may have failed; use another machine)"]
 
 
 def _is(bought: Accelerator, device: Device) -> bool:
@@ -70,4 +73,6 @@ def _driver(bought: Accelerator, version: str) -> list[str]:
     branch = version.partition(".")[0]
     if floor is None or bought.runtime != "cuda" or not branch.isdecimal() or int(branch) >= floor:
         return []
-    return [f"its driver is {version}, and {bought.label} needs branch {floor} or later"]
+    return [
+        f"its NVIDIA driver is {version}, and {bought.label} needs {floor} or later (use a machine with such a driver)"
+    ]

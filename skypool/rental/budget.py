@@ -258,7 +258,7 @@ class Budget:
             before = f", of which {spent:.2f} are spent" if spent else ""
             raise BudgetExceeded(
                 f"the first hour of {nodes} {cost:.2f} USD, and the budget is {self.max_usd:.2f} USD{before}: "
-                f"ask for fewer or cheaper {word}s, or raise it: "
+                f"ask for fewer or cheaper {word}s, or raise the budget: "
                 f"budget=Budget({math.ceil((cost + spent) * 100) / 100:.2f})"
             )
 

@@ -229,17 +229,17 @@ def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
 def _judged(thing: Thing, renews: bool, record: Record | None, now: float) -> tuple[Verdict, str]:
     until = thing.until.timestamp() if thing.until is not None else None
     if record is not None and record.client_lives(now):
-        return "live", f"{record.client} {'holds' if record.ending is None else 'is ending'} its pool"
+        return "live", f"{record.client} {'runs' if record.ending is None else 'is ending'} its pool"
     if until is not None and now <= until + GRACE:
         return "live", f"its lease runs until {_clock(until)}"
     if until is not None and renews:
         return "lost", f"its lease ran out at {_clock(until)}"
     if record is None:
-        return "unknown", "no tag says when its lease ends, and its pool is not in the ledger here"
+        return "unknown", "no tag says when its lease ends, and its pool is not in the ledger of this computer"
     if record.ended is not None:
         return "lost", f"its pool ended at {_clock(record.ended)}"
     if now <= record.lasts + GRACE:
-        return "live", f"its client is gone, and it may be taken over until {_clock(record.lasts)}"
+        return "live", f"its client is gone, and its pool may be taken over until {_clock(record.lasts)}"
     return "lost", f"its client was last seen at {_clock(record.beat)}"
 
 
@@ -272,7 +272,7 @@ def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: 
     if errors:
         raise ErrorGroup(
             "some machines or other resources could not be ended and may still cost money; correct these "
-            "causes and run `skypool gc --yes` again",
+            "causes and run the same command again",
             errors,
         )
 

@@ -204,8 +204,8 @@ class Launcher:
                 with attempt:
                     if self.stopping.is_set():
                         raise PoolClosed(
-                            "the pool was stopped while its machines were being launched, so the launch was "
-                            "cancelled; make a new ComputePool to rent machines"
+                            f"pool {order.pool!r} was stopped while its machines were being launched, so the launch "
+                            "was cancelled; make a new ComputePool to rent machines"
                         )
                     self.book.intend(order, offer)
                     try:
@@ -339,10 +339,12 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
         if spared:
             where = f"{provider} ({region or quota})" if region or quota else provider
             lines.append(f"  {spared} more offers of {where} were not tried, because the same refusal applies to them")
-    had = f" for all nodes; {launched} were launched and then ended" if launched else ""
+    had = f" for all nodes; {launched} machines were launched and then ended" if launched else ""
     is_short = any(isinstance(error, (CapacityError, OfferGone)) for _, error in tried) or (launched > 0 and not tried)
     if is_short:
-        lines.append("  ask for more places or kinds, or wait for what is out of stock: ComputePool(wait='1h')")
+        lines.append(
+            "  allow more regions or accelerators, or wait until machines are in stock: ComputePool(wait='1h')"
+        )
     return LaunchError(f"none of {len(offers)} offers could be launched{had}:\n" + "\n".join(lines), is_short=is_short)
 
 

@@ -180,7 +180,7 @@ class LedgerFile:
             _make(self.file)
         self._tell(
             f"the ledger {self.file} was damaged ({why}): it is kept as {kept}, and a new one was started. "
-            f"`skypool ps` and `skypool cost` no longer know earlier pools; `skypool gc` finds machines by tags"
+            f"`skypool ps` and `skypool cost` no longer know earlier pools; `skypool gc` finds their machines by tags"
         )
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T], begin: str, patience: float) -> T:
@@ -265,7 +265,7 @@ def _take(lock: int, kind: int, patience: float) -> None:
             if time.monotonic() >= until:
                 raise TimeoutError(
                     f"another process has held the lock of skypool's ledger for more than {patience:g} s; end "
-                    "that process, or try again"
+                    "that process, or try again later"
                 ) from None
             time.sleep(_POLL)
 
@@ -329,6 +329,6 @@ def _trouble(file: Path, error: BaseException) -> str:
             f"space on that disk, or set XDG_STATE_HOME to a folder on another disk"
         )
     return (
-        f"the ledger {file} cannot be written ({error}), and nothing is rented without it: make it and its folder "
-        f"writable, or set XDG_STATE_HOME to a folder that is"
+        f"the ledger {file} cannot be written ({error}), and nothing is rented without it: make the file and its "
+        f"folder writable, or set XDG_STATE_HOME to a writable folder"
     )

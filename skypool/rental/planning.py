@@ -97,9 +97,9 @@ class Planning:
             first = plan.offers[0]
             raise UsageError(
                 f"budget={budget.max_usd:g} cannot be guaranteed on {first.provider} {first.instance_type}: such a "
-                f"machine cannot end itself, so if this client is killed or cut off it is billed until somebody runs "
-                f"`skypool gc --yes`. Either take machines that end themselves (docs/nets.md says which), or accept "
-                f"that the budget holds only while the client lives: Budget({budget.max_usd:g}, best_effort=True)"
+                f"machine cannot end itself, so it would be billed on if this process were killed or cut off. Choose "
+                f"machines that end themselves (docs/nets.md says which), or accept that the budget holds only while "
+                f"this process runs: Budget({budget.max_usd:g}, best_effort=True)"
             )
         if len(kept) < len(plan.offers):
             out = sorted({each.provider for each in plan.offers} - {each.provider for each in kept})
@@ -154,5 +154,5 @@ class Planning:
         assert state.outcome is not None
         error = state.outcome.exception() or state.outcome.result().error
         self._waits = True
-        self._tell(f"too little is in stock; it is asked for again for {self._terms.wait:g} s", str(error))
+        self._tell(f"too few machines are in stock; skypool keeps asking for {self._terms.wait:g} s", str(error))
         self.plan = None

@@ -159,7 +159,7 @@ class _Errand:
             raise self._still_running(running) from together("several providers failed", [e for _, e in running])
         if left:
             raise ErrorGroup(
-                f"every machine of pool {self.pool!r} has ended, but other resources of it are left; run "
+                f"every machine of pool {self.pool!r} has ended, but other resources of the pool are left; run "
                 f"`skypool down {self.pool}` to remove them",
                 left,
             )
@@ -172,14 +172,14 @@ class _Errand:
             driver.terminate(instances)
             if there := _there(driver, self.pool):
                 raise StillRunning(
-                    "these machines still exist after they were told to end: "
+                    f"these machines of {driver.name} still exist after they were told to end: "
                     f"{', '.join(each.id for each in there)}; run `skypool down {self.pool}` to try again",
                     there,
                 )
         if late := self._late(driver.name):
             raise StillRunning(
-                "machines of these launch requests may still appear, as the provider's list can be late: "
-                f"{', '.join(late)}; run `skypool down {self.pool}` again in a minute"
+                f"machines may still appear, because {driver.name} can list them late: {', '.join(late)} (machines or "
+                f"orders without an answer); run `skypool down {self.pool}` again in a minute"
             )
 
     def _write_down_found(self, driver: Driver, instances: Sequence[Instance]) -> None:

@@ -58,7 +58,7 @@ def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str) 
 
 
 def _not_begun(pool: str, why: str) -> str:
-    return f"the process to end pool {pool!r} could not start ({why}): end the pool with `skypool down {pool}`"
+    return f"the background process that ends pool {pool!r} could not start ({why}): run `skypool down {pool}`"
 
 
 def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:

@@ -306,7 +306,7 @@ def _plain(value: object, kind: type[T]) -> T:
     try:
         found = json.loads(_text(value))
     except ValueError as e:
-        raise Damaged(f"expected JSON, found {value!r}") from e
+        raise Damaged(f"the ledger contains {value!r} where JSON must be, so the file was damaged or changed") from e
     if not isinstance(found, kind):
         raise Damaged(
             f"the ledger contains {value!r} where JSON of type {kind.__name__} must be, so the file was "

@@ -253,7 +253,9 @@ class Rental:
             try:
                 driver.rejected(instance, why)
             except Exception as e:  # noqa: BLE001 - a failed note must not stop the rest
-                self._tell(f"the driver {driver.name} could not record that a machine failed: {e}")
+                self._tell(
+                    f"the driver {driver.name} could not record that a machine failed, and may rent it again: {e}"
+                )
 
     # --- while the pool runs ---------------------------------------------------------------------------------
 
@@ -288,7 +290,10 @@ class Rental:
                 try:
                     driver.renew(name, _from_now(self._terms.lease + _BOOT))
                 except Exception as e:  # noqa: BLE001 - the budget below must be checked in any case
-                    self._tell(f"the tags of the machines of {driver.name} could not be renewed, tried again soon: {e}")
+                    self._tell(
+                        f"the lease in the tags of the machines of {driver.name} could not be renewed; this is tried "
+                        f"again soon: {e}"
+                    )
         self._reprice()
         self._holdings.terminate_lost()
         budget = self._terms.budget
@@ -319,7 +324,9 @@ class Rental:
             try:
                 offers = list(driver.offers(replace(self._terms.need, market="spot", max_usd_per_hour=None)))
             except Exception as e:  # noqa: BLE001 - the prices read last stay valid, and the user is told
-                self._tell(f"the spot prices of {driver.name} could not be updated; tried again soon", str(e))
+                self._tell(
+                    f"new spot prices of {driver.name} could not be read; the last known prices are used", str(e)
+                )
                 continue
             now = {
                 (each.instance_type, each.zone or each.region): each.usd_per_hour / each.hosts
@@ -348,7 +355,7 @@ class Rental:
         most = self._terms.budget.max_usd if self._terms.budget else 0.0
         return (
             f"pool {self._terms.name!r} has spent ${self.receipt.usd:.2f} of its budget of ${most:g}, and its machines "
-            f"are ended; to go on, raise Budget(max_usd=). `skypool cost` shows what each machine cost"
+            f"are ended; to go on, make a new pool with a larger Budget(max_usd=). `skypool cost` shows what was spent"
         )
 
     def runs(self, instance: Instance) -> None:
