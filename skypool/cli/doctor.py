@@ -164,7 +164,8 @@ def _at(driver: Driver) -> list[Finding]:
         there = driver.instances()
     except Exception as e:  # noqa: BLE001 - any error is a finding to show
         return [Finding("answer", False, _said(e))]
-    return [Finding("answer", True, f"{len(there)} machines of your pools")]
+    noun = "machine" if len(there) == 1 else "machines"
+    return [Finding("answer", True, f"{len(there)} {noun} of your pools")]
 
 
 def _said(error: Exception) -> str:
