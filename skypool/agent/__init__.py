@@ -13,10 +13,11 @@ process.
 The agent is one thread on `epoll`. It forks its workers, and only a process with one thread can be forked safely. It
 never unpickles anything that a user sent.
 
-Calls that have not begun wait in a packet socket that all workers of one kind (with devices, or without) read. So the
-kernel gives each call to the next free worker. Workers record in a shared page of memory which call they took.
+Calls that have not begun wait in a packet socket. All workers of one kind (with devices, or without) read the same
+socket, so the kernel gives each call to the next free worker. Each worker writes into a shared page of memory which
+call it took.
 
-Every connection begins with `loader`, which brings skypool to the node.
+Every connection begins with the program `loader`, which copies skypool to the node.
 
 In the agent's process:
 
@@ -26,16 +27,16 @@ In the agent's process:
 - `stops`: stops calls that are cancelled, that run too long, or whose worker hangs; queues lost calls again.
 - `answers`: sends errors for calls that were stopped or lost their worker.
 - `client`, `connection`: the connected client, and the frames (messages) to and from it.
-- `unacknowledged`: outcomes that the client has not confirmed.
+- `unacknowledged`: outcomes, items of generators and output that the client has not confirmed.
 - `call_queue`, `call`: the queue of calls, and one call.
-- `batch`: small calls that arrive in one frame; `batch_watch`: takes back those that wait behind a slow call.
+- `batch`: small calls that arrive in one frame; `batch_watch`: takes back calls that wait behind a slow one.
 - `slots`: forks the worker processes, signals and watches them, and reaps those that died.
 - `processes`: the processes of a node: their names and CPUs, and the descendants of a process.
 - `lease`: how long the node may live; each sign of life from the client extends it.
 - `notice`: waits for the spot notice (the provider will take the machine back), and tells the running call.
 - `call_output`: output of calls: limits it and sends it to the client.
-- `store`: functions and `pool.put()` objects; `value_storage`: large values in memory or in files.
-- `health`: the report about the node's hardware at its start.
+- `store`: functions, `pool.put()` objects and user modules; `value_storage`: large values in memory or in files.
+- `health`: the report about the node's hardware at the start of the node.
 - `own_name`: makes the host name resolve to the right address.
 - `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
 

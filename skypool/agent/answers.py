@@ -40,7 +40,7 @@ class Answers:
         self._unacknowledged = unacknowledged
 
     def fail(self, id_: int, error: BaseException) -> None:
-        """End the call with this id by sending the client an error, which is raised there. Nothing is raised here.
+        """End the call with this id: send an error to the client, which raises it. Nothing is raised here.
 
         The call is removed from the queue. The error is sent even if the queue does not have the call.
         """
@@ -55,13 +55,15 @@ class Answers:
         self._unacknowledged.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
 
     def stopped(self, call: NodeCall) -> None:
-        """End a call that had to stop, by sending the client an error for the reason in `call.doomed`.
+        """Send the client an error for a call that the agent has made to end. `call.doomed` has the reason.
 
         The error depends on the reason:
 
         - "timeout": a CallTimeout.
-        - "stopped" (the worker's process was stopped, as by SIGSTOP): a ConnectionLost.
+        - "stopped" (the worker's process was frozen too long, for example by SIGSTOP): a ConnectionLost.
         - any other: a SkypoolError that says that the call was cancelled.
+
+        The call is removed from the queue.
         """
         error: SkypoolError
         if call.doomed == "timeout":
@@ -82,8 +84,8 @@ class Answers:
     def died(self, slot: Slot, call: NodeCall, status: int) -> None:
         """End a call whose worker died while it ran, by sending the client a WorkerDied error.
 
-        The error has the signal or the exit code, and the last lines that the call printed. For SIGKILL it also says
-        that the machine may have run out of memory.
+        The error contains the worker's signal or exit code, and the end of what the call printed. For SIGKILL it also
+        says that the machine may have run out of memory. The call is removed from the queue.
 
         Args:
             slot: the worker's slot (place where one call runs at a time).

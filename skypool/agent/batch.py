@@ -20,17 +20,19 @@ from skypool.errors import protocol_violation
 from skypool.wire.frames import TOGETHER, Buffer, Frame, Kind, encode
 
 LARGEST_END = select.PIPE_BUF
-"""The greatest size in bytes of an outcome in the pipe. The system writes it completely or not at all."""
+"""The greatest size in bytes of an outcome (result or error) in the pipe. The system writes so many bytes in one piece.
+"""
 _ID = struct.Struct("Q")
 _ALL = 64 << 10
-"""The number of bytes that are read from a pipe at once. A pipe has no more."""
+"""The greatest number of bytes that are read from a pipe at once. A pipe holds no more than that."""
 
 
 class Batch:
     """Several calls that arrived in one frame (message).
 
-    The agent handles the batch like one call until it needs one of its calls alone (see `single`). The class attributes
-    `streams`, `blob`, `pulls`, `given` and `doomed` have the default values of these attributes of a `NodeCall`.
+    The agent handles the batch like one call until it needs one of these calls alone (see `single`). Calls of a batch
+    have no large arguments, send no items and have not been asked to stop. So the class attributes `streams`, `blob`,
+    `pulls`, `given` and `doomed` (see `NodeCall`) have fixed values.
 
     Args:
         f: the frame, of kind CALLS. Its bytes are copied.
@@ -42,7 +44,7 @@ class Batch:
         packet: the bytes of the frame, as received.
         name: as given.
         fn: the key by which the node stores the function.
-        ids: the ids of its calls, in their order.
+        ids: the ids of the calls, in their order.
         timeout: seconds that each call may run; None for no limit.
         silent: True if output of the calls is not sent to the client.
         offered: True if the batch is in a queue of the worker processes, or a worker has taken it.
@@ -97,7 +99,7 @@ class Batch:
     def single(self, id_: int) -> NodeCall:
         """Return a new record of one call of the batch, as if the call had arrived alone.
 
-        The call's id stays in `ids`. From then on, its `offered` changes together with the batch's.
+        The call's id stays in `ids`. When `offered` of the batch is set later, `offered` of the record is set, too.
 
         Args:
             id_: the call's id, one of `ids`.
@@ -118,14 +120,16 @@ class Batch:
 
 
 class Pipes:
-    """Two pipes that a worker process shares with the agent (the node's main process), for running batches.
+    """Two pipes that a worker process shares with the agent (the node's main process), for batches of small calls.
 
     The agent creates the pipes before it forks the worker.
 
     The first pipe contains the ids of the calls that have not begun. The worker reads an id before it begins that call.
-    The agent reads all the ids if other workers are to run these calls. An id can be read only once, so no call runs
-    twice. The second pipe contains the outcomes (results or errors) of calls. The agent reads this pipe when the worker
-    tells it to, and at the agent's regular checks.
+    To give these calls to other workers, the agent reads all ids that are left. An id can be read only once, so no call
+    runs twice.
+
+    The second pipe contains the outcomes (results or errors) of calls. The agent reads this pipe when the worker sends
+    a packet that asks for it, at regular checks, and after the worker's death.
     """
 
     def __init__(self) -> None:
@@ -135,9 +139,9 @@ class Pipes:
         os.set_blocking(self._ended, False)
 
     def leave(self) -> set[int]:
-        """Return the numbers of the three file descriptors of the pipes that the worker process must leave open.
+        """Return the three file descriptors of these pipes that the worker process needs. Nothing is closed here.
 
-        Nothing is closed here. After the fork, the worker closes all file descriptors that it does not need.
+        After the fork, the worker closes the file descriptors that it does not need, and leaves these open.
         """
         return {self._claims, self._claim, self._end}
 
@@ -160,7 +164,7 @@ class Pipes:
     # --- in the worker ---------------------------------------------------------------------------------------
 
     def hold(self, ids: list[int]) -> None:
-        """Write the ids of the calls of a batch to the pipe of calls that have not begun.
+        """Write the ids of a batch's calls to the pipe for calls that have not begun.
 
         Called in the worker process that runs the batch (several small calls). The pipe must be empty: each call of the
         previous batch was claimed or taken back.

@@ -13,7 +13,8 @@ from skypool.agent.slots import CPU, Slot, Slots
 LOOK = 0.005
 """Seconds between two checks of the batches."""
 _SLOW = 0.05
-"""Seconds that a call may delay others of its batch while no worker is idle. If one is idle, `LOOK` is the limit."""
+"""Seconds that a call may delay others of its batch while no worker is idle. If a worker is idle, `LOOK` is the limit.
+"""
 
 
 class BatchWatch:
@@ -24,7 +25,7 @@ class BatchWatch:
     Args:
         slots: the slots (places where one call runs at a time) and their workers.
         queue: the calls of this node that have not ended.
-        hear: called with a slot to handle the packets and outcomes that its worker process has sent.
+        hear: called with a slot. It handles the packets and outcomes that the slot's worker process has sent.
 
     Attributes:
         alert: True while a call may be waiting behind another one, so that `look` must be called. False at first.
@@ -50,12 +51,14 @@ class BatchWatch:
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:
-        """Send outcomes of batched calls to the client, and queue calls that wait behind a slow call for other workers.
+        """Send the client the outcomes of batched calls. Let other workers run the calls that wait behind a slow call.
 
         An outcome is a result or error. A batch is several small calls that one worker process runs in turn. A call is
         slow if it has run for more than `_SLOW` (0.05) seconds. If a slot of the same kind is idle, a call is slow as
-        soon as a second check finds it still running. `alert` is set to True if another check is needed, else to False.
-        Does nothing if the last check was less than `LOOK` (0.005) seconds ago.
+        soon as a second check finds it still running. The calls behind it are taken back from its worker and queued.
+
+        `alert` is set to True if another check is needed, else to False. Does nothing if the last check was less than
+        `LOOK` (0.005) seconds ago.
 
         Args:
             now: the time of the agent's clock, in seconds.

@@ -17,7 +17,7 @@ class NodeCall:
     Attributes:
         id: the call's id.
         packet: its frame (message) as it was received.
-        blob: its arguments if they are large, else None.
+        blob: its arguments if they are large; None if they are in `packet`.
         name: the name of its function.
         fn: the key by which the node stores its function.
         timeout: seconds that it may run; None for no limit.
@@ -25,16 +25,16 @@ class NodeCall:
         streams: True if it sends items of a generator.
         kind: the kind of slot (place for one call) that it needs: MAIN or CPU (see `slots`).
         offered: True if it is in a queue of the worker processes, or a worker has taken it.
-        again: True if it was offered to workers more than once, so that two workers may have its arguments.
-        doomed: why it must stop: "cancel", "timeout" or "stopped" (its worker's process was stopped, as by SIGSTOP). ""
-            if it need not stop.
-        grace: seconds that it has to stop before its worker is killed.
-        missing: the time since which it may be lost, because a worker died before the call began; None if it is not
-            lost.
+        again: True if it was queued again after workers could take it, so that two workers may have its arguments.
+        doomed: why the agent ends it: "cancel", "timeout" or "stopped" (its worker's process was frozen, for example by
+            SIGSTOP). "" if it may go on.
+        grace: seconds that it has to end after it was asked to. Then its worker is killed.
+        missing: the time at which a worker died, after which no worker was known to have the call; None if the call is
+            not missing.
         printed: bytes of its output that were sent.
         dropped: bytes of its output beyond the limit, which were not sent.
         pulls: for each iterator argument (by number), how many items its worker has asked for.
-        given: for each iterator argument (by number), how many items its worker has got.
+        given: for each iterator argument (by number), how many items were given to its worker.
     """
 
     id: int

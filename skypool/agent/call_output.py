@@ -27,8 +27,8 @@ class CallOutput:
 
     Attributes:
         apart: keys of functions that write directly to file descriptor 1 or 2, not through `sys.stdout` or
-            `sys.stderr`. Their calls must run one by one, because such output does not show which call of a batch wrote
-            it.
+            `sys.stderr`. Calls of these functions must not be batched (several calls in one message), because such
+            output does not show which call of a batch wrote it.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, client: Client) -> None:
@@ -40,8 +40,8 @@ class CallOutput:
     def read(self, slot: Slot, fd: int) -> None:
         """Handle output that a worker's process or its children wrote directly to a file descriptor.
 
-        Reads at most 64 KiB, and does not wait. Later calls of the function that is running are not batched (several
-        calls in one message). At the end of the output, the file descriptor is no longer watched.
+        Reads at most 64 KiB, and does not wait. The function of the running call is added to `apart`, so that its later
+        calls are not batched. At the end of the output, the file descriptor is no longer watched.
 
         Args:
             slot: the worker's slot (the place where it runs calls).
@@ -58,10 +58,11 @@ class CallOutput:
             self.add(slot, id_, fd, data)
 
     def add(self, slot: Slot, id_: int, fd: int, data: bytes) -> None:
-        """Send a call's output to the client, as far as the limits allow, and keep its last bytes in the slot.
+        """Send a call's output to the client, up to two limits, and keep the last bytes of the output in the slot.
 
-        The limits are 10 MiB for each call, and 4 MiB that the client has not acknowledged. Bytes beyond the limits are
-        dropped, and counted in the call's `dropped`. Output of a silent call is not sent, but its last bytes are kept.
+        The limits are 10 MiB for each call, and 4 MiB of all calls' output that the client has not acknowledged. Bytes
+        beyond the limits are dropped, and counted in the call's `dropped`. Output of a silent call is not sent, but its
+        last bytes are kept.
 
         Args:
             slot: the slot that the output comes from.
@@ -90,10 +91,10 @@ class CallOutput:
             self._client.unacknowledged.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
 
     def end(self, slot: Slot, call: NodeCall) -> None:
-        """Tell the client how many bytes of an ended call's output were dropped, and send the last of these bytes.
+        """Send the client the last bytes that were dropped of an ended call's output, after a message about the others.
 
-        Both are sent as output of the call to stderr: first the message, then at most `TAIL` (4096) bytes.
-        `call.dropped` is then set to 0. Does nothing if no bytes were dropped.
+        The message says how many bytes stay dropped. At most `TAIL` (4096) bytes follow it. Both are sent as output of
+        the call to stderr, and `call.dropped` is set to 0. Does nothing if no bytes were dropped.
         """
         if call.dropped:
             last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""

@@ -25,7 +25,7 @@ class _Lane:
 
     Attributes:
         queue: the queue from which worker processes take calls.
-        waiting: calls that are not in `queue`, in order, because it has no room or they were taken back.
+        waiting: calls that are not in `queue`, in order, because `queue` has no room or they were taken back from it.
         full: True while `queue` has no room. The agent's loop then watches for room.
     """
 
@@ -42,7 +42,8 @@ class CallQueue:
 
     Args:
         slots: the slots whose workers run the calls.
-        watch: `watch(fd, events, callback)` has the agent's loop watch a file descriptor; with events 0, no longer.
+        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
+            file descriptor `fd`. With events 0, the loop stops watching `fd`.
         kept: collects the memory of arguments that are no longer needed, to be used again.
 
     Attributes:
@@ -85,15 +86,15 @@ class CallQueue:
         return call
 
     def forget(self, id_: int, done: bool = False) -> None:
-        """Remove a call that has ended or was given back, and release the memory of its arguments.
+        """Remove a call that has ended, or was given back to the client, together with its arguments.
 
-        Does nothing if there is no such call. Other calls of its batch stay. The caller must first remove a call that
-        still waits from the waiting calls.
+        Does nothing if there is no such call. Other calls of its batch stay. Only `calls` and `suspects` are changed
+        here: if the call still waits for a worker, the caller must first take it off the list of waiting calls.
 
         Args:
             id_: the call's id.
-            done: True if its worker process no longer uses the arguments. Their memory is then kept for another value,
-                unless two workers may have had the arguments. In all other cases the memory is released.
+            done: True if its worker process no longer uses the arguments. The memory of large arguments is then kept
+                for another value, unless two workers may have had them. In all other cases it is released.
         """
         call = self.calls.pop(id_, None)
         self.suspects.pop(id_, None)
@@ -138,8 +139,8 @@ class CallQueue:
     def lacks_workers(self) -> bool:
         """Return True if one more worker process for CPU slots (slots without a device) would have a call to run.
 
-        This is the case if a call waits in the queue of CPU slots, and there are fewer workers of CPU slots than calls
-        and batches for them. Returns False if every CPU slot has a worker, or if the node has no CPU slots.
+        This is so if a call waits in the queue of CPU slots, and fewer workers than calls and batches are there for CPU
+        slots. Returns False if every CPU slot has a worker, or if the node has no CPU slots.
         """
         if not self._slots.spare or not self._slots.queues[CPU].has_calls:
             return False
@@ -149,8 +150,8 @@ class CallQueue:
     def again(self, ids: Iterable[int]) -> None:
         """Put calls that were offered to worker processes, and have not begun, at the front of the queue again.
 
-        They come before all other calls, in the given order. They stay in the agent (the node's main process) until
-        `pump` (which moves them to the workers) is called. Calls that have ended, or were not offered, are ignored.
+        They come before all other calls, in the given order. They stay in the agent until `pump` is called, which moves
+        them to the workers. Calls that have ended, or were not offered, are ignored.
 
         Args:
             ids: the ids of the calls.
@@ -166,8 +167,8 @@ class CallQueue:
     def take_back(self) -> None:
         """Take back the calls that no worker process has taken, and put them at the front of the queue again.
 
-        They are removed from the sockets that workers read. They stay in the agent (the node's main process) until
-        `pump` (which moves them to the workers) is called.
+        They are removed from the sockets that workers read. They stay in the agent until `pump` is called, which moves
+        them to the workers.
         """
         for lane in self._lanes:
             self._take_back(lane)
@@ -175,8 +176,8 @@ class CallQueue:
     def _take_back(self, lane: _Lane) -> None:
         """Take back the calls of one kind of slot that no worker process has taken.
 
-        They are put at the front of the queue again, and stay in the agent (the node's main process) until `pump`
-        (which moves them to the workers) is called. File descriptors that came back with them are closed.
+        They are put at the front of the queue again. They stay in the agent until `pump` is called, which moves them to
+        the workers. File descriptors that came back with them are closed.
 
         Args:
             lane: the calls that wait for one kind of slot (place for one call).
@@ -192,24 +193,24 @@ class CallQueue:
         """Take back batched calls that the worker processes of these slots have taken but not begun.
 
         A slot is a place where one call runs at a time. A batch is several small calls that one worker runs in turn.
-        The calls are put at the front of the queue again, and stay in the agent (the node's main process) until `pump`
-        (which moves them to the workers) is called.
+        The calls are put at the front of the queue again. They stay in the agent until `pump` is called, which moves
+        them to the workers.
         """
         self.again([id_ for slot in slots for id_ in slot.pipes.take_back()])
 
     def give_back(self, n: int, kind: int) -> list[int]:
-        """Remove up to `n` calls that have not begun, and return their ids. The last calls are removed first.
+        """Remove up to `n` calls that have not begun, from the end of the queue, and return their ids.
 
-        The client then sends them to another node. Calls are taken back from the workers' socket and batches only if
-        fewer than `n` calls wait in the agent. The caller must then call `pump`, which moves the remaining calls to the
-        workers.
+        The client can then send these calls to other nodes. If fewer than `n` calls wait in the agent, more are taken
+        back from the workers' socket and from batches. Afterwards, the caller must call `pump`, which moves the
+        remaining calls to the workers.
 
         Args:
             n: the greatest number of calls to remove.
             kind: the kind of slot (place for one call) that they need, MAIN or CPU.
 
         Returns:
-            the ids, the last call first; an empty list if all calls have begun.
+            the ids, the last call first; an empty list if there are no calls that have not begun.
         """
         lane = self._lanes[kind]
         calls = self._apart(lane)
@@ -228,8 +229,8 @@ class CallQueue:
     def doomed(self) -> list[NodeCall]:
         """Remove from the queue the calls that must stop (see `NodeCall.doomed`) and have not begun, and return them.
 
-        They stay in `calls`. All other calls that have not begun are taken back from the worker processes, and wait
-        until `pump` (which moves them to the workers) is called. Returns an empty list if there are no such calls.
+        The returned calls stay in `calls`. Returns an empty list if there are none. All other calls that have not begun
+        are taken back from the worker processes. They wait until `pump` is called, which moves them to the workers.
         """
         self.take_back()
         self.take_back_from(self._slots.all)

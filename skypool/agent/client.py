@@ -1,5 +1,6 @@
-"""Accepts the client (the user's process) at the agent, replaces it by a later one, and sends frames (messages) to it.
+"""Accepts a client (the user's process) at the agent, and sends frames (messages) to that client.
 
+A later client can take the place of one that is gone or silent.
 The agent is the main process of a node. Clients connect through a holder, the process at the node's end of each
 connection.
 """
@@ -25,12 +26,13 @@ Watch = Callable[[int, int, Callable[[], None]], None]
 
 
 class Client:
-    """The agent's view of its client, the user's process. A node has at most one, which may leave and come back.
+    """The agent's view of its client, the user's process. A node has at most one client, which may leave and come back.
 
     Args:
         listener: the Unix socket at which holders (processes at the node's end of connections) hand over the file
             descriptors of a client.
-        watch: `watch(fd, events, callback)` has the agent's loop watch a file descriptor; with events 0, no longer.
+        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
+            file descriptor `fd`. With events 0, the loop stops watching `fd`.
         liveness: seconds of silence after which another client may take the node.
         clock: the agent's clock, which measures that silence.
         on_frame: called with every frame (message) of the accepted client, except its first one, the HELLO.
@@ -43,7 +45,8 @@ class Client:
     Attributes:
         unacknowledged: outcomes (results or errors), stream items and output that the client has not acknowledged.
         session: the id of the client that was accepted last; "" before the first one.
-        heard: the time of the last sign of life, by the agent's clock. At first it is the time of creation.
+        heard: the time of the client's last sign of life, by the agent's clock. At first, the time when this object was
+            created.
     """
 
     def __init__(
@@ -75,10 +78,10 @@ class Client:
         watch(listener.fileno(), select.EPOLLIN, self._on_holder)
 
     def _on_holder(self) -> None:
-        """Accept a new connection. Waits at most 2 s for its file descriptors.
+        """Accept a holder, and take over its connection to a client. Waits at most 2 s for the file descriptors.
 
-        A holder is the process at the node's end of a connection to the client. It connects to the Unix socket, and
-        hands over the connection's two file descriptors. A holder that hands over none is disconnected.
+        A holder is the process at the node's end of a connection to the client. It connects to the agent's Unix socket
+        and hands over two file descriptors of the client's connection. If it does not do so, it is disconnected.
         """
         holder, _ = self._listener.accept()
         holder.settimeout(2)
@@ -96,7 +99,7 @@ class Client:
         self._holders[connection] = holder
 
     def _read(self, connection: Connection) -> None:
-        """Handle the frames (messages) that have arrived on a connection. Does nothing if it is closed already.
+        """Handle the frames (messages) that have arrived on a connection. Does nothing if that connection is closed.
 
         The connection is closed if it has ended or failed, or if a frame is not valid. An error is logged, except for a
         regular end. No exception is raised in these cases.
@@ -144,7 +147,7 @@ class Client:
 
         Args:
             connection: the connection that the HELLO came on. It is closed after TAKEN.
-            hello: the header of the HELLO: the client's session, and the calls that it waits for.
+            hello: the header of the HELLO: the client's session id, and the ids of the calls that the client waits for.
         """
         session = str(hello["session"])
         awaited = set(hello["calls"])
@@ -173,8 +176,8 @@ class Client:
     def _drop(self, connection: Connection) -> None:
         """Close a connection to a client, and the socket to its holder process.
 
-        Does nothing if they are closed already. If it is the accepted client's connection, `on_gone` is called, and no
-        client is accepted until the next HELLO.
+        Does nothing if they are closed already. If this was the accepted client's connection, `on_gone` is called, and
+        frames are accepted again only after the next HELLO.
         """
         holder = self._holders.pop(connection, None)
         if holder is None:

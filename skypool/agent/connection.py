@@ -27,7 +27,7 @@ class Large:
 
     Attributes:
         call: the id of the call that the value belongs to.
-        key: the key in the frames of the value's pieces.
+        key: the key by which the frames of the pieces name the value.
         blob: the storage of the value; None if there is no value, only the frame `then`.
         written: how many bytes of the value can be sent, because the worker has written them.
         then: the frame that is sent after the value and refers to it; None until that frame is known.
@@ -41,10 +41,10 @@ class Large:
 
 
 class Connection:
-    """A pair of file descriptors of a client, through which frames (messages) are received and sent without blocking.
+    """A connection to a client: two file descriptors, through which frames (messages) come and go without blocking.
 
-    Small frames are sent before pieces of large values, so that they need not wait for these. Frames about the same
-    call stay in order: a call's outcome must not arrive before its last item.
+    Small frames are sent before pieces of large values, so small frames need not wait. Frames about the same call stay
+    in order: the outcome of a generator call must not arrive before its last item.
 
     Args:
         source: the file descriptor to read from. It is made non-blocking, and `close` closes it.
@@ -223,8 +223,8 @@ class Connection:
         """Queue the next piece of the first large value that has bytes ready. Return False if none has, else True.
 
         A piece has at most `CHUNK` (1 Mi) bytes. The frame (message) that refers to the value is queued after its last
-        piece. A value that is still being written is the last queued one of its call. So nothing about that call
-        overtakes the value when the value is skipped.
+        piece. A value whose next bytes are not written yet is skipped. Such a value is the last queued one of its call,
+        so the order of the call's values stays.
         """
         for large in self._large:
             blob = large.blob

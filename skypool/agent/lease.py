@@ -1,7 +1,7 @@
-"""Limits how long a node (a rented machine) lives: until its lease ends. Each message from the client extends it.
+"""Limits how long a node (a rented machine) lives: until its lease ends. Each message of the client extends the lease.
 
-It also writes a file for the guard, a process of root that ends the rented machine at a certain time. Writing the file
-postpones that time. See `skypool.drivers.userdata`.
+This module also writes a file for the guard. The guard is a process that runs as root, and ends the rented machine at a
+certain time. Writing the file postpones that time. See `skypool.drivers.userdata`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 
 _EVERY = 5.0
-"""The shortest time between two routine requests to the guard, in seconds."""
+"""The shortest time between two routine requests to the guard, in seconds. For a lease below 100 s it is shorter."""
 _WIDTH = 31
 """The length of a request in characters. Each request overwrites the one before."""
 
@@ -43,12 +43,13 @@ class Lease:
         self._allowed = time.monotonic() + seconds
 
     def renew(self, heard: float) -> float:
-        """Return the node's deadline, in seconds of `time.monotonic()`. Write it to the guard's file if that is due.
+        """Return the node's deadline, in seconds of `time.monotonic()`. Write the guard's file if that is due.
 
-        The guard is the process that ends the rented machine. The deadline is the earliest of the limits by lease,
-        lifetime and `allow`. The file is written if the client was heard since the last write, but at most every
-        `_EVERY` (5) seconds (more often for a short lease). It is also written if the deadline has become more than a
-        second earlier.
+        The guard is the process that ends the rented machine. Its file gets the seconds that are left. The deadline is
+        the earliest of the limits by lease, lifetime and `allow`.
+
+        The file is written if the client was heard since the last write, but at most every `_EVERY` (5) seconds (more
+        often for a short lease). It is also written if the deadline has become more than a second earlier.
 
         Args:
             heard: the time of the client's last sign of life, in seconds of `time.monotonic()`.

@@ -9,7 +9,7 @@ import os
 import sys
 
 ALIVE = b"@alive!\n"
-"""The line that a client sends regularly during a machine's setup. Some may be unread when this starts."""
+"""The line that a client sends regularly during a machine's setup. Some may be unread when this program starts."""
 GONE = 3
 """Exit status: the agent has ended, and no new one may be started."""
 OTHER_PYTHON = 4

@@ -2,11 +2,11 @@
 
 The client is the user's process. Sources are identified by a hash of their content.
 
-Modules that the client had loaded from outside site-packages take precedence, as they do on the client. The client is
-asked for any other module that the node lacks, when it is imported.
+Modules that the client had loaded from outside site-packages take precedence over installed ones, as they do on the
+client. For any other module that the node lacks, the client is asked when the module is imported.
 
 The client's script cannot be imported on a node. multiprocessing inside a call normally sends functions and classes by
-name. Those of the script are sent by value.
+name. Functions and classes of the script are sent by value instead.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class UserModules:
         self._tops: set[str] = set()
 
     def install(self) -> None:
-        """Add two finders to `sys.meta_path`, and call `send_script_by_value`.
+        """Add the import hook to this process: two finders in `sys.meta_path`. Also call `send_script_by_value`.
 
-        The first finder has precedence over all others, for modules known to be the user's own. The last one is for
+        The first finder comes before all others, and finds modules known to be the user's own. The last one is for
         modules that nothing else finds.
         """
         send_script_by_value()
@@ -73,8 +73,8 @@ class UserModules:
             manifest: a dict from the name of each module to the hash of its content.
 
         Returns:
-            False if a module that was imported here has changed on the client, so that only a new process can import it
-                again. Otherwise True.
+            False if a module that was imported here has changed on the client. Only a new process can then import the
+                changed module. Otherwise True.
         """
         self._known.update(manifest)
         self._tops.update(name.partition(".")[0] for name in manifest)
@@ -114,7 +114,7 @@ def send_script_by_value() -> None:
 
 
 def _by_value(_: ForkingPickler, thing: Any) -> Any:
-    """Return the reduce value with which pickle sends a function or class of the client's script to a child process.
+    """Return the reduce value (as of `__reduce__`) by which pickle sends a function or class of the client's script.
 
     Returns NotImplemented for any other object, which is then pickled as usual.
 

@@ -1,7 +1,7 @@
 """The agent of a node (a rented machine): an event loop that receives calls and passes them to worker processes.
 
 It sends the outcome of each call (result or error) back to the client, the user's process. When a worker dies, the
-agent starts a new one, and ends the call that the dead worker ran with an error.
+agent starts a new one. The client gets an error for the call that the dead worker was running.
 """
 
 from __future__ import annotations
@@ -184,10 +184,11 @@ class Agent:
             self._poll.register(fd, events)
 
     def _read_clock(self) -> float:
-        """Return the agent's clock in seconds, which leaves out pauses of the whole node. Note such a pause for calls.
+        """Return the time of the agent's clock in seconds. If the whole node was paused, note that for running calls.
 
-        If the node was stopped since the previous reading, the length of that pause is noted for all calls that were
-        running then. It does not count towards their timeouts. Calls that began within the pause are left out.
+        The clock leaves out pauses, in which the node's processes were stopped. The length of a pause since the
+        previous reading is noted for all calls that were running then, and does not count towards their timeouts.
+        Calls that began within the pause are left out.
         """
         now = self._clock()
         pause = self._clock.paused - self._noted_pauses
@@ -279,11 +280,11 @@ class Agent:
         self._pass_on(f)
 
     def _on_hello(self, is_new: bool) -> dict[str, Any]:
-        """Return the header of the WELCOME, the first message to a connected client. Forget the names of old calls.
+        """Return the header of the WELCOME, the first message to a connected client.
 
-        The header names the node's slots and devices, the calls, functions and objects that the agent (the node's main
-        process) knows, and the machine's state. Old calls are those that have ended and whose outcomes were
-        acknowledged.
+        The header has the numbers of the node's slots and devices, the calls, functions and objects that the agent (the
+        node's main process) knows, and the machine's state. Function names of calls that have ended are forgotten here
+        if the calls' outcomes were acknowledged.
 
         Args:
             is_new: True if it is not the same client as before. Workers that wait for a function or an object of the
@@ -312,8 +313,8 @@ class Agent:
     def _calls_by_name(self) -> dict[str, list[int]]:
         """Return the ids of the calls, grouped by the name of their function: a dict from name to ids.
 
-        The dict contains the calls that have not ended, and those whose outcome the client has not acknowledged.
-        Grouped ids are shorter than a name for each id. The dict is empty if there are no calls.
+        The dict contains the calls that have not ended, and those whose outcome the client has not acknowledged. It is
+        empty if there are no such calls.
         """
         found: dict[str, list[int]] = {}
         for call, name in self._names.items():
@@ -321,11 +322,11 @@ class Agent:
         return found
 
     def _on_resumed(self) -> None:
-        """Repeat to a client that has connected the messages that may have been lost with an earlier connection.
+        """Repeat messages that may have been lost with an earlier connection. Called when a client has connected.
 
-        If the provider has announced that it takes the machine back, a status report with that time is sent first. Then
-        come the requests for modules that worker processes wait for, and for items of iterator arguments that have not
-        arrived.
+        If the provider has announced that it takes the machine back, a status report with the announced time is sent
+        first. Then come the requests for modules that worker processes wait for, and for items of iterator arguments
+        that have not arrived.
         """
         if self.page.interruption:
             self._client.send(Kind.PONG, self._report())
@@ -360,7 +361,7 @@ class Agent:
     def _on_interruption(self, at: float) -> None:
         """Tell workers and client that the provider takes the machine back.
 
-        Each later PONG (status report) repeats the time, because the client may miss the one that is sent here.
+        The client gets a PONG (status report) with the time. Each later PONG repeats it, because this one may be lost.
 
         Args:
             at: the time at which the machine goes, in seconds since 1970.
@@ -375,7 +376,7 @@ class Agent:
         large arguments, the call ends at once with a SpoolFull error.
 
         Raises:
-            ProtocolError: the client never sent the call's function, or has not sent all of its large arguments.
+            ProtocolError: the client never sent or announced the call's function, or has not sent all large arguments.
         """
         h = f.header
         if h["id"] in self._calls or self._unacknowledged.knows(h["id"]):
@@ -396,13 +397,13 @@ class Agent:
     def _on_calls(self, f: Frame) -> None:
         """Put the calls of one frame (message) into the queue, as one batch for one worker.
 
-        Calls that are known already are ignored, and then the others are queued one by one. All calls are queued one by
-        one if calls of this function have written directly to their file descriptors: such output does not show which
-        call of a batch wrote it.
+        Calls that are known already are ignored. In that case, the others are queued one by one. All calls are also
+        queued one by one if calls of this function have written directly to file descriptor 1 or 2: such output does
+        not show which call of a batch wrote it.
 
         Raises:
             ProtocolError: the frame is longer than `PACKET` (128 Ki) bytes, is not valid, or names a function that was
-                never sent.
+                never sent or announced.
         """
         if len(f.raw) > PACKET:
             raise protocol_violation(
@@ -477,7 +478,10 @@ class Agent:
     def _on_packets(self, slot: Slot) -> None:
         """Handle packets that a worker process has sent, at most `_PACKETS_AT_ONCE` (64). Does not wait for more.
 
-        The loop comes back for the rest after the packets of other workers. Raises ProtocolError as `_read_packets`.
+        The loop comes back for the rest after the packets of other workers.
+
+        Raises:
+            ProtocolError: the worker sent a frame of a kind that workers do not send.
         """
         if self._read_packets(slot):
             self._batch_watch.alert = True
@@ -485,8 +489,9 @@ class Agent:
     def _read_packets(self, slot: Slot) -> bool:
         """Handle at most `_PACKETS_AT_ONCE` (64) packets of a worker process. Return True if there may be more.
 
-        When no packet is left, the outcomes of batched calls that have arrived are sent to the client. Packets that
-        wait to be sent to this worker are sent as far as there is room.
+        Returns False if no packet is left, or if the node's last call has ended. When no packet is left, outcomes
+        (results or errors) of batched calls are sent to the client. At the end, packets that wait to be sent to this
+        worker are sent as far as there is room.
 
         Raises:
             ProtocolError: the worker sent a frame of a kind that workers do not send.
@@ -545,7 +550,8 @@ class Agent:
         If output of the call was dropped, the client is told how much.
 
         Args:
-            slot: the slot (place for one call) that the call ran on. Its worker is no longer due to be killed.
+            slot: the slot (place for one call) that the call ran on. If its worker was to be killed for this call, that
+                is called off.
             id_: the call's id.
             done: True if the worker process no longer uses the memory of the call's arguments, so that this memory can
                 be used again.
@@ -603,9 +609,10 @@ class Agent:
     def _on_death(self, slot: Slot) -> None:
         """Handle the death of a worker process, and start a new one for its slot (place for one call).
 
-        First, all packets and up to 64 KiB of output that the worker sent before its death are handled. The call that
-        it ran ends with an error. Calls that it had taken but not begun are queued again, before all others. A call
-        that was given to a worker, but that no worker has, is queued again later (see `Stops.note_missing`).
+        First, the packets that the worker sent before its death are handled, and up to 64 KiB of each of its direct
+        outputs (stdout and stderr). The call that the worker ran ends with an error. Calls that it had taken but not
+        begun are queued again, before all others. A call that workers could take, but that none is known to have, is
+        queued again later (see `Stops.note_missing`).
         """
         slot.ended += slot.pipes.ended()
         while self._read_packets(slot):

@@ -33,15 +33,17 @@ _MOST = 4096
 
 
 class Lookout:
-    """A watcher in the agent (the node's main process) that runs the driver's program until it reports a spot notice.
+    """A watcher in the agent (the node's main process): runs the driver's program until that reports a spot notice.
 
     A spot notice announces that the provider will take the machine back. The program is started again, after a pause,
     if it ends without reporting a notice. Creating this object starts nothing (see `tick`).
 
     Args:
         source: the source of the Python program, as in `Access.watch`; "" for none.
-        watch: `watch(fd, events, callback)` has the agent's loop watch a file descriptor; with events 0, no longer.
-        on_notice: called once with the time that the program prints (seconds since 1970).
+        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
+            file descriptor `fd`. With events 0, the loop stops watching `fd`.
+        on_notice: called once with the time that the program has printed, at which the machine is taken back (seconds
+            since 1970).
     """
 
     def __init__(
@@ -145,15 +147,15 @@ def _seconds(said: bytes) -> float | None:
 
 
 class Herald:
-    """A notifier in a worker process: it calls the user's callback `on_interruption` of calls, in another thread.
+    """A notifier in a worker process: it calls the callbacks `on_interruption` of the user's calls, in another thread.
 
-    The running call's callback is called once when the provider announces that it takes the machine back. A call that
-    begins later has its callback called at once.
+    When the provider announces that the machine will be taken back, the running call's callback is called once. If a
+    call begins after that, its callback is called at once.
 
     Args:
         fd: the read end of a pipe. The pipe ends when `page` has the time of the interruption, or when the agent has
             died.
-        page: the memory shared with the agent (the node's main process).
+        page: the memory shared with the agent (the node's main process). It has the time of the interruption.
     """
 
     def __init__(self, fd: int, page: SharedPage) -> None:
@@ -174,8 +176,8 @@ class Herald:
     def attend(self, attended: Attended) -> Callable[..., Any]:
         """Note that a call begins, and return its function, which the caller must call. Does not wait.
 
-        If the provider has announced already that it takes the machine back, another thread calls the call's
-        `on_interruption` at once.
+        If the provider has announced already that the machine will be taken back, another thread calls
+        `on_interruption` of the call at once.
 
         Args:
             attended: the call's function and its `on_interruption`.

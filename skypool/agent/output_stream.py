@@ -14,7 +14,7 @@ from typing import BinaryIO
 _PIECE = 32 << 10
 """The greatest size of a piece of output in bytes."""
 _RATE = 1000.0
-"""Lines a second that are sent one by one. Beyond this rate, lines of up to 20 ms are sent together.
+"""Lines a second that are sent one by one. Beyond this rate, lines are gathered for up to 20 ms and sent together.
 
 A line that is sent by itself has left the process before the next one is printed, so a crash does not lose it.
 """
@@ -62,8 +62,9 @@ class OutputStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Add text to the output, and return its length in characters.
 
-        Complete lines are sent at once, or within about 20 ms if there are more than 1000 a second. Other text is sent
-        at `flush`, with the next complete line, or when 32 Ki characters have gathered. May be called from any thread.
+        A text that contains a line end is sent at once, or within about 20 ms if there are more than 1000 a second. A
+        carriage return counts as a line end. Other text is sent at `flush`, with the next line end, or when 32 Ki
+        characters have gathered. May be called from any thread.
 
         Raises:
             TypeError: `text` is not a str.

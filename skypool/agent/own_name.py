@@ -22,7 +22,7 @@ MARK = "# skypool:"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Environment variables that name the network interface for Gloo, NCCL and TensorPipe.
 
-These then do not look up their own name.
+With such a variable, these libraries do not look up the machine's own name.
 """
 _SIOCGIFADDR = 0x8915
 """The ioctl request for the address of a network interface."""
@@ -38,13 +38,12 @@ def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str
 
     Args:
         address: the address at which other nodes reach this one; "" if unknown.
-        rented: True if only this pool uses the machine.
+        rented: True if only this pool uses the machine, so that its hosts file may be changed.
         env: the environment of calls. It is not changed.
 
     Returns:
         variables to add to `env`, as a dict from name to value. The dict is empty if none are needed, if `address` is
-        "", or if
-            no interface has it.
+            "", or if no network interface has `address`.
     """
     if not address or found(socket.gethostname()) == {address}:
         return {}

@@ -11,9 +11,9 @@ import socket
 from skypool.wire.frames import INLINE
 
 PACKET = INLINE + (64 << 10)
-"""The greatest size of a packet in bytes: a frame's body, and room for its header."""
+"""The greatest size of a packet in bytes: the body of a frame (message), and room for the header."""
 SPACE = socket.CMSG_SPACE(64)
-"""The size in bytes of the control data of one packet, which has its file descriptors."""
+"""The room in bytes for the control data of one packet, which carries up to 16 file descriptors."""
 CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 

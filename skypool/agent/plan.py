@@ -40,11 +40,11 @@ def plan_slots(
     """Return the slots that share out the devices of this node. Without devices, return all slots of the node.
 
     A slot is a place where one call runs at a time. A TPU slice is one accelerator that spans several machines (hosts).
-    A host of such a slice whose devices are not split gets one slot, without environment variables that pin devices.
-    Chips that are pinned would form a slice of their own.
+    If a node is a host of such a slice and its devices are not split, it gets one slot. That slot has no environment
+    variables that select devices, because they would separate this host's chips from the slice.
 
     Args:
-        given: how the devices are split, as for `share`, or a tuple of slots that is returned as it is.
+        given: how the devices are split, like `slots` of `share`; or a tuple of slots, which is returned as it is.
         devices: the devices of this node.
         hosts: how many hosts the TPU slice of this node has; 1 if it is not part of a larger slice.
     """
@@ -58,13 +58,14 @@ def plan_slots(
 def share(devices: Sequence[Device], slots: int | Literal["per-device"] | None) -> tuple[SlotPlan, ...]:
     """Split devices among slots (places where one call runs at a time), and return the slots.
 
-    Each slot gets the same number of neighbouring devices. If that is not possible, the first slots get one more. With
-    more slots than devices, slot `i` uses device `i` modulo the number of devices, together with other slots.
+    Each slot gets the same number of neighbouring devices. If the devices cannot be divided evenly, the first slots get
+    one more. If there are more slots than devices, slots share devices: slot `i` uses device `i` modulo the number of
+    devices.
 
     Args:
         devices: the devices of this node. They are not changed.
         slots: the number of slots; "per-device" for one slot for each device; None or 0 for one slot with all devices.
-            Without devices, "per-device" and None both mean one slot for each CPU.
+            Without devices, "per-device" and None both mean one slot for each CPU, and 0 means no slots.
     """
     if not devices:
         count = slots if isinstance(slots, int) else usable_cpus()

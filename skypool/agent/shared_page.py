@@ -3,9 +3,9 @@
 The page shows which worker runs which call, and when everything on the node must end. It can be read at any time, even
 if the worker is busy, stopped or has just been killed.
 
-Each number is written by one native store, so that no reader sees half of it. `struct.pack_into` would write zeros
-first. A call's time is stored before the call's id. So a reader in between may see the earlier call with a time that is
-too late. It never sees a call with a time that is too early.
+Each number is written with one store instruction, so no reader sees half a number. (`struct.pack_into` would write
+zeros first.) When a worker takes a call, the time of that call is written before its id. A reader in between sees the
+id of the earlier call with the later time. So a call may look younger than it is, but never older.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SharedPage:
 
     - the id of the call that the slot's worker took last,
     - the time from which the duration of that call counts,
-    - the id of the call that the worker process must stop.
+    - the id of the call that the worker process must stop; 0 for none.
 
     Times are in seconds of `time.monotonic()`.
 
@@ -84,7 +84,7 @@ class SharedPage:
 
         Args:
             slot: the number of the slot (place where one call runs at a time).
-            call: the call's id; 0 for none.
+            call: the call's id; 0 for a new worker, which has taken no call.
             now: the time from which the call's duration counts, unless `run` changes it, in seconds of
                 `time.monotonic()`.
         """
@@ -94,7 +94,7 @@ class SharedPage:
         self._whole[at + _CALL] = call
 
     def run(self, slot: int, now: float) -> None:
-        """Write into the page that the function of the call on `slot` begins, because its arguments are loaded.
+        """Write into the page when the function of the call on `slot` begins, after its arguments were loaded.
 
         Only the call's time is changed, not its id.
 

@@ -59,11 +59,12 @@ class Slot:
         pipes: the pipes through which the agent (the node's main process) follows batches of calls.
         ended: outcomes from these pipes that were not sent to the client yet.
         tail: the last bytes printed by the call `tail_of`.
-        tail_of: the id of the call that printed last.
+        tail_of: the id of the call that printed last; 0 if no call was running then.
         seen: the id of the call that the worker ran at the agent's last check, and the time of the first check that saw
             that call.
         kill_at: the time at which the worker is killed, if it was asked to stop a call; None otherwise.
-        silent_since: the time since which the worker's process is stopped, as by SIGSTOP; None if it is not.
+        silent_since: the time at which the worker's process was first found frozen, for example by SIGSTOP; None if the
+            process is not frozen.
         paused: the id of a call, and the seconds for which the whole node was stopped while that call ran.
     """
 
@@ -85,7 +86,7 @@ class Slot:
     paused: tuple[int, float] = (0, 0.0)
 
     def add_pause(self, call: int, seconds: float) -> None:
-        """Note that the whole node was stopped for a while when a call ran on this slot (place for one call).
+        """Note that the whole node was stopped for a while during a call on this slot (place for one call).
 
         Pauses of the same call add up. Those of an earlier call are forgotten.
 
@@ -162,11 +163,12 @@ class Slots:
         plan: the node's plan.
         page: the memory shared with the keeper (the agent's parent process) and the workers.
         clock: the agent's clock.
-        watch: `watch(fd, events, callback)` has the agent's loop watch a file descriptor; with events 0, no longer.
+        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
+            file descriptor `fd`. With events 0, the loop stops watching `fd`.
 
     Attributes:
         page: the shared memory, as given.
-        counts: the number of slots of each kind on the node: [MAIN] or [MAIN, CPU].
+        counts: the number of slots of each kind on the node: [MAIN slots] or [MAIN slots, CPU slots].
         queues: a `WorkerQueue` for each kind of slot, in the same order.
         all: the slots that have a worker, and those that get one when the agent starts.
     """
@@ -312,8 +314,8 @@ class Slots:
     def _introduce(self, slot: Slot) -> None:
         """Set the information about this node and slot that users' functions get from `skypool.runtime`.
 
-        Called in a new worker. Device slots are numbered from 0 in this information, and CPU slots are numbered from 0
-        again, as users see two kinds of slots. `slot.number` counts all slots of the node.
+        Called in a new worker. `slot.number` counts all slots of the node. In the information for users, each kind of
+        slot (with devices, or CPU) is numbered from 0.
         """
         config = self._plan.config
         place = config.slice
@@ -342,7 +344,7 @@ class Slots:
     def interrupt(self, at: float) -> None:
         """Tell all worker processes, also those started later, that the provider takes the machine back.
 
-        May be called only once, because it closes the pipe whose end the workers wait for.
+        The workers wait until a certain pipe is closed, and this method closes that pipe. Call it only once.
 
         Args:
             at: the time at which the machine goes, in seconds since 1970.
@@ -353,13 +355,13 @@ class Slots:
     # --- packets ---------------------------------------------------------------------------------------------
 
     def tell(self, slot: Slot, buffers: list[Buffer], fds: list[int], give: bool = False) -> None:
-        """Send a packet to the worker process of a slot (place for one call), after those that wait already.
+        """Send a packet to the worker process of a slot (place for one call), after packets that wait already.
 
         Does not wait. If the worker's socket has no room, the packet is kept until a later `retell` sends it. If the
         worker has died, the packet is dropped.
 
         Args:
-            slot: the slot (a place where one call runs at a time).
+            slot: the slot.
             buffers: the packet.
             fds: file descriptors to send with it.
             give: True to close these file descriptors here once they are sent or dropped.
@@ -427,12 +429,12 @@ class Slots:
     def stop_call(self, slot: Slot, call: int, grace: float) -> None:
         """Ask the worker process of a slot (place for one call) to stop a call, by SIGTERM. Does not wait.
 
-        The agent's event loop kills the worker later if the call has not ended in time.
+        If the call has not ended in time, the agent's event loop kills the worker.
 
         Args:
-            slot: the slot (a place where one call runs at a time).
+            slot: the slot.
             call: the call's id. The worker ignores the request if it runs another call.
-            grace: seconds until the worker is killed.
+            grace: seconds until the worker is killed, if the call has not ended before.
         """
         self.page.give_up(slot.number, call)
         slot.kill_at = self._clock() + grace
@@ -456,7 +458,7 @@ class Slots:
         """Reap a dead worker process, kill what it left in its process group, and close the agent's files for it.
 
         Returns the worker's wait status, as from `os.waitpid`. If the worker is still alive, it is killed, and this
-        method waits for its end. The slot can then get a new worker by `start`.
+        method waits for its end. Afterwards, `start` can give the slot a new worker.
         """
         self.signal(slot, signal.SIGKILL)
         _, status = os.waitpid(slot.pid, 0)
@@ -470,7 +472,7 @@ class Slots:
         return status
 
     def stopped(self, slot: Slot) -> bool:
-        """Return True if the worker's process is stopped, for example by SIGSTOP; False if it runs or has ended."""
+        """Return True if the worker's process is frozen, as by SIGSTOP. Return False if it runs or has ended."""
         try:
             with open(f"/proc/{slot.pid}/stat", "rb") as file:
                 return file.read().rpartition(b")")[2].split()[0] == b"T"

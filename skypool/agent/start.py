@@ -44,14 +44,15 @@ _TO_OBEY = 1.0
 _TO_RENEW = 5.0
 """Seconds that the agent has after the deadline to end by itself or to move the deadline.
 
-After a pause of the whole node it first reads the frames that its client sent meanwhile.
+After a pause of the whole node, the agent first reads the frames (messages) that its client sent meanwhile.
 """
 
 
 def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
     """Find or start the agent, hand stdin and stdout to it, wait until it closes them, and end this process.
 
-    First, "ready" is printed, or "gone" if there is no agent (the node's main process). The exit status is:
+    Before stdin and stdout are handed over, "ready" is printed. If there is no agent (the node's main process), "gone"
+    is printed instead. The exit status is:
 
     - 3 if there is no agent,
     - 70 if this process started the agent and the agent failed; the agent's error is then on stderr,
@@ -157,8 +158,8 @@ def _say_why(words: int) -> None:
 def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
     """Run the keeper: start the agent, wait for its end, kill all that is left, and remove the node's folder.
 
-    Does not return: this process ends with status 0. The keeper first writes its own pid to a file, before the lock on
-    the folder is released. By this pid, a later process can find the node's processes.
+    Does not return: this process ends with status 0. The keeper first writes its own pid to the file keeper.json, while
+    the folder is still locked. With this pid, a later process can find the node's processes.
 
     Args:
         config: the node's configuration.
@@ -255,14 +256,16 @@ def _adopt_orphans() -> None:
 
 
 def _watch(agent: int, page: SharedPage) -> str:
-    """Wait until the agent ends, or kill it when it must end. Return "wait status" and the number from `os.waitpid`.
+    """Wait until the agent ends, and kill it if it does not end when it must.
+
+    Returns the text "wait status " followed by the agent's wait status, as from `os.waitpid`.
 
     When this process gets SIGTERM, SIGINT or SIGHUP, it sends SIGTERM to the agent (the node's main process). The agent
     is killed if it still runs `_TO_OBEY` (1) seconds after that. It is also killed `_TO_RENEW` (5) seconds after the
     node's deadline, if the deadline was not moved meanwhile.
 
-    The keeper itself may be stopped and continued at any time. `signal.sigtimedwait` must not be used here: CPython
-    3.11 returns an uninitialised signal number when a stop interrupts it and its timeout has passed.
+    The keeper itself may be frozen and continued at any time (SIGSTOP, SIGCONT). So `signal.sigtimedwait` must not be
+    used here: in CPython 3.11, it can then return an uninitialised signal number.
 
     Args:
         agent: the agent's process id. It must be a child of this process.

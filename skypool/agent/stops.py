@@ -22,15 +22,15 @@ _LOST_AFTER = 5.0
 class Stops:
     """The part of the agent that stops calls. It also puts calls that were lost with a worker back into the queue.
 
-    A call that has not begun is answered with an error at once. A running call is asked to stop, and its worker process
-    is killed after a grace period. The death of the worker then answers the call.
+    A call that has not begun ends with an error at once. A running call is asked to stop. If it has not ended some
+    seconds later (its grace period), its worker process is killed, and the call ends with an error.
 
     Args:
         config: the node's configuration.
         slots: the slots (places where one call runs at a time) and their workers.
         queue: the calls that have not ended.
         clock: the agent's clock.
-        answers: the object that sends errors as outcomes of calls whose workers cannot.
+        answers: sends errors for calls that no worker can answer.
 
     Attributes:
         cancelling: True if a call was cancelled since the last `look`.
@@ -50,7 +50,7 @@ class Stops:
     def cancel(self, id_: int, grace: float) -> None:
         """Mark a call as cancelled, so that the next `look` stops it. Does not wait.
 
-        Does nothing if the call has ended. Nor does it if the call must already stop: its grace period stays as it is.
+        Does nothing if the call has ended, or must stop already. In the second case, its earlier `grace` stays.
 
         Args:
             id_: the call's id.
@@ -93,9 +93,9 @@ class Stops:
             self._look_at(call, now)
 
     def look_at_slot(self, slot: Slot, now: float) -> None:
-        """Check one slot: kill its worker if the grace period is over, and stop a call that has run too long.
+        """Check one slot: stop a call that has run too long, and kill its worker if the call does not stop in time.
 
-        A worker process that has been stopped for too long, for example by SIGSTOP, is killed, too.
+        A worker process that has been frozen for too long, for example by SIGSTOP, is killed, too.
 
         Args:
             slot: the slot (a place where one call runs at a time).
@@ -126,10 +126,10 @@ class Stops:
             self._queue.pump()
 
     def _check_time(self, slot: Slot, now: float) -> None:
-        """Stop the call of a slot if it has run longer than its timeout. Pauses of the whole node do not count.
+        """Ask the call of a slot to stop if it has run longer than its timeout. Pauses of the whole node do not count.
 
-        Does nothing if the call has ended, has no timeout, or must stop already. The call then has the configuration's
-        grace period to end.
+        The call has some seconds to end (`grace` of the configuration) before its worker is killed. Does nothing if the
+        call has ended, has no timeout, or must stop already.
 
         Args:
             slot: the slot (a place where one call runs at a time).
@@ -147,10 +147,10 @@ class Stops:
             self._look_at(call, now)
 
     def _check_stopped(self, slot: Slot, now: float) -> None:
-        """Kill a worker whose process has been stopped, for example by SIGSTOP, for more than `liveness` seconds.
+        """Kill a worker whose process has been frozen, for example by SIGSTOP, for more than `liveness` seconds.
 
-        `liveness` is a value of the configuration. A new worker process then takes the place of the killed one, whose
-        call fails with ConnectionLost.
+        `liveness` is a value of the configuration. A new worker process then takes the place of the killed one. The
+        call of the killed worker fails with ConnectionLost, unless it had to stop for another reason already.
 
         Args:
             slot: the worker's slot (the place where it runs calls).

@@ -133,8 +133,8 @@ class Store:
         kept: memory of earlier large values, which workers can use again.
 
     Attributes:
-        functions: for each function's key, the header of the frame that it came in, and its contents.
-        objects: for each key of a `pool.put()` object, the header of the frame that it came in, and its contents.
+        functions: for each function's key, the header of the frame (message) that it came in, and the contents.
+        objects: for each key of a `pool.put()` object, the header of the frame that it came in, and the contents.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class Store:
     def keep(self, what: str, f: Frame) -> None:
         """Store a function or an object that the client has sent, and send it to the worker processes that wait for it.
 
-        A frame with "coming" in its header only announces a large function or object, whose pieces follow. A function
-        or object that is stored already is dropped. If there was no room for a large one, workers get a SpoolFull
-        error.
+        A frame with "coming" in its header only announces a large function or object, whose pieces follow. If the
+        function or object is stored already, the new copy is dropped. If there was no room for a large one, workers get
+        a SpoolFull error in its place.
 
         Args:
             what: "function" or "object".
@@ -221,7 +221,8 @@ class Store:
         """Answer a worker's request at once, or later when the client has sent what the worker needs. Does not wait.
 
         For a function or object that is neither stored nor announced, the worker process is told at once that the node
-        does not have it. For memory, the answer has a file descriptor; it has none if no suitable memory is kept.
+        does not have it. An answer about memory comes with a file descriptor, or without one if no suitable memory is
+        kept.
 
         Args:
             slot: the worker's slot (the place where it runs calls).

@@ -10,7 +10,7 @@ from skypool.wire import codec
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind
 
 _SHORT = 4096
-"""The length of a text or bytes item from which it is not sent as it is, but serialized by itself."""
+"""Text and bytes items of at least this length (in characters or bytes) are serialized one by one, not as they are."""
 _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 """Types of items that are sent as they are, many in one pickle."""
 
@@ -27,7 +27,7 @@ class Sender:
     """A sender of the items of one generator call, from its worker process to the agent (the node's main process).
 
     Args:
-        channel: the connection to the agent, which sends and receives packets.
+        channel: the connection to the agent, through which packets come and go.
         call: the call's id.
         name: the function's name, for messages.
         window: how many bytes of items may be sent that the client has not taken yet. With more, the generator waits.
@@ -81,7 +81,7 @@ class Sender:
                 raise self._failure
 
     def _put(self, item: Any) -> None:
-        """Add an item to the next packet. Wait while the packet is full, or the client has too many items to take.
+        """Add an item to the next packet. Wait while that packet is full, or until the client has taken enough items.
 
         A large item is sent in a packet of its own.
 

@@ -1,4 +1,4 @@
-"""Keeps outcomes, stream items and output until the client acknowledges them, and sends them after a reconnection.
+"""Keeps outcomes, stream items and output until the client acknowledges them. Sends them again after a reconnection.
 
 This runs in the agent, the main process of a node. An outcome is the result or error of a call. Stream items are what a
 generator call yields.
@@ -17,7 +17,7 @@ from skypool.wire.frames import Buffer, Kind, frame
 
 
 class Unacknowledged:
-    """A store of the outcomes, stream items and output that the client has not acknowledged, oldest first.
+    """A store of the outcomes, stream items and output that the client has not acknowledged.
 
     Everything added is also sent at once if a client is connected.
 
@@ -41,12 +41,12 @@ class Unacknowledged:
     def on_written(self, told: dict[str, Any], fds: list[int], wanted: bool) -> None:
         """Note how much of a large value a worker process has written, so that this part can be sent.
 
-        The first packet of the worker process about a value begins its sending.
+        When the first packet about a value comes from the worker process, the sending of that value begins.
 
         Args:
             told: the header of the worker's packet: the call's id, the item's number, the bytes written and the size.
             fds: the file descriptor of the value, in the first packet about it; later an empty list.
-            wanted: False if the agent (the node's main process) has answered the call itself meanwhile. The file
+            wanted: False if the agent (the node's main process) itself has ended the call meanwhile. The file
                 descriptor is then closed, and the value is dropped.
         """
         if fds and wanted:

@@ -38,7 +38,7 @@ class Blob(NamedTuple):
 class SpareMemory:
     """The memory of a large value that is no longer needed, kept for the next large value.
 
-    Filling used memory costs less than half of filling fresh memory. At most one piece of memory is kept, of
+    Filling used memory takes less than half as long as filling fresh memory. At most one piece of memory is kept, of
     `WORTH_KEEPING` (4 Mi) to `_KEPT` (256 Mi) bytes, for about `_IDLE` (5) seconds.
     """
 
@@ -47,10 +47,10 @@ class SpareMemory:
         self._since = 0.0
 
     def give(self, blob: Blob) -> None:
-        """Take over the memory of a value that is no longer needed, in place of memory that was kept before.
+        """Take over the memory of a value that is no longer needed. Memory that was kept before is given to the system.
 
-        If the value is a file on a disk, too small or too large, its file descriptor is closed instead. The memory that
-        was kept before then stays. The caller must not use the value's file descriptor any more.
+        If the value is a file on a disk, too small or too large, its file descriptor is closed instead. In that case,
+        memory that was kept before stays. The caller must not use the value's file descriptor any more.
         """
         size = os.fstat(blob.fd).st_size
         if not (WORTH_KEEPING <= size <= _KEPT and _in_memory(blob.fd)):
@@ -78,8 +78,9 @@ class SpareMemory:
         Does nothing if no memory is kept.
 
         Args:
-            now: the present time by `time.monotonic()`. The memory stays if it was kept for `_IDLE` (5) seconds or
-                less. The default is infinity, so the memory is given back in any case.
+            now: the present time in seconds, compared with `time.monotonic()` of the moment when the memory was taken
+                over. The memory stays if the difference is at most `_IDLE` (5) seconds. With the default, infinity, the
+                memory is given back in any case.
         """
         if self._fd is not None and now - self._since > _IDLE:
             os.close(self._fd)

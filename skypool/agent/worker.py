@@ -37,13 +37,13 @@ _CALLS = Kind.CALLS
 _OUTCOME = int(Kind.OUTCOME)
 _SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
 _UNTOLD = 16 << 10
-"""The number of bytes of outcomes in the pipe after which the agent is told, so that the pipe does not fill up."""
+"""The number of bytes of outcomes in the pipe after which the agent is asked to read them, before the pipe is full."""
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
 """The greatest size in bytes of the serialized value or error of a batched call that is sent through the pipe."""
 _LOADING = 60.0
-"""Seconds that importing and unpickling a call's needs may take. Longer loading counts towards the call's timeout."""
+"""Seconds to load a call's function, modules and arguments. Only longer loading counts towards the call's timeout."""
 _OWN_FRAMES = 2
-"""The number of frames in a call's traceback that belong to this module."""
+"""The number of stack frames in a call's traceback that belong to this module."""
 
 
 class Cancelled(BaseException):
@@ -175,7 +175,7 @@ class Worker:
         """Wait for the next packet of calls, and return it with the file descriptors that came with it.
 
         The packet has one call, or a batch of several calls. Returns (None, []) when the agent (the node's main
-        process) is gone. The packet is a view of a buffer that the next call of this method overwrites.
+        process) is gone. The packet is a view of a buffer, which is overwritten when this method is used again.
         """
         n, ancillary, _, _ = self._queue.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         fds = descriptors(ancillary)
@@ -184,9 +184,9 @@ class Worker:
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
         """Return the buffers (serialized arguments or contents) of a packet from the agent (the node's main process).
 
-        A large value stays in a private, writable mapping of its memory. Several small buffers are copied. A single
-        small buffer is a view of the packet. It must be unpickled before the next packet is received, which overwrites
-        it.
+        A large value is not copied: its memory or file is mapped, and changes stay private to this process. Several
+        small buffers are copied. A single small buffer is a view of the packet. It must be unpickled before the next
+        packet is received, which overwrites it.
 
         Args:
             packet: the packet.
@@ -207,8 +207,8 @@ class Worker:
     def _let_go(self) -> bool:
         """Return True if the memory of the call's large arguments can be used again for another value.
 
-        Returns False if there were no large arguments, if an object still refers to the memory, or if the process was
-        forked after the memory was mapped.
+        Returns False if there were no large arguments, or if an object still refers to their memory. Also returns False
+        if the process was forked after the memory was mapped.
         """
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
@@ -276,8 +276,8 @@ class Worker:
         """Run the calls of one frame (message) in order, except those that the agent takes back before they begin.
 
         Stops early if the agent (the node's main process) has taken back the rest, or if this process must be replaced.
-        In the second case, the agent queues the other calls again. At the end, the agent is told of results and errors
-        in the pipe that it was not told of yet.
+        In the second case, the agent queues the other calls again. At the end, the agent is asked to read the results
+        and errors that are still in the pipe.
         """
         self._pipes.hold(packet.header["ids"])
         self._untold = at = 0
@@ -296,7 +296,7 @@ class Worker:
         """Run one call and send its outcome (result or error).
 
         Any exception of the call is sent as its outcome, and is not raised here. A call that needs a fresh process is
-        given back to the queue without running if this process has run another call.
+        not run, but given back to the queue, if this process has run another call before.
 
         Args:
             id_: the call's id.
@@ -363,7 +363,7 @@ class Worker:
     def _note_end(self, end: bytes) -> None:
         """Write the outcome (result or error) of a call to the pipe that the agent (the node's main process) reads.
 
-        The agent is told to read the pipe when over `_UNTOLD` (16 Ki) bytes were written since it was last told.
+        The agent is asked to read the pipe when over `_UNTOLD` (16 Ki) bytes were written since it was asked last.
 
         Args:
             end: the outcome in the form that `frames.end_of` returns.
@@ -412,8 +412,8 @@ class Worker:
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
         """Run a function and return its value with everything that it and its child processes printed.
 
-        A coroutine is run to its end. An exception of the function is raised on, with a note of what was printed, if
-        anything.
+        A coroutine is run to its end. If the function raises an exception, this exception is raised again. It gets a
+        note with the printed text if anything was printed.
         """
         self._flush()
         end = capture(self._out, self._err)

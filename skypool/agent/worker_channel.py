@@ -1,6 +1,6 @@
 """Sends and receives a worker's packets to and from the agent, the main process of a node.
 
-A large value is not in the packet. It is in memory or in a file, whose file descriptor is sent with the packet.
+A large value is not in a packet. It is in memory or in a file, and the file descriptor of that is sent with a packet.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class WorkerChannel:
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None:
         """Send a packet to the agent (the node's main process). Waits while the socket is full.
 
-        If the buffers exceed `INLINE` (64 Ki) bytes together, they are written to memory or to a file first. The packet
-        then refers to it.
+        If the buffers exceed `INLINE` (64 Ki) bytes together, they are first written to memory or to a file. The packet
+        then has their size in place of a body.
 
         Args:
             kind: the kind of the packet.
@@ -107,10 +107,10 @@ class WorkerChannel:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
-        """Ask the agent for the memory of an earlier value, wait for the answer, and return a file descriptor.
+        """Ask the agent for the memory of an earlier value, wait for the answer, and return the file descriptor of it.
 
-        Returns None if the agent (the node's main process) has no memory that fits. Does not ask if `size` (in bytes)
-        is too small for used memory to be faster, and returns None.
+        Returns None if the agent (the node's main process) has no memory that fits. If `size` is below `WORTH_KEEPING`
+        (4 Mi) bytes, returns None without asking.
         """
         if size < value_storage.WORTH_KEEPING:
             return None
@@ -174,8 +174,9 @@ class WorkerChannel:
     def fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
         """Ask the agent for something, wait for the answer, and return its packet and file descriptors.
 
-        If the agent (the node's main process) does not have it, the packet's header has `"found": False`. For memory,
-        the answer then has no file descriptor instead. The process ends if the agent is gone.
+        If the agent (the node's main process) lacks the function, object or module, the packet's header has
+        `"found": False`. If it lacks memory, the list of file descriptors is empty. The process ends if the agent is
+        gone.
 
         Args:
             what: "function", "object" (a value of `pool.put()`), "module" or "memory" (of an earlier large value).
