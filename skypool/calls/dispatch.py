@@ -411,8 +411,8 @@ class Dispatch:
 
         Args:
             node: the number of the node.
-            welcome: the first message of its agent (the program on the node that runs calls), with the number of the
-                node's slots.
+            welcome: the first message of the node's agent (the program that runs calls there). It says how many slots
+                the node has.
             link: the connection to the node.
         """
         with self._lock:
@@ -429,7 +429,8 @@ class Dispatch:
 
         Args:
             node: the number of the node.
-            welcome: the first message of its agent (the program on the node), with the ids and names of the calls.
+            welcome: the first message of the node's agent (the program that runs calls there), with the ids and names
+                of these calls.
             link: the connection to the node.
 
         Returns:
@@ -790,7 +791,7 @@ class Dispatch:
 
 
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
-    """Return the error to raise for a call that was lost with its node.
+    """Return (do not raise) the error for a call that was lost with its node.
 
     If the provider took the machine back, this is `error` itself, a NodeInterrupted. Otherwise it is a new
     ConnectionLost that names the call and the node, with `error` as its cause.

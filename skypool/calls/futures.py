@@ -247,8 +247,8 @@ class CallFuture(Future[T]):
         Without `cancel`, it waits until the call ends. It never raises the exception of the call.
 
         Args:
-            timeout: seconds to wait; None waits without a limit. A cancelled function is killed when the seconds of its
-                option `grace` are over.
+            timeout: seconds to wait; None waits without a limit. A cancelled function that does not stop is killed when
+                the time of its option `grace` is over.
 
         Returns:
             True if the function has stopped or will never begin, also because its process or node is gone. False if the

@@ -359,7 +359,7 @@ class NodeQueue:
         Args:
             kind: FUNCTION or OBJECT (a value of `pool.put`).
             key: the key of the function or value.
-            buffers: the pickle of the function or value, and its out-of-band buffers.
+            buffers: the pickle of the function or value, and the memory of its large arrays.
             out: the frames that are sent next. If the function or value is large, the list is emptied.
             more: further fields of the header.
         """

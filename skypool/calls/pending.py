@@ -26,7 +26,8 @@ class Code:
     Attributes:
         key: a hash of the function and of the user's modules that it may need. Messages name the function by this key.
         name: the function's name, for messages.
-        buffers: the pickle, its out-of-band buffers, and last a JSON object with the user's modules and their hashes.
+        buffers: the pickle, then the memory of its large arrays, if any, and last a JSON object with the user's modules
+            and their hashes.
     """
 
     key: str

@@ -33,8 +33,8 @@ class CallProgress:
     The dispatch (the object that chooses a node for each call) holds its own lock while it calls these methods.
 
     Args:
-        on_lost: called as (pending, error) for a call that failed with `error` and may run again. The function runs the
-            call again, or ends it with an error.
+        on_lost: called as (pending, error) for a call that failed with `error` and may run again. It either queues the
+            call again or ends the call with an error.
         on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
 
     Attributes:
@@ -83,8 +83,8 @@ class CallProgress:
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended) -> None:
         """Handle the results of calls that shared a frame (one message).
 
-        A result of a call that the node does not run is acknowledged and otherwise ignored. The average run time of
-        these calls is added to the node's statistics.
+        A result of a call that the node does not run is acknowledged and otherwise ignored. The average run time of the
+        other calls updates the averages that are kept for the node.
 
         Args:
             node_queue: the node that sent the results.

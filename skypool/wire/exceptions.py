@@ -49,8 +49,8 @@ def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[
     Args:
         error: the exception.
         skip: how many frames at the top of its traceback to leave out, because they are skypool's own.
-        home: True if a node sends the exception to its client. If that client accepts only plain data from this node,
-            `codec.result_writer` encodes the exception without pickle. False if the receiver accepts pickles.
+        home: True if a node sends the exception to its client. Then `codec.result_writer`, if it is set, encodes the
+            exception as plain data, because this client accepts no pickles. False if the receiver accepts pickles.
     """
     tb = error.__traceback__
     for _ in range(skip):
@@ -81,8 +81,8 @@ def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
 
     Args:
         error: the exception.
-        home: True if a node sends the exception to its client. If that client accepts only plain data from this node,
-            `codec.result_writer` encodes the exception without pickle. False if the receiver accepts pickles.
+        home: True if a node sends the exception to its client. Then `codec.result_writer`, if it is set, encodes the
+            exception as plain data, because this client accepts no pickles. False if the receiver accepts pickles.
     """
     kind = name_of(type(error))
     text = text_of(error)

@@ -106,7 +106,7 @@ def fingerprint(name: str, file: str) -> str:
 
 
 def _where(ssh: SSH) -> tuple[str, list[str]]:
-    """Return the name under which ssh looks up this host's key, and the user's known_hosts files as paths.
+    """Return the name under which ssh looks up this host's key, and the paths of all known_hosts files that it reads.
 
     `ssh -G` tells both, so this does not connect to the machine. The name is the HostKeyAlias of the configuration if
     there is one. Otherwise it is the host, as "[host]:port" if the port is not 22. The files need not exist.
