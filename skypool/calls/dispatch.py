@@ -81,8 +81,8 @@ class Dispatch:
     def submit(self, *pending_calls: PendingCall) -> None:
         """Send calls to the nodes with the most room, or queue them until a node has room. Return at once.
 
-        Each call gets a new id. If only certain nodes may run a call, and the provider takes back the machines of all
-        of them, the call gets an error as its result. This error is not raised here.
+        Each call gets a new id. Some calls may run only on certain nodes. If the provider takes back the machines of
+        all these nodes, the call gets an error as its result. This error is not raised here.
 
         Raises:
             PoolClosed: the pool has ended.
