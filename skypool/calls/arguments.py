@@ -59,7 +59,7 @@ class Ref(codec.Reference[T]):
 
 
 class Remote(Protocol):
-    """A function that can run on a pool, with the three attributes that the pickling of its arguments needs.
+    """A protocol for functions that can run on a pool. It has what is needed to pickle the arguments of a call.
 
     Attributes:
         name: the function's name, for messages.
@@ -89,8 +89,8 @@ def arity(function: Callable[..., object]) -> tuple[int, float]:
     """Return how many positional arguments a function accepts in a call without keyword arguments.
 
     Returns:
-        (fewest, most). Parameters with a default count only in `most`, which is infinite for `*args`. A function that
-        needs a keyword argument gives (1, 0.0): no number of arguments is right.
+        (fewest, most). Parameters with a default count only in `most`, which is infinite for `*args`. For a function
+        that needs a keyword argument the result is (1, 0.0), which no number of arguments fits.
     """
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     fewest = 0
@@ -129,9 +129,9 @@ def payload_of(
         args, kwargs: the arguments of the call. They are not changed.
 
     Returns:
-        (buffers, iterators): the pickled arguments, and the iterators among the arguments. Each iterator is replaced by
-        an `Upstream` with its index, and its items are sent when the function asks for them. Iterators inside a list or
-        other container are not replaced, and fail to be pickled or are copied.
+        (buffers, iterators): the pickled arguments, and the iterators among the arguments. In the pickle, an `Upstream`
+        with an index stands for each iterator. The items are sent when the function asks for them. Iterators inside a
+        list or other container are not replaced: they are pickled as a copy, or pickling them fails.
 
     Raises:
         PickleError: an argument cannot be pickled. The message names it.
@@ -173,9 +173,12 @@ def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
 
 
 def _parameter(function: Remote, name: int | str) -> str:
-    """Return the name of a parameter, given its name or its position from 0.
+    """Return the name of the parameter that an argument is passed to.
 
-    A name is returned as it is. A position beyond the parameters, as with `*args`, gives "argument N".
+    Args:
+        function: the function.
+        name: the name of a keyword argument, which is returned as it is, or the position of an argument, from 0. A
+            position N after the last parameter, as with `*args`, gives "argument N".
     """
     if isinstance(name, str):
         return name
@@ -186,8 +189,8 @@ def _parameter(function: Remote, name: int | str) -> str:
 def _is_stream(value: object) -> bool:
     """Return True if an argument is an iterator whose items are sent one by one. Nothing is read from it.
 
-    Files are iterators too, but False is returned for them. It is also returned for an `Upstream`, which stands for
-    such an iterator on a node, and for lists and other iterables without `__next__`.
+    Return False for lists and other iterables without `__next__`. Two kinds of iterators also give False: files, and
+    `Upstream` objects, each of which stands for an iterator on a node.
     """
     return hasattr(type(value), "__next__") and not isinstance(value, (io.IOBase, Upstream))
 
@@ -195,8 +198,8 @@ def _is_stream(value: object) -> bool:
 def _swap(value: object, feeds: list[Iterator[Any]]) -> object:
     """Return an argument itself if it is no iterator. Otherwise add the iterator to `feeds` and return a replacement.
 
-    The replacement is an `Upstream`, from which the function on the node takes the items. Its index is the position of
-    the iterator in `feeds`, from 0.
+    The replacement is an `Upstream`, from which the function on the node takes the items. The index of the `Upstream`
+    is the position of the iterator in `feeds`, from 0.
     """
     if not _is_stream(value):
         return value

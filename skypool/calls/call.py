@@ -106,25 +106,25 @@ class ComputeFunction(Generic[P, T]):
         timeout: the time that a call may run on its node, in seconds or as a duration such as "5m". Default None: no
             limit. A call that runs longer is stopped, and raises CallTimeout. Up to 60 s of imports are not counted.
         retries: the number of times that a call may run again after its node or worker process was lost. Default 0.
-            A call whose machine a spot market takes back also runs again, without using up a retry. No call runs
-            again if its only nodes are gone, or if it has yielded items or read from an iterator argument.
+            If a spot market takes a machine back, its calls also run again, without using up a retry. No call runs
+            again if its only nodes are gone, if it has yielded items, or if it has an iterator argument.
         retry_on: an exception class, or a tuple of them. A call that raises one of them runs again too, and uses up
             one of its `retries`. Default (): no exception of the function causes a retry.
         node: the nodes that run the call. Default None: any node with room. A number means that node. A list of
             numbers such as [0, 2] means each of these nodes, and "all" means every node: the result is then a list of
             values, ordered by node number. In `pool.map`, each call runs on only one of the nodes that `node` names.
-        output: the handling of what the call prints. "show" (the default) prints it here. "head" does so too, except
-            that of a call sent to several nodes only the output of the first node is shown. "silent" drops it.
+        output: the handling of what the call prints. "show" (the default) prints it here. "head" prints it here too,
+            but for a call that is sent to several nodes only the output of the first node. "silent" drops it.
             "capture" returns it with the value, as `Captured(value, output)`.
         grace: the time between SIGTERM and SIGKILL when a call is cancelled, in seconds or as a duration. Default 5.
             A call that exceeds its `timeout` gets the `grace` of the pool instead.
         window: for a generator, the bytes of items that may be sent before the consumer has taken them. The generator
             waits while there are more. Default 1 MiB.
-        on_interruption: a function that takes an `Interruption`. Default None. When the provider announces that it
-            takes the machine back, it is called once for each running call, on the node, in another thread.
-        fresh: True runs each call in a new process that ends after the call. Default False: a worker process runs many
-            calls one after the other, so modules keep their state between them. A new process costs its start and
-            its imports for each call.
+        on_interruption: a function that is called with an `Interruption` when the provider announces that it takes the
+            machine back. It is called once for each running call, on the node, in another thread. Default None.
+        fresh: True runs each call in a new process that ends after the call. Starting that process and importing
+            modules there then takes time for each call. Default False: a worker process runs many calls one after the
+            other, so modules keep their state between them.
         devices: 0 for a call that needs no accelerator. On a node with accelerators it then runs on a CPU slot, sees
             no accelerator, and keeps none busy. Default None: a call gets the devices of the slot that it runs on.
 
@@ -229,7 +229,7 @@ class ComputeFunction(Generic[P, T]):
         """Return the pickled function, ready to be sent to nodes.
 
         The result is cached. The function is pickled again only if something that it captures (globals, closure
-        variables, defaults) may have changed. For a bound method, return the plain function, without the bound object.
+        variables, defaults) may have changed. For a bound method, the plain function is pickled, not the bound object.
 
         Raises:
             PickleError: the function captures a value that cannot be pickled. The message names that value.
@@ -347,19 +347,19 @@ _CONSTANT = (int, float, complex, str, bytes, bool, type(None), types.BuiltinFun
 
 
 def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...] | None:
-    """Return everything that a function captures, or None if a change of it could go unnoticed.
+    """Return everything that a function captures, or None if a captured value could change without being noticed.
 
-    If two results are equal, the function need not be pickled again. The first item is the function's code object. The
-    names and values of globals, closure variables and defaults follow. What captured functions capture is included, at
-    most four levels deep.
+    If a later result equals an earlier one, the function need not be pickled again. The first item is the function's
+    code object. The names and values of closure variables, globals and defaults follow. What captured functions capture
+    is included, at most four levels deep.
 
     Args:
         function: the function; a `ComputeFunction` is replaced by its plain function.
         depth: how many levels deep the function was captured; 0 for the function of the call.
 
     Returns:
-        The captured values. None if one of them may change without notice, such as a list or a bound method. Also None
-        if `function` is not a plain Python function, or if `depth` is over 4.
+        The captured values. None if one of them can change in place, such as a list or a bound method. Also None if
+        `function` is not a plain Python function, or if `depth` is over 4.
     """
     if isinstance(function, ComputeFunction):
         function = function.function
@@ -405,7 +405,7 @@ def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
 
 
 def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
-    """Return True if two results of `_captured` have the same length and their items are equal (see `_equal`)."""
+    """Return True if two results of `_captured` have the same length and equal items, as `_equal` compares them."""
     return len(before) == len(now) and all(a is b or _equal(a, b) for a, b in zip(before, now, strict=True))
 
 
@@ -457,8 +457,8 @@ def compute(
         on_interruption: a function that the node calls, with an `Interruption`, when the provider announces that it
             takes the machine back. Default None.
         fresh: True runs each call in a new process. Default False.
-        devices: 0 for a call that needs no accelerator. Default None: a call gets the accelerators of the slot (the
-            share of a node) that runs it.
+        devices: 0 for a call that needs no accelerator. Default None: a call gets the accelerators of the slot that
+            runs it.
 
     `ComputeFunction` describes each option in full.
 
@@ -528,7 +528,7 @@ class Call(Generic[T_co]):
     Attributes:
         function, args, kwargs: what is called, and with which arguments.
         options: how the call runs; see `ComputeFunction`.
-        sent: True once the call was sent or otherwise used. The warning is then not given.
+        sent: True once the call was sent or otherwise used. There is then no warning.
     """
 
     __slots__ = ("args", "function", "kwargs", "options", "sent")
@@ -701,10 +701,10 @@ def no_call(value: object, operator: str) -> UsageError:
 
 
 def _hint(value: object) -> str:
-    """Return advice on what to write instead of a value that is not a call, or "" if there is none.
+    """Return advice on what to write instead of a value that is not a call. For most values there is none: return "".
 
-    There is advice for a list or tuple of calls, a `@compute` function, and any other callable. The calls of a list are
-    marked as sent, so that they give no warning.
+    There is advice for a list or tuple of calls, a `@compute` function, and any other callable. The calls in a list or
+    tuple are marked as sent, so that they give no warning.
     """
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, Call) for each in value):
         for each in value:
@@ -749,8 +749,8 @@ class Group(Generic[R_co]):
     Attributes:
         calls: the calls, in the order in which they were given.
         stream: True if `group >> pool` returns an iterator of values at once, False if it waits and returns a tuple.
-        ordered: for a stream, True to yield values in the order of the calls, False in the order they end. Without
-            `stream` it has no effect.
+        ordered: True if a stream yields the values in the order of the calls, False if in the order in which the calls
+            end. It has no effect if `stream` is False.
     """
 
     def __init__(self, calls: tuple[Call[object], ...], stream: bool, ordered: bool) -> None:
@@ -765,9 +765,10 @@ class Group(Generic[R_co]):
     @overload
     def __and__(self: Group[Iterator[T]], other: Call[T] | Group[tuple[T, ...]]) -> Group[Iterator[T]]: ...
     def __and__(self, other: Call[Any] | Group[Any]) -> Group[Any]:
-        """Return a new group of the calls of this group followed by `other`, a call or a group.
+        """Return a new group: the calls of this group, followed by `other` (a call) or its calls (a group).
 
-        The new group has `stream` and `ordered` of this group; those of `other` are ignored. Neither group is changed.
+        The new group has the `stream` and `ordered` of this group; those of `other` are ignored. Neither group is
+        changed.
 
         Raises:
             UsageError: `other` is neither a call nor a group.
@@ -811,7 +812,8 @@ def gather(*calls: Call[object], stream: bool = False, ordered: bool = True) -> 
     Args:
         calls: the calls, also of different functions. A group without calls gives an empty tuple.
         stream: True makes `group >> pool` return an iterator of values at once. Default False.
-        ordered: with `stream`, True (the default) yields values in the order given, False in the order they end.
+        ordered: with `stream=True`, True (the default) yields the values in the order given, False in the order in
+            which the calls end.
 
     Returns:
         a `Group`.

@@ -48,8 +48,8 @@ class Dispatch:
             `close` ended.
         on_retry: called as (pending, error) for each call that will run again after a run ended with `error`.
         on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
-        on_drained: called with the number of a leaving node (its provider takes the machine back) when it has no call
-            left. It may be called more than once for a node, and must not block.
+        on_drained: called with the number of a leaving node when that node has no call left. (A leaving node is one
+            whose machine the provider takes back.) It may be called more than once for a node, and must not block.
 
     Attributes:
         node_queues: the queue of each node, by the number of the node.
@@ -81,8 +81,8 @@ class Dispatch:
     def submit(self, *pending_calls: PendingCall) -> None:
         """Send calls to the nodes with the most room, or queue them until a node has room. Return at once.
 
-        Each call gets a new id. If only certain nodes may run a call, and the provider takes back the machines of all
-        of them, the call gets an error as its result. This error is not raised here.
+        Each call gets a new id. Some calls may run only on certain nodes. If the provider takes back the machines of
+        all these nodes, the call gets an error as its result. This error is not raised here.
 
         Raises:
             PoolClosed: the pool has ended.
@@ -141,19 +141,19 @@ class Dispatch:
 
         Args:
             node: the node that has just gone or begun to leave.
-            error: why that node has gone or begun to leave.
+            error: the reason why that node has gone or begun to leave.
         """
         for pending in self._waiting.take_orphans(self._staying()):
             self._lost(pending, _lost_with_node(pending, node, error), begun=False)
 
     def _send_on(self, last: PendingCall) -> None:
-        """Send the calls that any node may run, if a node has room. Otherwise leave them in their queue.
+        """Send waiting calls that any node may run, if a node has room. Otherwise leave them in their queue.
 
-        A call that waits alone goes to the first idle node. If no node is idle, or if several calls wait, nothing is
-        tried before enough calls wait to be worth a try.
+        A call that waits alone goes to the first idle node. If no node is idle, or if several calls wait, this looks
+        for room only when enough calls wait: at least the number in `_enough`.
 
         Args:
-            last: the call that was added last. Only waiting calls of its kind (with or without devices) are sent.
+            last: the call that was added last. Only waiting calls of the same kind (with or without devices) are sent.
         """
         on_cpu = last.options.on_cpu
         queue = self._waiting.anywhere[on_cpu]
@@ -168,8 +168,8 @@ class Dispatch:
     def frame_full(self, pending: PendingCall) -> int:
         """Return how many calls like this one may share a frame (one message to a node).
 
-        Each node has such a number; the smallest is returned. Return 1 if the pool has no node, or if the call may not
-        share a frame.
+        Each node has a number of its own; the smallest is returned. Return 1 if the pool has no node, or if the call
+        may not share a frame.
         """
         with self._lock:
             return min(
@@ -177,12 +177,12 @@ class Dispatch:
             )
 
     def _hand_out(self, queue: deque[PendingCall]) -> None:
-        """Send waiting calls to the nodes with the most room until none has room or no call waits.
+        """Send waiting calls to the nodes with the most room, until no node has room or no call waits.
 
-        Then store in `_enough` how many calls must wait before another try makes sense.
+        If calls are left, store in `_enough` how many calls must wait before another try makes sense.
 
         Args:
-            queue: the waiting calls. Those that are sent are removed from its front.
+            queue: the waiting calls. The calls that are sent are removed from its front.
         """
         while queue:
             first = queue[0]
@@ -207,8 +207,8 @@ class Dispatch:
     def _roomiest(self, pending: PendingCall) -> NodeQueue | None:
         """Return the least loaded node that has room for a call like this one; None if no node has room.
 
-        The load is the number of calls under way (sent and not ended) per slot. Nodes that are leaving or not connected
-        are not considered.
+        The load is the number of calls under way (sent and not ended) per slot. A node that is not connected, or whose
+        machine the provider takes back, is not considered.
         """
         best = None
         load = 1e9
@@ -332,7 +332,7 @@ class Dispatch:
                 self._end_stopped(pending)  # it stays in its queue, where it is passed over
 
     def _credit(self, pending: PendingCall, seq: int) -> None:
-        """Tell the node that runs a generator that the generator's items up to number `seq` were taken.
+        """Tell the node that runs a generator: the consumer has taken the items up to number `seq`.
 
         Do nothing if no node runs the generator now.
         """
@@ -355,7 +355,7 @@ class Dispatch:
                 node_queue.send_item(pending.id, header, buffers)
 
     def connection(self, pending: PendingCall) -> int:
-        """Return the number of the connection to the node that has a call; 0 if no node has it.
+        """Return the number of the connection to the node that has a call; 0 if no node has the call.
 
         The number rises by one with each reconnection to the node. This method takes no lock.
         """
@@ -411,9 +411,9 @@ class Dispatch:
 
         Args:
             node: the number of the node.
-            welcome: the first message of its agent (the program on the node that runs calls), with the number of its
-                slots.
-            link: the connection to it.
+            welcome: the first message of the node's agent (the program that runs calls there). It says how many slots
+                the node has.
+            link: the connection to the node.
         """
         with self._lock:
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
@@ -429,12 +429,13 @@ class Dispatch:
 
         Args:
             node: the number of the node.
-            welcome: the first message of its agent (the program on the node), with the ids and names of the calls.
-            link: the connection to it.
+            welcome: the first message of the node's agent (the program that runs calls there), with the ids and names
+                of these calls.
+            link: the connection to the node.
 
         Returns:
-            the futures of the calls; [] if none runs. Generators are not among them, because nobody can read their
-            items any more.
+            the futures of the calls; [] if no call runs there. Calls of generators are left out, because nobody can
+            read their items any more.
         """
         with self._lock:
             self.add(node, welcome, link)
@@ -475,8 +476,8 @@ class Dispatch:
     def resume(self, node: int, welcome: Welcome) -> None:
         """Send a node what it may have missed while its connection was down, and then new calls.
 
-        Calls that the node does not know are sent again. If the node is leaving (its provider takes the machine back),
-        they are moved to other nodes. Do nothing for an unknown node.
+        Calls that the node does not know are sent again. If the provider takes the node's machine back, they are moved
+        to other nodes or fail instead. Do nothing if the pool has no such node.
 
         Args:
             node: the number of the node.
@@ -506,9 +507,10 @@ class Dispatch:
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
         """Return the calls of a lane that must be sent again because the node does not know them.
 
-        All unknown calls are removed from the calls under way. Those that were cancelled meanwhile end here. If the
-        node is leaving, unknown calls are moved to other nodes or fail, and are not returned. For a call that the node
-        knows, messages that may have been lost are sent again.
+        Calls that the node does not know are removed from the calls under way (sent and not ended). Those of them that
+        were cancelled meanwhile end here. If the provider takes the node's machine back, the others are moved to other
+        nodes or fail, and are not returned. For a call that the node knows, messages that may have been lost are sent
+        again.
 
         Args:
             node_queue: the queue of the node.
@@ -532,8 +534,9 @@ class Dispatch:
     def drain(self, node: int) -> None:
         """Send no more calls to a node, because its provider takes the machine back.
 
-        Calls that the node has not begun are moved to other nodes. Waiting calls that only this node may run fail with
-        a NodeInterrupted. Calls that run there go on. Do nothing for an unknown node or one that is leaving already.
+        Calls that run on the node go on. The node is asked to give back the calls that it has not begun, which other
+        nodes then get. Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted. Do
+        nothing if the pool has no such node, or if this method was called for it before.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -551,15 +554,15 @@ class Dispatch:
         """Return the address of each node, by its number, in ascending order. An unknown address is "".
 
         Args:
-            named: the numbers of the nodes to return, also of leaving nodes, whose machine the provider takes back. A
-                call that is sent to a leaving node fails with the reason. If None, all nodes that are not leaving.
+            named: the numbers of the nodes to return. Leaving nodes, whose machine the provider takes back, are
+                returned too; a call that is sent there fails with the reason. If None, all nodes that are not leaving.
 
         Returns:
-            {number: address}. It is empty if `named` is None and the pool has no node, or all are leaving.
+            {number: address}. With `named=None` it is empty if the pool has no node, or if all nodes are leaving.
 
         Raises:
             PoolClosed: the pool has ended.
-            UsageError: the pool does not have a node that is named.
+            UsageError: the pool does not have one of the nodes in `named`.
         """
         with self._lock:
             if self._closed is not None:
@@ -581,15 +584,15 @@ class Dispatch:
         pending.finish(SkypoolError(f"{pending.name} was cancelled"))
 
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
-        """Remove a node that is gone, and the other hosts of its TPU slice. Move their calls, or let them fail.
+        """Remove a node that is gone, and the nodes of its TPU slice, which end with it. Move their calls or fail them.
 
-        A call that may have begun is moved only if it has a retry left, or if the provider took the machine back. Do
-        nothing if the pool has none of these nodes.
+        A TPU slice is several machines that are rented together. A call that may have begun is moved only if it has a
+        retry left, or if the provider took the machine back. Do nothing if the pool has none of these nodes.
 
         Args:
             node: the number of the node.
-            error: why the node is gone.
-            others: the numbers of the other hosts of the same TPU slice (several machines that live and end together).
+            error: the reason why the node is gone.
+            others: the numbers of the other nodes of the same TPU slice.
         """
         with self._lock:
             gone = [self.node_queues.pop(each) for each in (node, *others) if each in self.node_queues]
@@ -605,22 +608,22 @@ class Dispatch:
                 self._fill(other)
 
     def _lost(self, pending: PendingCall, error: BaseException, begun: bool) -> None:
-        """Queue a call again whose node was lost before it sent a result, if the call may run again. Otherwise end it.
+        """Handle a call whose run failed or whose node is lost: queue it again if it may run again, otherwise end it.
 
         The call may run again if a suitable node is left and the pool has not ended. For a call that may have begun
         there are three more conditions:
 
         - It has a retry left, or the provider took the machine back.
         - It has not yielded items.
-        - It has not read from an iterator argument.
+        - It has no iterator argument.
 
-        Such a call gets a new id, and `on_retry` is called. A call that may not run again ends with an error. A call
-        that was cancelled just ends.
+        A call that may have begun gets a new id before it is queued again, and `on_retry` is called. A call that may
+        not run again ends with an error. A call that was cancelled ends with the error that says so.
 
         Args:
             pending: the call.
-            error: why there is no result.
-            begun: True if the call may have begun. To run again then uses up a retry, unless the provider took the
+            error: the reason why there is no result.
+            begun: True if the call may have begun. Queueing it again then uses up a retry, unless the provider took the
                 machine back.
         """
         interrupted = error if isinstance(error, NodeInterrupted) else None
@@ -643,15 +646,15 @@ class Dispatch:
             self._on_failed(pending, error)
 
     def _requeue(self, pending: PendingCall) -> None:
-        """Put a call that was taken from its node back at the front of the queue where it waited. Send nothing."""
+        """Return a call, which was taken from its node, to the front of the queue where it waited. Send nothing."""
         pending.at = -1
         self._waiting.put_back(pending)
 
     def close(self, error: BaseException) -> None:
         """Accept no more calls, and end all unfinished calls with `error`. Do nothing if closed before.
 
-        Cancelled calls end with a SkypoolError that says that they were cancelled. All nodes are forgotten; nothing is
-        sent to them.
+        Calls that were cancelled before end with a SkypoolError that says so. All nodes are forgotten; nothing is sent
+        to them.
         """
         with self._lock:
             if self._closed is not None:
@@ -686,7 +689,7 @@ class Dispatch:
     def unfinished(self) -> int:
         """The number of calls that wait or run, on all nodes.
 
-        Cancelled calls count until their node has ended them or they leave their queue.
+        A cancelled call counts until the node has ended it, or until it is taken from its queue.
         """
         with self._lock:
             at_nodes = sum(len(each.underway) + len(each.pinned) for each in self.node_queues.values())
@@ -697,8 +700,8 @@ class Dispatch:
     def arrived(self, node: int, arrivals: Sequence[Arrival]) -> None:
         """Handle messages about calls from one node, and wake the threads that wait for calls which ended.
 
-        Messages of an unknown node are ignored. Afterwards send the node more calls, and acknowledge its results so
-        that it can free them.
+        Messages of a node that the pool does not have are ignored. Afterwards send the node more calls, and acknowledge
+        its results, so that the node can free their memory.
 
         Args:
             node: the number of the node.
@@ -740,10 +743,11 @@ class Dispatch:
                     node_queue.link.reply(acks)
 
     def drive(self, pending: PendingCall) -> None:
-        """Read the connection to a call's node in this thread until the call ends. This saves waking another thread.
+        """Read the connection to a call's node in the calling thread until the call ends.
 
-        Returns earlier if no node has the call yet, if another thread reads already, or if the connection breaks. The
-        result of the call is not returned; it is stored where the caller waits for it.
+        This is faster than to wait until another thread has read the result. Return earlier if no node has the call
+        yet, if another thread reads already, or if the connection breaks. The result is not returned; it is stored
+        where the caller waits for it.
         """
         node_queue = self.node_queues.get(pending.at)
         if node_queue is not None:
@@ -752,7 +756,7 @@ class Dispatch:
     def _on_recalled(self, node_queue: NodeQueue, said: Recalled) -> None:
         """Queue again the calls that a node gave back without having begun them, and send them to other nodes.
 
-        Ids of calls that are not under way on the node are ignored.
+        Ids of calls that are not under way (sent to the node and not ended) are ignored.
 
         Raises:
             ProtocolError: the node gave back more calls than it was asked for.
@@ -768,9 +772,9 @@ class Dispatch:
                 self._fill(other)
 
     def acknowledge(self, node: int, output: int = 0) -> None:
-        """Acknowledge results and output of a node now, instead of with its next call.
+        """Acknowledge results and output of a node now, instead of together with the next call that the node gets.
 
-        Do nothing if nothing new is to be acknowledged, or if the node is unknown.
+        Do nothing if there is nothing new to acknowledge, or if the pool has no such node.
 
         Args:
             node: the number of the node.
@@ -787,7 +791,7 @@ class Dispatch:
 
 
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
-    """Return the error to raise for a call that was lost with its node.
+    """Return (do not raise) the error for a call that was lost with its node.
 
     If the provider took the machine back, this is `error` itself, a NodeInterrupted. Otherwise it is a new
     ConnectionLost that names the call and the node, with `error` as its cause.

@@ -25,11 +25,14 @@ T = TypeVar("T")
 _NOTHING = pickle.dumps(None)
 """The pickled return value of a generator whose stream was closed: None."""
 _MOST_UNTAKEN = 1 << 30
-"""Bytes of items that may wait here to be taken. An honest node stays far below it, because of the stream's window."""
+"""Bytes of items that may wait here to be taken.
+
+An honest node stays far below this number, because the option `window` limits the items that it may send in advance.
+"""
 
 
 class Returned(NamedTuple):
-    """The value of a call that ended well, still encoded as it was received.
+    """The value that a call returned, still encoded as it was received.
 
     The thread that asks for the value decodes it.
 
@@ -99,8 +102,9 @@ class ResultCell(Generic[T]):
             timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            TimeoutError: the call has not ended within `timeout` seconds. It keeps running.
-            PickleError, UntrustedResult: the value cannot be, or must not be, unpickled here.
+            TimeoutError: the call has not ended within `timeout` seconds. The call keeps running.
+            PickleError: the value cannot be unpickled here.
+            UntrustedResult: the node is not trusted, and the value is more than plain data.
         """
         if self._end is None:
             self._waiter = threading.Event()
@@ -134,9 +138,10 @@ class CallFuture(Future[T]):
         self._broken: PickleError | UntrustedResult | None = None
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
-        """Set the function that `cancel` calls, once, to stop the call. The pool uses this; callers do not.
+        """Set the function that `cancel` calls to stop the call. Only the pool uses this method, not its users.
 
-        Calling `on_cancel` again replaces the function. If the future is cancelled already, the function is not called.
+        The function is called at most once, and not at all if the future is cancelled already. Calling `on_cancel`
+        again replaces the function.
         """
         self._stop = stop
 
@@ -149,15 +154,16 @@ class CallFuture(Future[T]):
             timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            TimeoutError: the call has not ended within `timeout` seconds. It keeps running.
+            TimeoutError: the call has not ended within `timeout` seconds. The call keeps running.
             CancelledError: the call was cancelled.
-            PickleError, UntrustedResult: the value cannot be, or must not be, unpickled here.
+            PickleError: the value cannot be unpickled here.
+            UntrustedResult: the node is not trusted, and the value is more than plain data.
         """
         value: object = super().result(timeout)
         return self._open(value) if isinstance(value, Returned) else value  # type: ignore[return-value]  # then it is T
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the call, and return the exception that `result` would raise, or None if it returns a value.
+        """Wait for the call, and return the exception that `result` would raise, or None if it would return a value.
 
         The value is decoded to find that out. If decoding fails, the PickleError or UntrustedResult is returned, not
         raised.
@@ -166,7 +172,7 @@ class CallFuture(Future[T]):
             timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            TimeoutError: the call has not ended within `timeout` seconds. It keeps running.
+            TimeoutError: the call has not ended within `timeout` seconds. The call keeps running.
             CancelledError: the call was cancelled.
         """
         error = super().exception(timeout)
@@ -178,7 +184,8 @@ class CallFuture(Future[T]):
     def finish(self, end: BaseException | Returned) -> None:
         """Store how the call ended. The pool calls this once, also for a call that will never begin.
 
-        A future that was cancelled before stays cancelled, and `end` is dropped. Only `wait_stopped` is then woken.
+        A future that was cancelled before stays cancelled, and `end` is dropped. This then wakes only the threads in
+        `wait_stopped`.
 
         Args:
             end: the value still encoded, or the exception that `result` is to raise.
@@ -199,7 +206,8 @@ class CallFuture(Future[T]):
         If decoding fails on the first call, each later call raises the same error again.
 
         Raises:
-            PickleError, UntrustedResult: the value cannot be, or must not be, unpickled here.
+            PickleError: the value cannot be unpickled here.
+            UntrustedResult: the node is not trusted, and the value is more than plain data.
         """
         with self._opening:
             if not self._opened:
@@ -239,11 +247,12 @@ class CallFuture(Future[T]):
         Without `cancel`, it waits until the call ends. It never raises the exception of the call.
 
         Args:
-            timeout: seconds to wait; None waits without a limit. A cancelled call ends within its `grace`.
+            timeout: seconds to wait; None waits without a limit. A cancelled function that does not stop is killed when
+                the time of its option `grace` is over.
 
         Returns:
-            True if the function has stopped or will never begin, also because its worker process or node is gone. False
-            if it may still run after `timeout` seconds.
+            True if the function has stopped or will never begin, also because its process or node is gone. False if the
+            function may still run after `timeout` seconds.
         """
         with self._condition:
             return self._condition.wait_for(lambda: self._stopped, timeout)
@@ -282,8 +291,8 @@ class ListFuture(CallFuture[list[T]]):
     def _on_part_done(self, _: Future[T]) -> None:
         """Count one node's future as done. When it is the last one, finish this future.
 
-        The error of a node becomes the error of this future; several errors become an ExceptionGroup. Futures of nodes
-        that were cancelled do not count as errors. The values are not decoded here.
+        The error of a node becomes the error of this future; several errors become an ExceptionGroup. A node's future
+        that was cancelled does not count as an error. The values are not decoded here.
 
         Args:
             _: the future that is done. It is not used.
@@ -307,15 +316,16 @@ class ListFuture(CallFuture[list[T]]):
             timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            TimeoutError: the call has not ended on all nodes within `timeout` seconds. It keeps running.
+            TimeoutError: the call has not ended on all nodes within `timeout` seconds. The call keeps running.
             CancelledError: the call was cancelled.
-            PickleError, UntrustedResult: the value of one node cannot be, or must not be, unpickled here.
+            PickleError: the value of one node cannot be unpickled here.
+            UntrustedResult: one node is not trusted, and its value is more than plain data.
         """
         Future.result(self, timeout)
         return results_of(self._parts)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for all nodes, and return the exception that `result` would raise, or None if it returns a list.
+        """Wait for all nodes, and return the exception that `result` would raise, or None if it would return a list.
 
         For a value that cannot be unpickled, the error of unpickling is returned, not raised.
 
@@ -323,7 +333,7 @@ class ListFuture(CallFuture[list[T]]):
             timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            TimeoutError: the call has not ended on all nodes within `timeout` seconds. It keeps running.
+            TimeoutError: the call has not ended on all nodes within `timeout` seconds. The call keeps running.
             CancelledError: the call was cancelled.
         """
         error = Future.exception(self, timeout)
@@ -362,7 +372,7 @@ class Items(Generic[T]):
 
     Attributes:
         seen: the number of the last item that arrived, counted from 1; 0 before the first.
-        taken: the number of the last item that the node was told the consumer has taken; 0 before the first.
+        taken: the number of the last item that was reported to the node as taken by the consumer; 0 before the first.
         value: the return value of the generator once it is exhausted, None before.
     """
 
@@ -386,8 +396,7 @@ class Items(Generic[T]):
     def is_over(self) -> bool:
         """True if iterating gives no more items, because the generator's end was reached or this object was closed.
 
-        The end is a normal return or an exception. While items that arrived before the end are not taken, this is
-        False.
+        The generator's end, a return or an exception, is reached when all items that arrived before it are taken.
         """
         return self._over
 
@@ -508,8 +517,8 @@ class Items(Generic[T]):
     def close(self) -> None:
         """Stop the generator, and end the iteration. Do nothing if `is_over` is True already.
 
-        Return at once. Items that were not taken are dropped. A thread that waits for the next item is woken and gets
-        StopIteration.
+        Return at once. Items that were not taken are dropped. In a thread that waits for the next item, the iteration
+        ends (StopIteration).
         """
         if not self._over:
             self._over = True
@@ -523,15 +532,16 @@ class Stream(Generic[T]):
     """The items of a generator that runs on a node. `generator_call >> pool` returns one.
 
     Iterate it with `for` or `async for` to take the items as they are yielded. An exception of the generator is raised
-    after its last item. The generator waits while the items not yet taken exceed its `window` (default 1 MiB).
+    after its last item. The generator waits while more bytes of items are not taken than its option `window` allows
+    (default 1 MiB).
 
     The generator is stopped when the stream is closed, or when its `with` block is left. It is also stopped when the
     stream is garbage collected, as after a `break` out of the loop.
 
     Args:
         items: the queue of items.
-        later: called with a function, which it runs in another thread soon. It is used to stop the generator on garbage
-            collection.
+        later: takes a function, and runs that function soon in another thread. It is used to stop the generator when
+            the stream is garbage collected.
     """
 
     def __init__(self, items: Items[T], later: Callable[[Callable[[], None]], object]) -> None:
@@ -555,10 +565,10 @@ class Stream(Generic[T]):
         return self._next()
 
     def close(self) -> None:
-        """Stop the generator, and end the iteration. Do nothing if it has ended.
+        """Stop the generator, and end the iteration. Do nothing if the iteration has ended.
 
         Items that were not taken are dropped. The generator may still clean up on its node afterwards. `wait_stopped`
-        waits for that.
+        waits until it has done so.
         """
         self._items.close()
 
@@ -583,7 +593,7 @@ class Stream(Generic[T]):
         self.close()
 
     def __del__(self) -> None:
-        """Stop the generator soon, in another thread, if its items are not over. Do not wait until it has stopped."""
+        """Stop the generator soon, in another thread, if the iteration has not ended. Do not wait for that."""
         if not self._items.is_over:
             self._later(self._items.close)  # not here: garbage collection may happen in any thread, with any lock held
 
@@ -625,7 +635,7 @@ def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
 
     Args:
         errors: the errors, at least one.
-        calls: the number of all calls, for the message of the group.
+        calls: the number of all calls, failed or not, for the message of the group.
     """
     if len(errors) == 1:
         return errors[0]

@@ -30,8 +30,8 @@ class Map(Generic[T]):
         dispatch: chooses a node of the pool for each call, and sends it there.
         function: the function that is called for each item.
         chunksize: the number of calls that are sent together. If None, it depends on how long the calls take.
-        at_hand: True if the iterable yields its items without blocking. If False and `chunksize` is None, each call is
-            sent alone.
+        at_hand: True if the items can be read without blocking, as from a list. If False and `chunksize` is None, each
+            call is sent alone.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Map(Generic[T]):
         """
         with contextlib.ExitStack() as stack:
             reads = []
-            if self._at_hand:  # this thread is busy and never waits, so it also reads the answers, not the engine's
+            if self._at_hand:  # this thread never waits, so it also reads the answers, instead of the engine's thread
                 reads = [
                     stack.enter_context(node_queue.link.reading())
                     for node_queue in list(self._dispatch.node_queues.values())
@@ -69,8 +69,8 @@ class Map(Generic[T]):
     def _send(self, items: Iterable[tuple[object, ...]], reads: Sequence[Callable[[], bool]]) -> None:
         """Send a call for each item, in groups. After each group, call each of `reads` to handle what has arrived.
 
-        A group is sent when it has `chunksize` calls. Without a `chunksize`, a group is sent when it fills a message,
-        or when it gets a call over 1 ms after the former group was sent.
+        A group is sent when it has `chunksize` calls. If `chunksize` is None, a group is sent when it fills a frame
+        (message). It is also sent when it gets a call more than 1 ms after the group before was sent.
 
         Args:
             items: the argument tuples of the calls.
@@ -106,7 +106,7 @@ class Map(Generic[T]):
 
         Args:
             rest: the argument tuples of the calls that are not sent yet.
-            until: the time by the monotonic clock, in seconds, until which results are waited for; None for no limit.
+            until: when to stop waiting for results, as a time of `time.monotonic()` in seconds; None for no limit.
 
         Raises:
             TimeoutError: a result had not arrived at `until`.

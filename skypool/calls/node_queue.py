@@ -18,7 +18,7 @@ from skypool.link.connection import Link
 from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
 
 _AHEAD_SECONDS = 0.02
-"""Seconds of work that each slot has waiting on its node. A message there and back takes less on most networks."""
+"""Seconds of work that wait on the node for each slot. On most networks, a message and its answer take less time."""
 _AHEAD_MOST = 1024
 """The most calls that are sent ahead of those that run. All of them must be sent again when the node is lost."""
 _TOGETHER_SECONDS = 0.002
@@ -28,9 +28,9 @@ _TOGETHER_MOST = 128
 _TOGETHER_BYTES = 4 * SMALL
 """Bytes of arguments after which a frame is full."""
 _CALL = int(Kind.CALL)
-"""The kind as a plain integer, which costs less in each frame."""
+"""The kind of a frame with one call, as a plain integer: packing it into a frame takes less time than a `Kind`."""
 _MOST_STRAYS = 10_000
-"""The most frames that a node may send about calls that it does not run. It is given up after more."""
+"""The most frames that a node may send about calls that it does not run. A node that sends more is given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,13 +42,13 @@ class Lane:
 
     Attributes:
         slots: the number of slots.
-        takes: the kinds of calls that run here, as values of `Options.on_cpu`. If a node has only one lane, that lane
-            takes both kinds.
+        takes: the kinds of calls that run here: True for calls that need no device, False for all other calls. If a
+            node has only one lane, that lane takes both kinds.
         on_cpu: True for the CPU slots of a node that also has slots with devices.
         underway: the calls that were sent to the node and have not ended, by id.
         pinned: the waiting calls that must run on this node.
-        shared: queues of waiting calls that may run here or on certain other nodes. The lanes of those nodes have the
-            same queues.
+        shared: queues of waiting calls that may run here or on certain other nodes. The lanes of those nodes contain
+            the same queue objects.
         seconds: the recent average time of a call here, in seconds; None before the first call has ended.
         paces: the recent time of a call of each function, in seconds, by the function's key.
         recalling: True while the node has not answered a request to give calls back.
@@ -67,12 +67,12 @@ class Lane:
     def room(self, together: int | None = None) -> int:
         """Return how many more calls can be sent to the node now. The number may be negative.
 
-        Each slot gets one call, or one frame (message) of calls. So that slots need not wait for short calls, more are
-        sent ahead: about 20 ms of work for each slot, and at most 1024 calls. Calls that were sent and have not ended
-        are subtracted.
+        There is room for one call, or one frame (message) of calls, for each slot. Short calls are also sent ahead, so
+        that no slot is idle until the next message: about 20 ms of work for each slot, and at most 1024 calls. Calls
+        that were sent and have not ended are subtracted.
 
         Args:
-            together: the most calls that share a frame, if the call sets a limit. None counts as 1.
+            together: the most calls in one frame, as the next call's `together` says. None counts as 1.
         """
         seconds = self.seconds
         ahead = 0 if seconds is None else min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(seconds, 1e-5)))
@@ -87,10 +87,10 @@ class Lane:
         return len(self.underway) / self.slots
 
     def learn(self, key: str, seconds: float) -> None:
-        """Update the average times of the lane and of the function with the time of a call.
+        """Update two averages with the time of a call: that of the lane and that of the function.
 
-        The function's average rises at once to a longer time. Otherwise either average moves by a fifth of the
-        difference. The first time is taken as it is.
+        Each average moves by a fifth of its difference from the new time. One case differs: if the new time is longer,
+        the function's average becomes the new time. The first time is taken as it is.
 
         Args:
             key: the function's key.
@@ -100,11 +100,12 @@ class Lane:
         self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
 
     def frame_full(self, pending: PendingCall) -> int:
-        """Return how many calls like this one may share a frame (one message to the node); 1 if it may not share one.
+        """Return how many calls like this one may share a frame (one message to the node).
 
-        If `pool.map` was given a `chunksize`, return that number, within the limit of a frame. Otherwise return the
-        number of calls that a slot runs in about 2 ms, from 1 to 128. This is 1 until a first call of the function has
-        ended. A call with large arguments, streamed items or iterator arguments never shares a frame.
+        Return 1 for a call that never shares a frame: one with large arguments, streamed items or iterator arguments,
+        or one that runs in a new process. If `pool.map` was given a `chunksize`, return that number, but at most 512.
+        Otherwise return the number of calls that a slot runs in about 2 ms, from 1 to 128. This number is 1 until a
+        first call of the function has ended.
         """
         if not pending.is_small:
             return 1
@@ -114,10 +115,10 @@ class Lane:
         return max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
 
     def waits(self, waiting: int, first: PendingCall) -> bool:
-        """Return True if waiting calls should wait until they fill a frame (message), or until a call ends.
+        """Return True if waiting calls should not be sent yet, because they do not fill a frame (message).
 
         They wait only while the node has enough to do: at least two calls under way (sent and not ended) for each slot.
-        Calls with a `chunksize` do not wait if the node has room for all waiting calls.
+        Calls with a `chunksize` are sent at once if the node has room for all waiting calls.
 
         Args:
             waiting: the number of calls that wait for this lane.
@@ -129,11 +130,11 @@ class Lane:
         return ready < self.frame_full(first) and (first.together is None or ready < waiting)
 
     def frames(self, pending_calls: Sequence[PendingCall]) -> Iterator[list[PendingCall]]:
-        """Yield the calls in their order, in groups of those that share a frame (message).
+        """Yield the calls in their order, in groups. The calls of a group are to share one frame (message).
 
-        Groups are kept small enough that no slot gets all calls while others have none, unless `chunksize` sets the
-        number of calls in a group. Calls of different functions or options are in different groups. Nothing is yielded
-        if there are no calls.
+        Groups are kept small, so that no slot gets all calls while other slots have none. If `pool.map` was given a
+        `chunksize`, that number limits a group instead. Calls of different functions or options are in different
+        groups. Nothing is yielded if there are no calls.
         """
         fair = -(-(len(self.underway) + len(pending_calls)) // (2 * self.slots))
         group: list[PendingCall] = []
@@ -180,15 +181,17 @@ class NodeQueue:
         link: the connection to the node.
         functions: the keys of the functions that the node has.
         objects: the keys of the values of `pool.put` that the node has.
-        theirs: the keys of the values that a former client sent to the node.
+        theirs: the keys of the values that a former client sent to the node. A former client is a program that used the
+            pool before this one.
         to_ack: the ids of calls whose results have arrived, but are not acknowledged yet.
-        holds_memory: True if one of the results to acknowledge is large. The node keeps its memory until the
-            acknowledgement.
+        holds_memory: True if one of the results to acknowledge is large. The node keeps the memory of a large result
+            until it is acknowledged.
         output_seen: the number of the last output frame (a message with text that calls printed) that was read.
         asked_back: the number of calls that the node was asked to give back and has not given back yet.
         strays: the number of frames over this connection about calls that the node does not run.
-        resumed: False while the connection is down, and after that until the node was sent the messages that it missed.
-        leaving: True if the provider takes the machine back. The node ends its calls and gets no new ones.
+        resumed: False from the time that the connection breaks until a new connection is made and the node was sent the
+            messages that it missed.
+        leaving: True if the provider takes the machine back. Calls that run there go on, and the node gets no new ones.
         address: the node's address for the other nodes; "" if it is not known.
     """
 
@@ -209,10 +212,10 @@ class NodeQueue:
 
     @property
     def is_up(self) -> bool:
-        """True if calls can be sent to the node: it is connected, not leaving, and has the messages that it missed.
+        """True if calls can be sent to the node: it is connected, is not leaving, and lacks no earlier message.
 
-        A leaving node is one whose machine the provider takes back. A node misses messages while its connection is
-        down.
+        A leaving node is one whose machine the provider takes back. A node lacks messages after its connection broke,
+        until they are sent over the new connection.
         """
         return self.resumed and not self.leaving and self.link.is_up
 
@@ -231,7 +234,7 @@ class NodeQueue:
 
     @property
     def pinned(self) -> list[PendingCall]:
-        """The waiting calls that must run on this node, as a new list. They were not sent yet."""
+        """The waiting calls that must run on this node and were not sent yet, as a new list."""
         return [pending for lane in self.lanes for pending in lane.pinned]
 
     @property
@@ -267,10 +270,11 @@ class NodeQueue:
     # --- messages to the node --------------------------------------------------------------------------------
 
     def send(self, pending_calls: Sequence[PendingCall]) -> None:
-        """Send calls to the node in one write, with the functions that it lacks. All calls must be for the same lane.
+        """Send calls to the node in one write, with the functions that the node lacks.
 
-        The calls are noted as under way (sent and not ended). Acknowledgements of results that are due are sent in the
-        same write. Large arguments follow in pieces. Do nothing if there are no calls.
+        All calls must be for the same lane (slots of one kind). The calls are noted as under way (sent and not ended).
+        Acknowledgements of results that are due are sent in the same write. Large arguments follow in pieces. Do
+        nothing if there are no calls.
         """
         if not pending_calls:
             return
@@ -309,8 +313,8 @@ class NodeQueue:
     def tell_again(self, pending: PendingCall) -> None:
         """Send again the messages about a call that the node may have missed while the connection was down.
 
-        These are the call's function, its cancellation, or the number of items that were taken from its generator. The
-        call itself is not sent again.
+        These messages are the call's function, its cancellation, and the number of items that were taken from its
+        generator. The call itself is not sent again.
         """
         out: list[Buffer] = []
         if pending.code.buffers:  # not a call of a former client
@@ -325,8 +329,7 @@ class NodeQueue:
     def _give_function(self, pending: PendingCall, out: list[Buffer]) -> None:
         """Add the message with a call's function to `out`, unless the node has the function already.
 
-        From then on, the function counts as one that the node has. A large function is sent at once in pieces; see
-        `_give`.
+        The function is noted as one that the node has. A large function is sent at once, in pieces; see `_give`.
         """
         if pending.code.key not in self.functions:
             self.functions.add(pending.code.key)
@@ -348,15 +351,16 @@ class NodeQueue:
             self.link.send(out)
 
     def _give(self, kind: Kind, key: str, buffers: Sequence[Buffer], out: list[Buffer], **more: Any) -> None:
-        """Add a function or a value of `pool.put` to `out`. If it is large, send `out` at once, and then its pieces.
+        """Add the frame (message) with a function, or with a value of `pool.put`, to `out`.
 
-        A large function or value is announced in `out`. Its pieces are queued behind small frames.
+        For a large function or value, only an announcement is added. Then the frames of `out` are sent at once, and the
+        large pickle follows in pieces.
 
         Args:
             kind: FUNCTION or OBJECT (a value of `pool.put`).
             key: the key of the function or value.
-            buffers: the pickle of the function or value, and its out-of-band buffers.
-            out: the frames (messages) that are sent next. If the function or value is large, the list is emptied.
+            buffers: the pickle of the function or value, and the memory of its large arrays.
+            out: the frames that are sent next. If the function or value is large, the list is emptied.
             more: further fields of the header.
         """
         header = {"key": key, "lens": [len(b) for b in buffers], **more}
@@ -415,7 +419,7 @@ class NodeQueue:
         self.link.send(frame(Kind.RECALL, {"n": count, "cpu": lane.on_cpu}))
 
     def gave_back(self, count: int, on_cpu: bool) -> None:
-        """Note that the node gave calls back. From now on, it may be asked again for calls of the same lane.
+        """Note that the node gave calls back. From now on, the node may be asked again for calls of the same lane.
 
         Args:
             count: the number of calls; 0 if the node had none to give.
@@ -445,13 +449,14 @@ class NodeQueue:
             )
 
     def acks(self, least: int = 32) -> list[Buffer]:
-        """Return a frame (message) that acknowledges the results and output that have arrived, or [] if that can wait.
+        """Return a frame (message) that acknowledges the results and output that have arrived.
 
-        The results in the frame then need no other acknowledgement, and their ids are forgotten here.
+        The ids of these results are then removed from `to_ack`. If there are too few results, so that they can wait,
+        return [] and change nothing.
 
         Args:
-            least: the number of results that is enough for a frame. If any result is large, one is enough. With 0, a
-                frame is always returned.
+            least: how many results are enough for a frame. If any result is large, one is enough. With 0, a frame is
+                always returned.
         """
         if len(self.to_ack) < (min(least, 1) if self.holds_memory else least):
             return []
@@ -476,10 +481,10 @@ def _frame_of(group: Sequence[PendingCall]) -> bytes:
 def _members_of(ids: str, lens: Sequence[int], pending: PendingCall) -> str:
     """Return the JSON members that begin the header of a CALL or CALLS frame (a message with one or several calls).
 
-    An example is `"id":7,"fn":"0c5f","lens":[210]`, followed by the options of the call. There are no braces around it.
-    Only numbers and a key of hexadecimal digits are formatted here. A serializer writes the options, once for all calls
-    that have them. To serialize the whole header would take 1.1 µs more for a call that is sent alone, which takes
-    `Dispatch` 11.8 µs in all (Python 3.11, 2026-11).
+    An example is `"id":7,"fn":"0c5f","lens":[210]`, followed by the options of the call. There are no braces around
+    these members. They are formatted here because that is faster than a JSON serializer: it saves 1.1 µs for a call
+    that is sent alone, which takes `Dispatch` 11.8 µs in all (Python 3.11, 2026-11). This is safe because their values
+    contain only numbers and hexadecimal digits. The options were written by a serializer.
 
     Args:
         ids: the JSON member that names the calls, such as '"id":7' or '"ids":[7, 8]'.

@@ -77,8 +77,7 @@ class Options:
     seconds. A single `retry_on` class becomes a tuple.
 
     Attributes:
-        on_cpu: True if the call needs no device (`devices=0`). A node with CPU slots runs the call on one of these
-            slots.
+        on_cpu: True if the call needs no device (`devices=0`). A node that has CPU slots runs the call on one of them.
         is_broadcast: True if `node` is "all" or a sequence of numbers, so that the call is sent to each of these nodes.
         pinned: the number of the only node that may run the call; None if `node` is not a single number.
         header: the options that the node needs, as JSON members for the header of a CALL frame (message); see
@@ -121,10 +120,10 @@ class Options:
         self.pinned = self.node if isinstance(self.node, int) else None
 
     def _header(self) -> str:
-        """Return the options that a node needs, as JSON members for the header of a CALL frame, without braces.
+        """Return the options that a node needs, as JSON members for the header of a CALL frame (message).
 
-        A frame is a message. The options are timeout, output, fresh and devices. Options with their default values are
-        left out, and so is the output mode "head". If no option is left, return "".
+        These options are timeout, output, fresh and devices. Options with their default values are left out, and so is
+        the output mode "head". There are no braces around the members. If no option is left, return "".
         """
         said: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
         if self.output in ("silent", "capture"):

@@ -16,7 +16,7 @@ from skypool.wire.frames import Buffer, members
 SMALL = 8 << 10
 """The most bytes of pickled arguments with which a call may share a frame (one message to a node) with others."""
 World = tuple[int, list[str]]
-"""One part of a call that is sent to several nodes: its position among the parts, and the addresses of all nodes."""
+"""What a node is told about a call that several nodes run: its own position among them, from 0, and all addresses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,9 +24,10 @@ class Code:
     """A pickled function, as it is sent to nodes. Each node gets it once.
 
     Attributes:
-        key: a hash of the function and of the modules that it may need. Nodes know the function by it.
+        key: a hash of the function and of the user's modules that it may need. Messages name the function by this key.
         name: the function's name, for messages.
-        buffers: the pickle, its out-of-band buffers, and last a JSON object with the user's modules and their hashes.
+        buffers: the pickle, then the memory of its large arrays, if any, and last a JSON object with the user's modules
+            and their hashes.
     """
 
     key: str
@@ -46,17 +47,18 @@ class PendingCall:
         outlet: the place where the caller gets the result or the items of a generator.
         options: how the call is to run.
         node: the number of the node that must run the call, or a tuple of the nodes that may run it. If None, any node
-            may.
-        world: for one part of a call that is sent to several nodes: the position of this part, and the addresses of all
-            nodes. Otherwise None.
+            may run it.
+        world: the position of this node among several nodes that run the same call, from 0, and the addresses of all
+            these nodes. None if only one node runs the call.
         feeds: the iterators among the arguments. Their items are sent while the call runs.
-        chunk: the most such calls that share a frame (message). If None, it depends on how long the calls take.
+        chunk: how many calls of the same function may share a frame (message) at most. If None, the number depends on
+            how long these calls take.
         id: the id of the call; a new one for each run.
         at: the number of the node that the call was sent to; -1 while the call waits.
-        attempt: which run of the call this is, from 1. Runs that ended because a machine was taken back count too.
+        attempt: the number of this run of the call, from 1. Runs that ended because a machine was taken back count too.
         retried: how many of the call's allowed retries are used up.
         stopped: True once the call was cancelled.
-        ended: True once the result of the call was handed on.
+        ended: True once the result of the call was stored for the caller.
     """
 
     code: Code
@@ -83,8 +85,8 @@ class PendingCall:
     def header(self) -> str:
         """The options of the call as JSON members for the header of its CALL frame (message), without braces.
 
-        The id, the function's key and the lengths of the buffers are not among them. The window of a generator, and the
-        `world` of a call to several nodes, are among them. The text is "" if the node needs none of these.
+        For a generator, its window is included; for a call to several nodes, its `world`. The call's id, the function's
+        key and the lengths of the buffers are left out. If the node needs to know no option, the text is "".
         """
         options = self.options
         if self.world is None and not isinstance(self.outlet, Items):
@@ -100,9 +102,10 @@ class PendingCall:
 
     @property
     def together(self) -> int | None:
-        """The most such calls that share a frame (message to a node). If None, it depends on how long the calls take.
+        """The most calls of this function that may share a frame (message to a node); None if no number is set.
 
-        The value is 1 for a call that runs in a new process (`fresh=True`), otherwise `chunk`.
+        Without a set number, it depends on how long these calls take. The value is 1 for a call that runs in a new
+        process (`fresh=True`), otherwise `chunk`.
         """
         return 1 if self.options.fresh else self.chunk
 
@@ -112,14 +115,14 @@ class PendingCall:
         return self.options.retries - self.retried
 
     def bound(self, nodes: Container[int], begun: bool) -> str:
-        """Return why the call cannot run again on any of these nodes, or "" if it can.
+        """Return the reason why none of these nodes can run the call again, or "" if one of them can.
 
         The number of retries that are left is not considered.
 
         Args:
             nodes: the numbers of the nodes that can take calls.
-            begun: True if the call may have begun before. The call then cannot run again if it has yielded items, or if
-                it has an iterator argument.
+            begun: True if the call may have begun already. It then cannot run again if it has yielded items, or if it
+                has an iterator argument.
         """
         if isinstance(self.node, tuple):
             if not any(node in nodes for node in self.node):
@@ -146,8 +149,8 @@ class PendingCall:
     def is_like(self, other: PendingCall) -> bool:
         """Return True if `other` may be sent in the same frame (message) as this call.
 
-        This is so if `other` is small, calls the same function and has the same options. The caller has checked that
-        this call is small.
+        This is so if `other` is small, calls the same function and has the same options. Call this method only for a
+        call that is small itself (see `is_small`).
         """
         is_same = self.options is other.options and self.world is other.world  # as in `map`, and quicker to compare
         return self.code.key == other.code.key and other.is_small and (is_same or self.header == other.header)

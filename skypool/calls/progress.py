@@ -18,7 +18,10 @@ from skypool.wire import exceptions
 from skypool.wire.frames import Buffer, End
 
 Ended = list[tuple[PendingCall, BaseException | Returned]]
-"""Calls that have ended, each with its value or exception. Their waiters are woken when the dispatch's lock is free."""
+"""Calls that have ended, each as (call, its value or exception).
+
+The dispatch, which chooses a node for each call, wakes the callers after it has released its lock.
+"""
 
 _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
 """The signals that end worker processes when their machine shuts down."""
@@ -27,11 +30,11 @@ _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
 class CallProgress:
     """A handler of messages from nodes (machines) about running calls, for all nodes of one pool.
 
-    The dispatch (which chooses a node for each call) calls its methods while it holds its lock.
+    The dispatch (the object that chooses a node for each call) holds its own lock while it calls these methods.
 
     Args:
-        on_lost: called as (pending, error) for a call that failed and may run again. If the call does not run again,
-            its error is `error`.
+        on_lost: called as (pending, error) for a call that failed with `error` and may run again. It either queues the
+            call again or ends the call with an error.
         on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
 
     Attributes:
@@ -48,7 +51,7 @@ class CallProgress:
         self.done = 0
 
     def on_items(self, node_queue: NodeQueue, said: ItemWanted | Yielded, buffers: Sequence[Buffer]) -> None:
-        """Handle items that a generator yielded, or a request for an item of an iterator argument.
+        """Handle a message with items that a generator yielded, or a request for an item of an iterator argument.
 
         A message about a call that the node does not run is counted and otherwise ignored.
 
@@ -58,8 +61,9 @@ class CallProgress:
             buffers: the items that were yielded; empty for a request.
 
         Raises:
-            ProtocolError: the call has no such iterator argument, or is not a generator. Also raised if the node sent
-                more than 10,000 messages about calls that it does not run.
+            ProtocolError: the message does not fit the call, for example because the call is not a generator. Also
+                raised if more than 1 GiB of items wait to be taken. The third reason is that the node sent more than
+                10,000 messages about calls that it does not run.
         """
         pending = node_queue.find(said.id)
         if pending is None:
@@ -79,12 +83,12 @@ class CallProgress:
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended) -> None:
         """Handle the results of calls that shared a frame (one message).
 
-        Results of calls that the node does not run are acknowledged and otherwise ignored. The average of the run times
-        updates the node's recorded averages.
+        A result of a call that the node does not run is acknowledged and otherwise ignored. The average run time of the
+        other calls updates the averages that are kept for the node.
 
         Args:
             node_queue: the node that sent the results.
-            ends: for each call: (id, ok, seconds that it ran, pickled value or exception).
+            ends: for each call: (id, True if the call returned, seconds that it ran, pickled value or exception).
             ended: a list, to which (call, its value or exception) is added for each call, unless the call may run
                 again.
 
@@ -122,7 +126,7 @@ class CallProgress:
 
         Args:
             node_queue: the node that sent the result.
-            said: the message; it says if the call raised and how long the call ran.
+            said: the message. It says whether the call raised, and for how many seconds it ran.
             buffers: the pickled value or exception.
             ended: a list, to which (call, its value or exception) is added, unless the call may run again.
 
@@ -146,12 +150,13 @@ class CallProgress:
             self._on_error(node_queue, pending, error, ended)
 
     def _on_error(self, node_queue: NodeQueue, pending: PendingCall, error: BaseException, ended: Ended) -> None:
-        """Handle a call that raised or whose worker died: add it to `ended`, or call `on_lost` if it may run again.
+        """Handle a call that raised or whose process died: call `on_lost` if it may run again, else add it to `ended`.
 
         A call may run again in two cases:
 
-        - Its process was ended by SIGTERM or SIGKILL on a node that the provider takes back.
-        - It has a retry left, and the error is the loss of its process or node, or one of its `retry_on` exceptions.
+        - The provider takes the node's machine back, and the call's process was ended by SIGTERM or SIGKILL.
+        - The call has a retry left, and the error is one of its `retry_on` exceptions or says that its process or node
+          was lost.
 
         Args:
             node_queue: the node that ran the call.
@@ -173,8 +178,8 @@ class CallProgress:
 def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:
     """Return (do not raise) the exception of a call that raised.
 
-    For a node that is not trusted, an exception that cannot be read is returned as an UntrustedResult. This is called
-    before the call is removed from the node's queue, so that an error raised here changes nothing.
+    If the node is not trusted and its exception cannot be read, return an UntrustedResult instead. Call this before the
+    call is removed from the node's queue, so that an error raised here changes nothing.
 
     Raises:
         ProtocolError: a trusted node sent something that is not a readable exception.

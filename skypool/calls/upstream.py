@@ -19,8 +19,8 @@ class Feeder:
     """A thread that reads one iterator argument of a call and sends its items to the node (machine) that runs the call.
 
     Each iterator has its own thread, because the user's iterator may block. The constructor starts the thread, as a
-    daemon. The thread ends with the iterator, or up to a second after the call. While the iterator blocks, the thread
-    stays.
+    daemon. The thread ends when the iterator ends, or at most one second after the call has ended. A thread whose
+    iterator blocks cannot end before the iterator goes on.
 
     Args:
         dispatch: sends the items.
@@ -42,11 +42,11 @@ class Feeder:
     def want(self, n: int) -> None:
         """Have this object's thread send item number `n` (from 1) as soon as the iterator yields it. Return at once.
 
-        If the node requests the last item again over a new connection, the item is sent again, because it may have been
-        lost. Other repeated requests are ignored.
+        The last item is sent again if the node requests that item again over a new connection. Other repeated requests
+        are ignored.
 
         Raises:
-            ProtocolError: the node asks for an item although it has not got the item before that.
+            ProtocolError: `n` skips an item: the item before number `n` was not sent yet.
         """
         connection = self._dispatch.connection(self._pending)
         with self._more:
@@ -66,8 +66,8 @@ class Feeder:
         """Read and send items as they are asked for, until the iterator or the call ends.
 
         The thread of this object runs this method. The end of the iterator is sent like an item. If the iterator
-        raises, or an item cannot be pickled, the exception is sent. The function on the node gets that exception, and
-        no more items are sent.
+        raises, or an item cannot be pickled, the exception is sent instead of the item. The function on the node gets
+        that exception, and no more items are sent.
         """
         while True:
             with self._more:

@@ -10,7 +10,7 @@ from skypool.calls.pending import PendingCall
 
 
 class WaitingCalls:
-    """The calls of one pool that wait for a node: those that any node may run, and those that only some nodes may.
+    """The calls of one pool that wait for a node: calls that any node may run, and calls that only some nodes may run.
 
     Calls that must run on a single node are not here; they wait in the `Lane` of that node. (A lane is the slots of one
     kind on a node: slots with devices, or CPU slots.) The dispatch, which chooses a node for each call, holds its lock
@@ -20,7 +20,8 @@ class WaitingCalls:
         node_queues: the queues of the pool's nodes, by the node's number. This mapping changes as nodes come and go.
 
     Attributes:
-        anywhere: two queues of the calls that any node may run. The second has those for CPU slots.
+        anywhere: two queues of calls that any node may run. The first has the normal calls, the second those for CPU
+            slots.
     """
 
     def __init__(self, node_queues: Mapping[int, NodeQueue]) -> None:
@@ -119,7 +120,7 @@ class WaitingCalls:
             self.anywhere[pending.options.on_cpu].appendleft(pending)
 
     def clear(self) -> None:
-        """Remove all calls from the queues of this object. The calls get no result here."""
+        """Remove all calls from the queues of this object. This does not end the calls: they get no result or error."""
         for queue in self.anywhere:
             queue.clear()
         self._shared.clear()

@@ -17,8 +17,8 @@ _DEEPEST = 50
 def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str]:
     """Return the path to the innermost part of `value` that cannot be pickled, and the reason in words.
 
-    If no part can be blamed, the path is that of the value itself. Parts are followed at most 50 levels deep. Nothing
-    is raised for a value that cannot be pickled.
+    If no part is the cause, the path is that of the value itself. Parts are followed at most 50 levels deep. Nothing is
+    raised for a value that cannot be pickled.
 
     Args:
         value: the value that could not be pickled.
@@ -51,9 +51,10 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
 
 
 def _refuses(value: object) -> bool:
-    """Return True if the class defines `__reduce__` and that method raises. The parts of the object do not matter then.
+    """Return True if the class of an object defines `__reduce__`, and calling this method raises an exception.
 
-    Return False for an object without a `__reduce__` of its own.
+    The object itself then cannot be pickled, whatever its parts are. Return False for an object whose class does not
+    define `__reduce__`.
     """
     if type(value).__reduce__ is object.__reduce__:
         return False
@@ -84,13 +85,13 @@ def failure_of(part: object) -> BaseException | None:
 def _leave_out(_: pickle.PickleBuffer) -> bool:
     """Return False, which tells pickle to leave a buffer's memory out of the pickle.
 
-    Memory can always be sent, so there is no need to copy it while looking for parts that cannot.
+    Memory can always be sent, so it need not be copied while looking for parts that cannot be pickled.
     """
     return False
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts that pickling `value` would pickle, each as (path, part). Yield none for a value without parts.
+    """Yield the parts of `value` that are pickled with it, each as (path, part). Yield none for a value without parts.
 
     The path is relative to `value`, such as ".name" or "[0]". Parts are items of collections, attributes, and what a
     function captures (globals, closure variables, defaults). The keys of a dict are not among them. A module has no
@@ -150,10 +151,10 @@ def _function_parts(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield the globals that `function` and the functions inside it name, each as (name, value). Each comes once.
+    """Yield the globals whose names occur in `function` and the functions inside it, each once, as (name, value).
 
-    Names that are not defined yet, builtins, and globals that called functions use are left out. The name of an
-    attribute counts too if a global has the same name.
+    Names that are not defined yet, builtins, and globals that only called functions use are left out. If an attribute
+    and a global have the same name, using the attribute yields the global, too.
     """
     codes = [function.__code__]
     seen: set[str] = set()

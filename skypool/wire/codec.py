@@ -19,14 +19,14 @@ from skypool.wire.pickling import PROTOCOL, Pickler
 T = TypeVar("T")
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
 _DEPTH = 4
-"""The depth of nesting up to which a value is checked for plain pickle.
+"""The depth of nesting up to which `_is_plain` looks at a value.
 
 The limit also ends the check of a value that contains itself.
 """
 _MANY = 64
-"""The number of items from which a collection is not checked for plain pickle: using cloudpickle at once is cheaper."""
+"""The number of items from which `_is_plain` does not look at a collection: using cloudpickle at once is faster."""
 _SMALL_BUFFER = 1024
-"""The size in bytes from which an array's memory becomes a buffer of its own. Smaller ones stay in the pickle."""
+"""The size in bytes from which an array's memory becomes a buffer of its own. Smaller memory stays in the pickle."""
 
 
 def dumps(value: object, what: str = "value") -> list[Buffer]:
@@ -53,7 +53,7 @@ def dumps(value: object, what: str = "value") -> list[Buffer]:
 
 
 def dumps_plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bytes | None:
-    """Return the pickle of a call's arguments, or None if plain pickle might not do.
+    """Return the pickle of a call's arguments, or None if an argument may need cloudpickle (see `dumps`).
 
     Most calls have simple arguments, for which plain pickle is faster than cloudpickle.
 
@@ -83,9 +83,9 @@ class ResultWriter(Protocol):
         ...
 
     def error(self, error: BaseException) -> tuple[bytes | None, str]:
-        """Return the data of one exception without its causes, and "", as a tuple.
+        """Return (data, ""): one exception without its causes, in a format that is not pickle.
 
-        If it cannot be written, return (None, the reason in words). Nothing is raised then.
+        If the exception cannot be written as data, return (None, the reason in words). Nothing is raised then.
         """
         ...
 
@@ -95,9 +95,9 @@ result_writer: ResultWriter | None = None
 
 
 def dump_result(value: object, what: str) -> list[Buffer]:
-    """Return the buffers of a value on its way from a node (rented machine) to its client, pickled or as data.
+    """Return the buffers of a value that a node (rented machine) sends to its client: a pickle or plain data.
 
-    It is written as data if `result_writer` is set, because the client does not trust this node.
+    If `result_writer` is set, the client does not trust this node. The value is then written as data.
 
     Args:
         value: the value.
@@ -111,26 +111,27 @@ def dump_result(value: object, what: str) -> list[Buffer]:
 
 
 def dump_items(items: Sequence[object]) -> bytes:
-    """Return a batch of a stream's items as one byte string, for the way from a node (machine) to its client.
+    """Return several items of a stream as one byte string that a node (rented machine) sends to its client.
 
-    It is a pickle. If `result_writer` is set, because the client does not trust this node, it is data without code
-    instead.
+    The byte string is a pickle. If `result_writer` is set, the client does not trust this node. The items are then
+    written as data, which cannot run code.
 
     Args:
-        items: the items. One that is not a number, text, bytes, bool or None is a tuple of its own serialized bytes.
+        items: the items: numbers, texts, bytes, bools and None as they are. Any other item must be serialized already,
+            and is given as a tuple of its buffers.
     """
     return pickle.dumps(items, PROTOCOL) if result_writer is None else bytes(result_writer.value(items, "items")[0])
 
 
 def _is_plain(value: object, depth: int = _DEPTH) -> bool:
-    """Return True if plain pickle is known to be enough for a value. It is four times as fast as cloudpickle.
+    """Return True if plain pickle, which is four times as fast as cloudpickle, is known to be enough for a value.
 
-    It is enough for numbers, strings, bytes, bool and None, and for tuples, lists and dicts of these. Collections of 64
-    or more items give False (a dict counts keys and values). So do subclasses, and values that are nested too deeply.
+    It is enough for numbers, strings, bytes, bool and None, and for tuples, lists and dicts of these. Return False for
+    collections of 64 or more items (keys and values of a dict count singly), for subclasses, and for deeper nesting.
 
     Args:
         value: the value.
-        depth: how many more levels of nesting are looked at.
+        depth: how many levels of nesting may follow.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -168,7 +169,7 @@ def _collector(buffers: list[Buffer]) -> Callable[[pickle.PickleBuffer], bool]:
 def loads(buffers: Sequence[Buffer]) -> Any:
     """Return the value that `dumps` serialized. Exceptions of unpickling are raised unchanged.
 
-    Its arrays use the memory of `buffers` without a copy. They are writable if that memory is.
+    Arrays in the value use the memory of `buffers` without a copy. They are writable if that memory is writable.
     """
     return pickle.loads(buffers[0], buffers=buffers[1:]) if len(buffers) > 1 else pickle.loads(buffers[0])
 
@@ -183,8 +184,8 @@ class Captured(NamedTuple):
 class Reference(Generic[T]):
     """A stand-in for a value of `pool.put()` that the nodes (machines) of the pool store under `key`.
 
-    Pickling it sends only the key. On a node it unpickles to the value. Unpickling it on the client raises a
-    RuntimeError.
+    The pickle of a reference contains only the key. On a node it unpickles to the value. Unpickling it on the client
+    raises a RuntimeError.
     """
 
     __slots__ = ("__weakref__", "key")
@@ -200,14 +201,17 @@ class Reference(Generic[T]):
 
 
 resolve_object: Callable[[str], Any] | None = None
-"""Returns the value of `pool.put()` with a key. A worker sets it; elsewhere it is None."""
+"""Returns the value of `pool.put()` that has the given key. A worker (process that runs calls) sets this function.
+
+In every other process it is None.
+"""
 
 
 def object_of(key: str) -> Any:
     """Return the value of `pool.put()` with this key. Unpickling a `Reference` on a node calls this.
 
     Raises:
-        RuntimeError: this process is not a worker (process that runs calls) on a node, so it does not have the values.
+        RuntimeError: this process is not a worker (process that runs calls) on a node, so it does not have the value.
     """
     if resolve_object is None:
         raise RuntimeError(

@@ -33,9 +33,9 @@ class RemoteTraceback(Exception):
 
 
 ErrorLink = tuple[bytes | None, str, str, str, list[str]]
-"""One exception of a chain.
+"""One exception of a chain: (pickle or None, name of the type, text, reason, notes).
 
-Its items are the pickle or None, the name of its type, its text, the reason why there is no pickle, and its notes.
+The reason says why there is no pickle, or why the pickle is not exact; otherwise it is "".
 """
 
 
@@ -43,13 +43,14 @@ def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[
     """Return the buffers of an exception with its causes, notes and the text of its traceback, for `load_error`.
 
     At most 20 exceptions of the chain of `__cause__` are sent; the others are dropped. Exceptions linked only as
-    `__context__` are part of the text alone. One that cannot be pickled is sent as its name and text.
+    `__context__` are sent only in the text of the traceback. An exception that cannot be pickled is sent as its name
+    and text.
 
     Args:
         error: the exception.
         skip: how many frames at the top of its traceback to leave out, because they are skypool's own.
-        home: True if a node sends the exception to its client. If that client accepts only plain data from this node,
-            `codec.result_writer` encodes the exception without pickle. False if the receiver accepts pickles.
+        home: True if a node sends the exception to its client. Then `codec.result_writer`, if it is set, encodes the
+            exception as plain data, because this client accepts no pickles. False if the receiver accepts pickles.
     """
     tb = error.__traceback__
     for _ in range(skip):
@@ -71,16 +72,17 @@ def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
     """Return one exception without its causes, as a tuple for the network.
 
     The tuple is (pickle or None, name of the type, text, reason, notes). The reason says why there is no pickle, or
-    why it is not exact; otherwise it is "". This function does not raise if the exception cannot be pickled.
+    why the pickle is not exact; otherwise it is "". An exception that cannot be pickled does not make this function
+    raise.
 
     Three ways to pickle the exception are tried. The first pickle that gives back the same type with the same text is
-    taken. If there is none, it is the first one that gives back the same type. An exception that would end a process,
-    such as SystemExit, gets no pickle.
+    taken. If there is none, the first pickle that gives back the same type is taken. An exception that would end a
+    process, such as SystemExit, gets no pickle.
 
     Args:
         error: the exception.
-        home: True if a node sends the exception to its client. If that client accepts only plain data from this node,
-            `codec.result_writer` encodes the exception without pickle. False if the receiver accepts pickles.
+        home: True if a node sends the exception to its client. Then `codec.result_writer`, if it is set, encodes the
+            exception as plain data, because this client accepts no pickles. False if the receiver accepts pickles.
     """
     kind = name_of(type(error))
     text = text_of(error)
@@ -170,10 +172,10 @@ def rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str
 def load_error(buffers: Sequence[Buffer]) -> BaseException:
     """Return (do not raise) the exception that `dump_error` serialized.
 
-    It has its own type if that can be unpickled here, else it is a RemoteError with its name and text. The last cause
-    in its chain is a RemoteTraceback with the traceback of the node.
+    The result has the type of the original exception if it can be unpickled here. Otherwise it is a RemoteError with
+    the original's name and text. The last cause in its chain is a RemoteTraceback with the traceback of the node.
 
-    If the buffers are not the work of `dump_error`, any exception may be raised.
+    If the buffers were not made by `dump_error`, any exception may be raised.
     """
     chain, text = pickle.loads(buffers[0])
     errors = [_load_one(*link, traceback_text=text) for link in chain]

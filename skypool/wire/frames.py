@@ -9,8 +9,9 @@ A frame is a 16-byte prefix, a small JSON header and a raw body. The prefix has 
     4  I   header length    at most MAX_HEADER
     8  Q   body length      at most MAX_BODY
 
-All numbers are big-endian. The limits keep a damaged prefix from asking for a lot of memory. A value larger than
-`INLINE` is sent in advance as `Kind.BLOB` frames of at most `CHUNK` bytes. Other frames may pass between these.
+All numbers are big-endian. Because of the limits, a damaged prefix cannot make the receiver reserve a lot of memory. A
+value larger than `INLINE` is sent in advance as `Kind.BLOB` frames of at most `CHUNK` bytes. Other frames may be sent
+between them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ CALLS_NAMED = 16 << 10
 _SHORT_JSON = 4 << 10
 """The size in bytes up to which JSON is parsed without the memory check of `_check_json`."""
 _JSON_GROWS = 3
-"""The memory limit for the objects of a long JSON text, as a multiple of its length. A list of ids takes factor 2."""
+"""The memory limit for the objects of a long JSON text, as a multiple of its length. A list of call ids needs 2."""
 _JSON_SPARE = 256 << 10
 """The memory in bytes that the objects of a long JSON text may take in addition. Many short numbers need it."""
 
@@ -151,7 +152,7 @@ def frame(kind: Kind, header: Mapping[str, object], buffers: Sequence[Buffer] = 
 
 
 def long_frame(kind: Kind, header: Mapping[str, object]) -> list[Buffer]:
-    """Return a frame whose header travels as its body, where it may be longer than a normal header.
+    """Return a frame (message) that carries `header` in its body, which may be longer than a frame's header.
 
     `header_of` reads it. Headers that name every call of a node are sent this way. The frame is a list of buffers, to
     be written one after the other.
@@ -160,9 +161,10 @@ def long_frame(kind: Kind, header: Mapping[str, object]) -> list[Buffer]:
 
 
 def header_of(f: Frame) -> dict[str, Any]:
-    """Return the header of a frame, also of one that `long_frame` made.
+    """Return the header of a frame (message), also of one that `long_frame` made.
 
-    If the frame has a body, the body is read as JSON too; its members are added and win over those of the header.
+    A body that is not empty is read as JSON, too. Its members are added to those of the header. If both have a member
+    of the same name, that of the body is taken.
 
     Raises:
         ProtocolError: the body is not empty and not a JSON object.
@@ -291,7 +293,7 @@ def ends_in(body: bytes) -> Iterator[End]:
 
 
 def parse_frame(packet: memoryview) -> Frame:
-    """Return the single frame (message) that fills `packet`. It is a view of `packet`, not a copy.
+    """Return the single frame (message) that fills `packet`. The frame is a view of `packet`, not a copy.
 
     The agent (the main process on a node) and its workers send each other one frame in each packet.
 
@@ -314,8 +316,8 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
     frames are views, not copies.
 
     Raises:
-        ProtocolError: the bytes are not a frame of this version, or a frame exceeds the limits. Frames before it are
-            not returned then.
+        ProtocolError: the bytes are not a frame of this version, or a frame exceeds the limits. Frames before that one
+            are not returned then.
     """
     frames: list[Frame] = []
     at = 0
@@ -335,10 +337,10 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
 
 
 def _object_in(data: memoryview) -> dict[str, Any]:
-    """Return the JSON object that a header consists of. Bytes that are not UTF-8 are replaced, not refused.
+    """Return the JSON object that these bytes consist of. Bytes that are not UTF-8 are replaced, not refused.
 
     Raises:
-        ProtocolError: the bytes are not a JSON object, or would take too much memory as objects.
+        ProtocolError: the bytes are not a JSON object, or the parsed object would take too much memory.
     """
     if len(data) > _SHORT_JSON:
         _check_json(bytes(data))
@@ -355,7 +357,7 @@ def _object_in(data: memoryview) -> dict[str, Any]:
 
 
 def _check_json(data: bytes) -> None:
-    """Refuse JSON that takes far more memory as objects than as text, such as a list of empty lists.
+    """Refuse JSON that would take far more memory when parsed than it takes as text, such as a list of empty lists.
 
     The memory is only estimated, by counting brackets, commas and quotes. Return nothing if the JSON is accepted.
 
@@ -374,10 +376,10 @@ def _check_json(data: bytes) -> None:
 
 
 def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> ProtocolError:
-    """Return the error for the prefix of a frame that is not allowed. It names the first problem that is found.
+    """Return (do not raise) the error for a frame whose prefix is not allowed. The error names the first problem.
 
-    The problems are, in this order: wrong first bytes, another version of the protocol, an unknown kind, and a size
-    over the limits. The error is not raised.
+    The problems are searched in this order: wrong first bytes, another version of the protocol, an unknown kind, and a
+    size over the limits.
 
     Args:
         magic, version, kind: the first fields of the prefix.
@@ -412,7 +414,7 @@ class Decoder:
         self._start = self._end = 0
 
     def space(self) -> memoryview:
-        """Return the memory to read the next bytes into. It is never empty, and grows if a frame needs more.
+        """Return the memory to read the next bytes into. It has at least one byte, and grows if a frame needs more.
 
         Frames that `advance` returned before become invalid, because their memory may be used again.
         """
@@ -442,7 +444,7 @@ class Decoder:
 
     @property
     def pending(self) -> int:
-        """The number of bytes that were read of an incomplete frame.
+        """The number of bytes that were read of a frame (message) that is not complete yet.
 
         If it is above 0 at the end of the stream, that frame was cut off.
         """

@@ -1,8 +1,8 @@
 """Defines the data that client and agent exchange when they connect: configuration of a node, and state of its machine.
 
-A node is a rented machine, and the agent is the program on it that runs calls. Both are sent as JSON. The configuration
-is part of the prelude (the first bytes) of the loader, which starts the agent. The state is part of each WELCOME frame,
-the agent's first message.
+A node is a rented machine, and the agent is the program on the node that runs calls. The client sends the configuration
+as JSON in the prelude, the first bytes that it sends to the loader. The loader is the program that starts the agent.
+The agent sends the state as JSON in each WELCOME frame, its first message on a connection.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class SlotPlan:
     """One slot of a node (a place where one call runs at a time).
 
     Attributes:
-        env: environment variables that let its worker process see only these devices.
-        devices: the names of the devices (accelerators), such as "cuda 0".
+        env: environment variables with which the slot's process sees only the devices of this slot.
+        devices: the names of the slot's devices (accelerators), such as "cuda 0".
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -32,11 +32,13 @@ class SlotPlan:
 
 @dataclass(frozen=True, slots=True)
 class SlicePlace:
-    """The position of a node in its slice. A slice is one machine, or the hosts (machines) of a TPU slice.
+    """The position of a node in its slice. A slice is several TPU machines (hosts) that are rented together.
+
+    A machine that is rented by itself counts as a slice of one host.
 
     Attributes:
-        host: the number of this node's host, from 0.
-        hosts: how many hosts the slice has; 1 for a machine by itself.
+        host: the number of this node's host in the slice, from 0.
+        hosts: how many hosts the slice has.
         chips: TPU chips of this node; 0 if there are none.
         slice_chips: TPU chips of the whole slice; 0 if there are none.
     """
@@ -61,20 +63,21 @@ class AgentConfig:
         pool: the pool's name.
         node: the node's number in the pool.
         nodes: how many nodes the pool has.
-        slice: the node's position in its slice.
+        slice: the node's position in its slice (machines that are rented together).
         slots: a plan for each slot, or how the devices are split (see `Need.slots`).
         lease: how long the node lives after each sign of life from its client.
         lifetime: how long the node lives in all; None for no such limit.
         liveness: how long a client may be silent before another client may take the node.
-        grace: how long a call may go on after its timeout, before its worker is killed.
-        guard: a file that puts off the machine's own end when it is written; "" for none.
-        rented: True if only this pool uses the machine, so that its hosts file may be changed.
+        grace: how long a call may go on after its timeout, before its worker process is killed.
+        guard: a file that the agent writes to postpone the time at which the machine ends itself; "" for none.
+        rented: True if only this pool uses the machine, so that the machine's hosts file may be changed.
         watch: the source of a Python program that waits for a spot notice (the announcement that the provider takes the
             machine back); "" for none.
         spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
-        trust: "full" if workers pickle results, "data" if they write them in a format that cannot run code.
-        allow: names of classes that results written as data may contain.
-        env: environment of the agent and its workers, including secrets.
+        trust: "full" if workers (processes that run calls) pickle results. "data" if they write results in a format
+            that cannot run code.
+        allow: names of classes that results in that format may contain.
+        env: environment variables of the agent and its workers, including secrets.
         keep: file descriptors that stay open in the keeper (the parent process of the agent).
     """
 
@@ -114,8 +117,8 @@ class AgentConfig:
             said: the parsed JSON.
 
         Raises:
-            ProtocolError: it is not an object, or a field is missing, unknown, or has a value that is not allowed. The
-                message names the field.
+            ProtocolError: `said` is not a JSON object, or a required field is missing. Also raised if a field is
+                unknown or has a value that is not allowed. The message names the field.
         """
         given = _table(_WHAT, said, _CONFIG)
         given["slice"] = SlicePlace(**_table("the place of a node in its slice", given.get("slice", {}), _PLACE))
@@ -132,12 +135,12 @@ class AgentConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """The state of a machine, as the agent (the program on it that runs calls) found it.
+    """The state of a machine, as the agent (the program on the machine that runs calls) found it.
 
     Attributes:
-        devices: the accelerators that it sees.
-        driver: the version of their driver; "" if unknown.
-        disk_free: free bytes on the disk that calls run on.
+        devices: the accelerators that the agent sees.
+        driver: the version of the accelerators' driver software; "" if unknown.
+        disk_free: free bytes on the disk with the folder that calls run in.
         time: the machine's clock, in seconds since 1970.
         address: the machine's own address in its network; "" if unknown.
     """
@@ -236,7 +239,7 @@ def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, A
         checks: the check of each field, a function that returns True if the value is allowed.
 
     Raises:
-        ProtocolError: it is not an object, or a field is unknown or has a value that is not allowed.
+        ProtocolError: `said` is not a JSON object, or a field is unknown or has a value that is not allowed.
     """
     if type(said) is not dict:
         raise protocol_violation(f"{what} must be a JSON object, not {type(said).__name__}")

@@ -1,6 +1,8 @@
-"""Verifies SSH host keys: a declared key comes first, then keys that the user knows, then the first key seen.
+"""Decides which SSH host keys are trusted.
 
-A host key is what a machine proves itself with when ssh connects to it.
+With its host key, a machine proves to ssh which machine it is. A key that was declared in advance is the only one that
+is trusted. Without one, the keys in the user's own known_hosts files are trusted, and if there are none, the first key
+that the machine shows.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from skypool.wire.transport import SSH
 
 
 def declared(ssh: SSH, label: str, key: str) -> SSH:
-    """Return a copy of `ssh` that trusts only one host key. `ssh` itself is not changed.
+    """Return a copy of `ssh` that trusts only the host key `key`. `ssh` itself is not changed.
 
-    The key is written into a file of known hosts in `folder()`. An older file of the same label is replaced.
+    The key is written into a known_hosts file in skypool's own folder. An older file of the same label is replaced.
 
     Args:
         ssh: the way to the machine.
@@ -38,18 +40,19 @@ def declared(ssh: SSH, label: str, key: str) -> SSH:
 
 
 def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
-    """Return a transport that trusts the host keys the user knows, or if there is none, the first key seen.
+    """Return a transport that trusts the host keys the user knows. If there are none, it trusts the first key seen.
 
-    Keys that the user knows are those in the known_hosts files of the user's ssh configuration. A first key that was
-    seen on an earlier connection stays the only one that is trusted. This does not connect to the machine.
+    The keys the user knows are in the known_hosts files of the user's ssh configuration. If a first key was seen on an
+    earlier connection, only that key is trusted. This function does not connect to the machine.
 
     Args:
         ssh: the way to the machine.
         label: names the machine in messages.
-        strict: True to never trust the first key seen.
+        strict: True if the first key seen is never trusted.
 
     Returns:
-        (transport, notice). The notice tells the user which key is trusted; "" if the user's own files have a key.
+        (transport, notice). The notice tells the user that the first key seen is trusted. It is "" if the user's own
+        files have a key of the machine.
 
     Raises:
         HostKeyMismatch: the user's known_hosts files have no key of the host, and `strict` is True.
@@ -84,9 +87,9 @@ def folder() -> Path:
 
 
 def fingerprint(name: str, file: str) -> str:
-    """Return the fingerprints of the keys that a known_hosts file has for a name, "" if there is none.
+    """Return the fingerprints of the keys that a known_hosts file has for a name, such as "SHA256:… (ED25519)".
 
-    Several are joined with ", ", such as "SHA256:… (ED25519)". A file that does not exist gives "".
+    Several are joined with ", ". Return "" if the file has no key for the name, or does not exist.
 
     Args:
         name: a host name, address, "[host]:port" or alias, as in the file.
@@ -103,7 +106,7 @@ def fingerprint(name: str, file: str) -> str:
 
 
 def _where(ssh: SSH) -> tuple[str, list[str]]:
-    """Return the name under which ssh looks up this host's key, and the user's known_hosts files as paths.
+    """Return the name under which ssh looks up this host's key, and the paths of all known_hosts files that it reads.
 
     `ssh -G` tells both, so this does not connect to the machine. The name is the HostKeyAlias of the configuration if
     there is one. Otherwise it is the host, as "[host]:port" if the port is not 22. The files need not exist.

@@ -1,7 +1,7 @@
 """SSH keys of a pool: the client's key, and the host keys that the pool's machines get at boot.
 
-Both are made on the client and known before the first connection, so no unknown host key is ever trusted. They are in a
-folder of the pool until the pool has ended. Only the user who runs the client can read it.
+All keys are made on the client and known before the first connection, so no unknown host key is ever trusted. They are
+kept in a folder of the pool until the pool has ended. Only the user who runs the client can read that folder.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Keys:
     def public(self) -> str:
         """The client's public key, as one line "ssh-ed25519 AAAA… comment", without a newline.
 
-        The pool's machines accept logins with it. The key is made if there is none.
+        The pool's machines accept logins of the client because they know this key. It is made if there is none.
         """
         return self._made("client").with_suffix(".pub").read_text().strip()
 
     def host(self, label: str) -> tuple[str, str]:
         """Return the host key of the machines with this label as two texts: the private key and the public key.
 
-        Host keys are what the machines prove themselves with when the client connects. The key is made if there is
-        none, so each later call returns the same.
+        With a host key, a machine proves to the client which machine it is. The key is made if there is none. Later
+        calls with the same label return the same key.
 
         Args:
             label: names the machines, for example an order's token. Characters other than letters, digits and "-"
@@ -63,16 +63,16 @@ class Keys:
         return file.read_text(), file.with_suffix(".pub").read_text().strip()
 
     def forget(self) -> None:
-        """Remove all keys of the pool, with their folder. Errors are ignored, also that there are none.
+        """Remove all keys of the pool, with their folder. Do nothing if there are none; other errors are ignored too.
 
-        Call this when no machine is left that they open.
+        Call this only when the pool has no machine left, because the client can then no longer log in.
         """
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _made(self, name: str) -> Path:
         """Return the file of a private key, and make the key first if it does not exist.
 
-        A file lock keeps two processes from making the same key; this waits while another process holds it.
+        A file lock keeps two processes from making the same key; this method waits while another process has the lock.
 
         Args:
             name: the name of the file in the folder.
@@ -90,9 +90,9 @@ class Keys:
         return file
 
     def _make(self, file: Path) -> None:
-        """Make a key pair and move it to `file`. An existing key is replaced.
+        """Make a key pair. The private key is written to `file`, the public key beside it, with ".pub" at the end.
 
-        The private key is moved last, so if it exists, the public key does too.
+        An existing pair is replaced. The private key is put in place last, so if it exists, the public key does too.
 
         Raises:
             UsageError: ssh-keygen is not installed or failed.

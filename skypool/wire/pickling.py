@@ -1,4 +1,7 @@
-"""The pickler for everything that skypool sends: cloudpickle with protocol 5. The user's script is sent by value."""
+"""The pickler for everything that skypool sends: cloudpickle with protocol 5.
+
+Functions and classes of the user's script are pickled by value, because nodes (rented machines) cannot import it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _no_file(file: io.TextIOWrapper) -> Any:
     """Refuse to pickle an open text file. This always raises.
 
     Raises:
-        TypeError: always. The message advises to send the path or the content of the file instead.
+        TypeError: the message advises to send the path or the content of the file instead.
     """
     raise TypeError(f"cannot pickle the open file {file.name!r}; send the path or the content of the file instead")
 
@@ -33,7 +36,7 @@ def _no_file(file: io.TextIOWrapper) -> Any:
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """A cloudpickle pickler that refuses open text files with a TypeError.
 
-    cloudpickle itself would send a copy of their unread rest.
+    cloudpickle itself would send the whole content of the file.
     """
 
     dispatch_table: ClassVar[Any] = ChainMap(

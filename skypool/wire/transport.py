@@ -36,24 +36,24 @@ class Transport(Protocol):
     """
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
-        """Return the local command that runs `command` on the node, with its stdin and stdout connected to ours.
+        """Return the local command that runs `command` on the node. Nothing is started.
 
-        Nothing is started.
+        The local command passes its stdin on to `command`, and writes to stdout what `command` writes to stdout.
 
         Args:
             command: the program on the node and its arguments.
-            terminal: True if our stdin and stdout are a terminal and `command` shall get a terminal on the node.
+            terminal: True if `command` shall get a terminal on the node. The local command must then run in a terminal.
         """
         ...
 
     def trouble(self, said: str) -> Trouble:
-        """Return the reason of a failure, judged by what the local command wrote to stderr before it ended.
+        """Return the reason why the local command failed, judged by what it wrote to stderr.
 
         Args:
             said: the text that it wrote to stderr.
 
         Returns:
-            `Trouble.OTHER` if the text does not show the reason.
+            the reason. It is `Trouble.OTHER` if the text does not show one.
         """
         ...
 
@@ -136,18 +136,19 @@ class SSH:
     The user's ssh configuration and ssh-agent are used. ssh never asks for a password or anything else.
 
     Args:
-        host: a host name, an address, or a Host of the user's ssh configuration.
+        host: a host name, an address, or the name of a `Host` section in the user's ssh configuration.
         user: the login name; "" leaves it to the user's configuration.
         port: the port of the SSH server; None leaves it to the user's configuration.
         identity: the file of a private key; "" leaves it to the user's configuration.
         jump: the host to connect through, as for `ssh -J`; "" leaves it to the user's configuration.
         known_hosts: files with the host keys to trust; empty for the user's own files. ssh writes new keys into the
-            first one, so it must be skypool's own.
+            first file, so that file must be skypool's own.
         alias: the name under which `known_hosts` has the host's key; "" for the host's own name.
         pin: trust the first key that an unknown host shows, and remember it. If False, an unknown key is refused.
         config: a configuration file to use instead of the user's own; "" for the user's own.
         connect_timeout: seconds after which an address that does not answer is given up.
-        forwards: pairs (local port, remote port) to forward. Local ports listen on 127.0.0.1 only.
+        forwards: pairs (local port, remote port). ssh listens on each local port of 127.0.0.1, and forwards connections
+            to the remote port on the other machine.
     """
 
     host: str
@@ -218,11 +219,11 @@ _BUFFERS = (4 << 20, 1 << 20, 256 << 10)
 class CommandStream:
     """A running command with one socket for its stdin and stdout, and a pipe for its stderr.
 
-    It runs in a session (and process group) of its own, so Ctrl-C in the terminal does not reach it.
+    The command runs in a session (and process group) of its own, so Ctrl-C in the terminal does not reach it.
 
     Attributes:
-        socket: our end of the connection to stdin and stdout.
-        stderr: the file descriptor from which the command's stderr is read, -1 after `close`.
+        socket: this side's end of the connection to the command's stdin and stdout.
+        stderr: the file descriptor from which the command's stderr is read; -1 after `close`.
         process: the local process.
 
     Args:
@@ -253,7 +254,7 @@ class CommandStream:
         self.argv = list(argv)
 
     def complaint(self) -> str:
-        """Return the last 2000 bytes that the command has written to stderr since the previous call.
+        """Return what the command has written to stderr since the previous call: at most the last 2000 bytes, as text.
 
         This does not wait for more, and does not raise after `close`. The text is decoded as UTF-8 and stripped; "" if
         there is none.
@@ -265,13 +266,13 @@ class CommandStream:
         return said.decode("utf-8", "replace").strip()
 
     def end(self, patience: float = 2.0) -> str:
-        """Close our end, wait until the command ends, and return the last 2000 bytes of its unread stderr as text.
+        """Close this side's end, wait until the command ends, and return what it last wrote to stderr.
 
         Args:
             patience: seconds to wait. A command that still runs half a second later is killed, with its process group.
 
         Returns:
-            the text, stripped; "" if there is none.
+            the last 2000 bytes of stderr that were not read before, as stripped text; "" if there are none.
         """
         self.socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -283,13 +284,13 @@ class CommandStream:
     def shut(self) -> None:
         """Shut the socket down in both directions, so that threads that read or write it wake up at once.
 
-        This does not raise if it is closed already. The command and its pipe for stderr are left as they are.
+        This does not raise if the socket is closed already. The command and its pipe for stderr are left as they are.
         """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self, patience: float = 0.5) -> None:
-        """Close our end and wait until the command ends. May be called more than once. Unread stderr is lost.
+        """Close this side's end and wait until the command ends. May be called more than once. Unread stderr is lost.
 
         Args:
             patience: seconds to wait. A command that still runs then is killed, with its process group.
@@ -308,10 +309,10 @@ class CommandStream:
 
 
 def _widen(end: socket.socket) -> None:
-    """Give a socket the largest send and receive buffers that the system allows, at most 4 MiB.
+    """Give a socket larger send and receive buffers than the system's default, which is 8 KiB on macOS.
 
-    macOS starts with 8 KiB. Sizes that the system refuses are skipped. If it refuses all, the socket stays as it is and
-    nothing is raised.
+    4 MiB, 1 MiB and 256 KiB are tried in this order, until the system accepts a size. If it refuses all, the socket is
+    still usable, and nothing is raised.
     """
     for size in _BUFFERS:
         try:
@@ -325,12 +326,12 @@ def _widen(end: socket.socket) -> None:
 class Errand:
     """A running command that gets its whole stdin at the start. Its output is kept until `result` is called.
 
-    It counts as ended when its own process ends, even if processes that it started live on and keep stderr open. A
-    program started by ssh's ProxyCommand may do so.
+    The command counts as ended when its own process ends. Processes that it started may live on and keep stderr open,
+    as a program of ssh's option ProxyCommand may do. They are not waited for.
 
     Args:
         argv: the local command, which starts at once.
-        given: the bytes that it reads from stdin.
+        given: the bytes that the command reads from stdin.
 
     Raises:
         OSError: the command could not be started.
@@ -353,7 +354,7 @@ class Errand:
 
         Args:
             until: a time of `time.monotonic()`, in seconds. A command that still runs then is killed, with its process
-                group. So it is if the wait is interrupted, as by Ctrl-C.
+                group. The command is also killed if the wait is interrupted, as by Ctrl-C.
 
         Raises:
             TimeoutError: the command was killed because it had not ended in time.
@@ -379,7 +380,7 @@ def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
     """Return (do not raise) the error for a connection to a node that could not be made.
 
     Args:
-        transport: the way to the node. It judges the reason.
+        transport: the way to the node. Its method `trouble` finds the reason.
         node: the node's number, for the message.
         said: the text that the transport's command wrote to stderr. It becomes part of the message.
 
