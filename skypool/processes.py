@@ -57,10 +57,10 @@ class Process:
 
 
 def host_name() -> str:
-    """Return the name of this machine, under which its machines at providers are tagged and found again.
+    """Return the name of this machine. Machines that it rents are tagged with this name, and found again by it.
 
-    On Linux it is the system's host name. On macOS that changes with the network, so the name that the user gave the
-    Mac is returned there. It stays the same while this process lives.
+    On Linux, the result is the system's host name. On macOS, where the host name changes with the network, the result
+    is the name that the user gave the Mac. There it stays the same while this process lives.
     """
     return (_name_of_mac() if sys.platform == "darwin" else "") or socket.gethostname()
 

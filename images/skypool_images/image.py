@@ -43,7 +43,7 @@ class Image:
         pyproject: path of a pyproject.toml, or its folder. The project's dependencies are installed, in the versions of
             uv.lock if there is such a file. None means no project.
         lock: path of the project's uv.lock. None means the uv.lock beside the pyproject.toml, if there is one.
-        pip_indexes: for the URL of a package index, the requirements that are installed only from it.
+        pip_indexes: for the URL of a package index, the requirements that are installed only from this index.
         apt: Debian packages, as NAME or NAME=VERSION.
         env: environment variables for all calls and commands.
         secrets: environment variables whose values appear in no script, text or hash. A list has names, whose values
@@ -303,8 +303,7 @@ class Image:
 
         Args:
             runtime: software family of the node's accelerator, such as "cuda".
-            python: minor version of the node's Python, which "auto" stands for, such as (3, 11). None means the
-                client's version.
+            python: minor version of Python to use on the node, such as (3, 11). None means the client's version.
             mig: profiles of the MIG partitions (parts of one NVIDIA card) of every card, such as "3g.40gb". None leaves
                 the cards as they are.
             count: number of accelerators that must be present.
@@ -379,9 +378,9 @@ class Image:
         return payload.pack(self.spec, progress)
 
     def payload_name(self) -> str:
-        """Return the archive's file name on a node, "" if there is nothing to send. It depends only on the contents.
+        """Return the file name on a node of the archive of `payload`; "" if there is nothing to send.
 
-        The files are read and compressed at each call.
+        The name depends only on the contents. The files are read and compressed at each call.
 
         Raises:
             ImageError: a local file cannot be read, or a glob matches no file.

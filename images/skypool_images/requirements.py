@@ -226,7 +226,8 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
 
     Args:
         sources: URL of the only index of each package, by the package's name, from `pip_indexes`.
-        lock: text of uv.lock. "" for no such file; then nothing is raised. A text that is not TOML raises ImageError.
+        lock: text of uv.lock; "" if there is no such file, and then nothing is raised. If the text is not TOML, an
+            ImageError is raised.
     """
     for package in _toml(lock, "lock: uv.lock").get("package", []) if sources else []:
         url = sources.get(package["name"])
@@ -242,7 +243,7 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
 def admits(asked: str, minor: str) -> bool:
     """Return True if some release of a minor version of Python satisfies a condition on Python's version.
 
-    Parts of the condition that cannot be read are ignored, so an empty text admits every version.
+    Parts of the condition that this function does not understand are ignored. An empty text admits every version.
 
     Args:
         asked: the condition, which is the value of `requires-python` in pyproject.toml, such as ">=3.10,<3.13".
@@ -316,7 +317,7 @@ def _option(line: str, option: str, value: str, where: str) -> str:
     Args:
         line: the line, which is returned.
         option: the option in the line, such as "--index-url".
-        value: the value of the option, such as a URL.
+        value: the value of the option, such as a URL; "" if the option has none.
         where: file and line number, for the message.
 
     Raises:
