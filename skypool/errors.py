@@ -114,8 +114,8 @@ class ProviderError(SkypoolError):
 
     Attributes:
         provider: the driver's name, such as "aws"; "" if not given.
-        code: the provider's own error code, "" if it gave none.
-        text: the provider's own error text, "" if it gave none.
+        code: the provider's own error code; "" if the provider gave none.
+        text: the provider's own error text; "" if the provider gave none.
     """
 
     def __init__(self, message: str, *, provider: str = "", code: str = "", text: str = "") -> None:
@@ -163,13 +163,13 @@ class RateLimitError(ProviderError):
 
 
 class FundsError(ProviderError):
-    """The error for an account without money: the provider refuses to rent until it is topped up."""
+    """The error for an account without money. The provider rents nothing until money is paid into the account."""
 
 
 class NoAnswer(ProviderError):
-    """The error for a request whose reply was lost, so that it may or may not have taken effect.
+    """The error for a request whose reply was lost. The request may or may not have taken effect.
 
-    To be safe, repeat the request with the same idempotency token: it then takes effect only once.
+    To be safe, repeat the request with the same idempotency token: the request then takes effect only once.
     """
 
 
@@ -235,7 +235,7 @@ class BudgetExceeded(SkypoolError):
 class LedgerError(SkypoolError):
     """The error for a ledger (the local database of rented machines) that cannot be read or written.
 
-    Nothing is rented without it, but machines can still be ended.
+    Nothing is rented without the ledger, but machines can still be ended.
     """
 
 
@@ -286,7 +286,7 @@ class HostBusy(SkypoolError):
 
 
 class PoolClosed(SkypoolError, RuntimeError):
-    """The error for a call that was sent to a pool after its end, or that had no result when the pool ended."""
+    """The error for a call that was sent to a pool after the pool's end, or that had no result when the pool ended."""
 
 
 class PickleError(SkypoolError, TypeError):
@@ -455,7 +455,7 @@ def not_ended(
 
 
 def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted:
-    """Return the error for a node whose machine its provider takes back. It is not raised.
+    """Return the error for a node whose machine the provider takes back. It is not raised.
 
     `cause` becomes the error's `__cause__`. Default None: no cause.
     """

@@ -158,7 +158,7 @@ class NodeStatus(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkDown(NodeEvent):
-    """An event: the connection to a node broke. Its calls go on while the client reconnects.
+    """An event: the connection to a node broke. The node's calls go on while the client reconnects.
 
     Attributes:
         reason: what broke the connection.

@@ -148,7 +148,7 @@ class Offer:
         market: "on-demand", or "spot" if the provider may take the machine back.
         usd_per_hour: full price of the offer in US dollars per hour, including disks and public addresses. If the offer
             is a slice, this is the price of the whole slice.
-        accelerator: accelerator of the whole offer; if it is a slice, of the whole slice. None if it has none.
+        accelerator: accelerator of the machine, or of the whole slice if the offer is a slice. None if there is none.
         detail: data that only the driver that made the offer understands.
         vcpus: virtual CPUs of each machine. None if any number can be asked for, or the provider does not say.
         memory_gib: memory of each machine in GiB; None as for `vcpus`.
@@ -298,12 +298,12 @@ class Instance:
         state: "starting", "running", "ending" or "ended".
         offer: offer that it was rented on; None if it was found by its tags.
         detail: data that only the driver understands.
-        token: idempotency token of the order that made the machine; "" if no tag has it.
-        until: time from its tag at which it is no longer needed; None if no tag has it.
-        slice: the provider's name of the slice that it is a host of; "" for a single machine. All hosts of a slice
-            start, are billed and end together.
-        billed_from: time since when the provider bills it, in seconds since 1970. None if the provider does not say, or
-            does not bill it yet (see `Abilities.billed_from`).
+        token: idempotency token of the order that made the machine; "" if no tag of the machine has it.
+        until: time in the machine's tag after which the machine is no longer needed; None if no tag has such a time.
+        slice: the provider's name of the slice that the machine is a host of; "" for a single machine. All hosts of a
+            slice start, are billed and end together.
+        billed_from: time since when the provider bills the machine, in seconds since 1970. None if the provider does
+            not say, or does not bill the machine yet (see `Abilities.billed_from`).
         region: region in which the driver asks about the machine, or the zone if it asks each zone by itself. "" if the
             provider has only one place, or does not say.
         instance_type: the provider's name of its type, as in `Offer.instance_type`. "" if the provider does not say, or
@@ -341,14 +341,14 @@ class Leftover:
     It is called a leftover because it may outlive the pool and then has to be deleted.
 
     Attributes:
-        provider: name of the driver that made it.
+        provider: name of the driver that made the resource.
         kind: the provider's word for such a resource.
-        id: the provider's identifier of it.
-        pool: name of the pool that it belongs to.
-        region: region that it is in; "" if the provider has only one place.
-        until: time from its tag at which it is no longer needed; None if no tag has it.
+        id: the provider's identifier of the resource.
+        pool: name of the pool that the resource belongs to.
+        region: region that the resource is in; "" if the provider has only one place.
+        until: time in the resource's tag after which it is no longer needed; None if no tag has such a time.
         detail: data that only the driver understands.
-        tagged_as: name under which the provider tags it, if that is not `id`; otherwise "".
+        tagged_as: name under which the provider tags the resource, if that is not `id`; otherwise "".
     """
 
     provider: str

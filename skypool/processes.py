@@ -1,6 +1,7 @@
 """Identifies processes and this machine, for the ledger (the local database of rented machines).
 
-A process is identified by host name, pid and start time. A pid alone is not enough, because the system uses it again.
+A process is identified by host name, pid and start time. A pid alone is not enough, because the system gives the pid of
+an ended process to a new one.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ def _take(data: Any, order: list[int]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """A provider's notice that it takes this machine back.
+    """A notice that the provider takes this machine back.
 
     Attributes:
         at: when the provider takes the machine, in seconds since 1970.

@@ -269,7 +269,7 @@ class Image:
         """Return a new image that installs the Python packages of the client's environment, in the same versions.
 
         Args:
-            on: False returns an image that does not install them.
+            on: True (the default) installs these packages. False returns an image that does not install them.
         """
         return self._with(mirror_local=on)
 
@@ -410,8 +410,8 @@ class Image:
         """Return the base image for a provider, or None if the provider may choose one.
 
         Args:
-            provider: name of the provider, such as "aws". It matters only if `base` is a mapping. If the mapping lacks
-                the provider, None is returned.
+            provider: name of the provider, such as "aws". The name matters only if `base` is a mapping. If the mapping
+                lacks the name, None is returned.
         """
         base = self.spec.base
         return dict(base).get(provider) if isinstance(base, tuple) else base

@@ -188,8 +188,8 @@ def _inside(place: str) -> str:
 def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
     """Yield (path in the archive, (contents or local path, name of the field)) for each file to send.
 
-    Entries of `files` come after those of `include`, and replace them at the same path. Folders yield the files below
-    them.
+    Entries of `files` come after those of `include`. If two entries have the same path in the archive, the later one
+    counts. For a folder, the files below it are yielded.
 
     Raises:
         ImageError: a file cannot be read or has a line break in its path, or a glob of `include` matches no file.

@@ -1,8 +1,9 @@
 """Reusable memory for large values that arrive.
 
-When a value is freed, its memory serves the next one of a similar size. Filling fresh memory takes several times as
-long as filling memory that was used before: the operating system must find, clear and map every page, and on a virtual
-machine the host must do so too. A system that runs short of memory may take back the pages of the memory kept here.
+When a value is freed, its memory is used again for the next value of a similar size. Filling fresh memory takes several
+times as long as filling memory that was used before: the operating system must find, clear and map every page, and on a
+virtual machine the host must do so too. If memory runs short, the system may take back the pages of the memory that is
+kept here.
 """
 
 from __future__ import annotations

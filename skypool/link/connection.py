@@ -1,6 +1,7 @@
 """`Link`: the connection to one node. It connects, reconnects, and gives up a node that is silent for too long.
 
-A node is a rented machine. The agent is the process on it that manages its workers. The client is the user's process.
+A node is a rented machine. The agent is the process on a node that manages the node's workers. The client is the user's
+process.
 """
 
 from __future__ import annotations
@@ -298,18 +299,26 @@ class Link:
             self._listener.on_lost(error)
 
     def _reject(self, why: str, stream: CommandStream) -> None:
-        """Give up the node with a ProtocolError, because it sent an invalid message for the reason `why`.
+        """Give up the node with a ProtocolError, because the node sent an invalid message.
 
         Do nothing if the message came over an earlier connection instead of the current one, or if the link is closed.
+
+        Args:
+            why: what is wrong with the message, as text.
+            stream: the connection over which the message came.
         """
         if self._stream is stream:
             self._give_up(ProtocolError(f"node {self.node}: {why}", self.node))
 
     def _break(self, why: str, stream: CommandStream | None) -> None:
-        """Drop a connection that broke for the reason `why`, tell the listener, and reconnect in the background.
+        """Drop a connection that broke, tell the listener, and reconnect in the background.
 
         Do nothing if the link is closed or `stream` is not the current connection. If the agent on the node was told to
         end, the break was expected: the connection is dropped, and nothing else is done.
+
+        Args:
+            why: what broke the connection, as text.
+            stream: the connection that broke; None for none, and then nothing is done.
         """
         if self._closed or stream is None or self._stream is not stream:
             return

@@ -223,7 +223,7 @@ def quickest_turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on
 
     Args:
         loop: the pool's event loop.
-        connected: the socket of the connection. This makes it blocking on Linux, and non-blocking elsewhere.
+        connected: the socket of the connection. It becomes blocking on Linux, and non-blocking on other systems.
         on_readable: the callback that the loop calls when there is something to read.
     """
     kind = EpollTurns if hasattr(select, "epoll") else PollTurns

@@ -1,7 +1,8 @@
-"""Sets up a machine over SSH: connects, sends script, files and secrets, and follows the steps to the end.
+"""Sets up a machine over SSH: connects, sends the script, the files and the secrets, and follows the steps to the end.
 
-All of it uses one connection. At the end, the shell that ran the steps becomes the loader, the program that starts the
-agent (the process that runs calls). `skypool_images.steps.assemble` describes the lines that the script prints.
+One connection is used for all of this. At the end, the shell that ran the steps becomes the loader, the program that
+starts the agent (the process that runs calls). `skypool_images.steps.assemble` describes the lines that the script
+prints.
 """
 
 from __future__ import annotations
@@ -267,7 +268,7 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
 
 
 async def _send(stream: CommandStream, data: bytes, course: _Course, node: int) -> None:
-    """Send `data` to the machine. Return when the connection has taken all of it.
+    """Send `data` to the machine. Return when all bytes are handed to the connection.
 
     Raises:
         ConnectionLost: the connection broke.

@@ -196,7 +196,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 def _keep(path: Path, data: bytes) -> None:
     """Write the zip to the cache for later processes, which see the complete file or none.
 
-    A failure is ignored, because it only costs time.
+    A failure is ignored. The zip is then made again by the next process.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

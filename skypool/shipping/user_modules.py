@@ -56,10 +56,10 @@ def _installed() -> tuple[str, ...]:
 
 
 def is_users(path: str | None) -> bool:
-    """Return True if a module's file belongs to the user.
+    """Return True if the file of a module is the user's own: it is in none of the folders of installed code.
 
-    Its path must be absolute, and, after resolving symbolic links, not in a folder of installed code. Returns False for
-    None and "". The file need not exist.
+    Symbolic links in the path are resolved first. Returns False for a path that is not absolute, for None and for "".
+    The file need not exist.
     """
     if not path or not os.path.isabs(path):
         return False

@@ -71,8 +71,8 @@ class ClassShape:
     Args:
         module: the name of the class's module.
         name: the qualified name of the class, such as "Outer.Inner".
-        fields: the names of the fields, in the order in which their values are sent. Empty if the values are not those
-            of a data class.
+        fields: the names of the fields, in the order in which their values are sent. Empty if the class is not a data
+            class.
 
     Attributes:
         kind: the class on the client; None until the decoder has found the class.

@@ -283,8 +283,8 @@ class _Writing:
         """Give a value the next number, from 0, so that references to this value can be written later.
 
         Call this method when the value has been written. For a list, dictionary, set or instance of a data class, call
-        it before the parts are written. Inside an exception the number is counted, but no reference to the value can be
-        written.
+        it before the parts are written. Inside an exception the value gets a number, too, but no reference to the value
+        can be written.
         """
         if not self._alone:
             self._memo[id(value)] = self._numbered
