@@ -31,7 +31,7 @@ def today() -> date:
 
 
 class RunningClock:
-    """A monotonic clock that leaves out pauses of this process: SIGSTOP, a frozen control group, a paused VM.
+    """A monotonic clock that leaves out pauses of this process, as by SIGSTOP, a frozen control group or a paused VM.
 
     A paused process receives nothing, so a timeout for silence must not count the time of the pause. Call the clock at
     least once a second while it is in use. If more than three seconds pass between two calls, all of that time counts

@@ -315,9 +315,9 @@ class WorkerDied(SkypoolError):
         call: name of the call.
         signal: number of the signal that killed the process; None if the process exited by itself.
         exitcode: exit code of the process; None if a signal killed it.
-        tail: last lines of its output; "" if there are none.
-        node: the node's number, -1 if unknown.
-        hint: a likely reason, "" if none is known.
+        tail: last lines that the call printed; "" if there are none.
+        node: the node's number; -1 if unknown.
+        hint: a likely reason; "" if none is known.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ class Offer:
         least_billed: minimum time that is charged for, in seconds.
         trust: how far data from this machine is trusted, unless the pool sets its own `trust`. "data" is for a machine
             that a stranger owns: its answers must not run code on the client.
-        hosts: number of machines that one unit of this offer has: the hosts of a slice, otherwise 1. Each becomes a
+        hosts: number of machines that are rented together: the hosts of a slice, otherwise 1. Each machine becomes a
             node.
         ends_itself: True if the machine ends itself, and its cost, when its lease is over. If None,
             `Abilities.ends_itself` of the driver applies.

@@ -110,7 +110,7 @@ def _linux_birth(pid: int) -> str | None:
 def is_stopped(pid: int) -> bool:
     """Return True if a process of this host is stopped by a signal such as SIGSTOP, or by a debugger.
 
-    Returns False if it runs, or does not exist.
+    Returns False if the process is not stopped, or does not exist.
     """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

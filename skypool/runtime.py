@@ -32,7 +32,7 @@ class InstanceInfo:
         pool: the pool's name, "" outside of a pool.
         node: number of this node, from 0: in the pool, or among the nodes of the call if it was sent with `@`.
         nodes: number of nodes of the pool, or of the call if it was sent with `@`.
-        slot: index of the slot among the node's slots of the same kind, from 0.
+        slot: index of the slot among the node's slots of the same kind (see `slot_kind`), from 0.
         slots: number of the node's slots of the same kind as this slot.
         call: id of the running call, 0 outside of a call.
         hostname: host name of this machine.
@@ -151,7 +151,7 @@ def enter(info: InstanceInfo) -> None:
 
 
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
-    """Set the call that begins in this worker process, for all threads, until the next call begins.
+    """Set which call runs in this worker process from now on. All threads of the process see the same call.
 
     Args:
         call: id of the call.

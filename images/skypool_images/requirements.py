@@ -167,8 +167,9 @@ def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
     """Return the texts of pyproject.toml and of uv.lock; "" for a file that the image does not use.
 
     Raises:
-        ImageError: a file cannot be read, or the project has no name or does not allow the node's Python. Also if the
-            project's dependencies are dynamic and there is no uv.lock, or a dependency exists only on this machine.
+        ImageError: a file cannot be read, or the project has no name or does not allow the node's Python. Also if a
+            dependency exists only on this machine. Also if the dependencies are dynamic (known only when the project is
+            built) and there is no uv.lock.
     """
     if spec.pyproject is None:
         return "", ""
@@ -208,7 +209,8 @@ def _toml(text: str, what: str) -> dict[str, Any]:
 def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any]) -> None:
     """Raise ImageError if a dependency of a pyproject.toml exists only on this machine. Otherwise return nothing.
 
-    Such a dependency has a path or a workspace in [tool.uv.sources]. Dependencies with a marker are not checked.
+    Such a dependency has a path or a workspace in [tool.uv.sources]. Dependencies with a marker (a condition after ";")
+    are not checked.
     """
     by_name = {distribution(name): source for name, source in sources.items()}
     for name in (distribution(each) for each in project.get("dependencies", ()) if ";" not in each):

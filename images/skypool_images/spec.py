@@ -338,7 +338,7 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def destination(place: str) -> str:
-    """Return the normalized path of a place on the node. It may be relative, absolute, or below `~`.
+    """Return the normalized path of a place on the node. The place may be relative, absolute, or below `~`.
 
     Raises:
         ImageError: the path contains "..", names another user's home, names no file, or contains a line break.

@@ -184,7 +184,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Calls that the node gives back without having begun them, because the client asked it to give back some.
+    """Calls that the node has not begun and gives back, because the client asked for some of its waiting calls.
 
     Attributes:
         calls: the ids of the calls; empty if the node gives none back.
@@ -508,7 +508,7 @@ def _piece(f: Frame) -> Piece:
 
 
 def _recalled(f: Frame) -> Recalled:
-    """Return the `Recalled` in a RECALLED frame: calls that the node gives back. It may list no calls.
+    """Return the `Recalled` in a RECALLED frame: calls that the node gives back. The list may be empty.
 
     Raises:
         ProtocolError: a field is missing or not valid.

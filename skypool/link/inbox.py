@@ -328,8 +328,8 @@ class Inbox:
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:
         """Handle one frame (message), and add the message in the frame to `arrivals` unless it is handled here.
 
-        A piece of a large value is stored here. For the announcement that the node ends its work, `on_bye` is called.
-        Every other message is added to `arrivals`.
+        A piece of a large value is stored here. If the agent on the node announces its end, `on_bye` is called. Every
+        other message is added to `arrivals`.
 
         Raises:
             ProtocolError: the message is not valid. This is also raised for a WELCOME or TAKEN, which are allowed only

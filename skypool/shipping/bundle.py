@@ -121,7 +121,7 @@ def bundle() -> Bundle:
     The zip is kept in the user's cache folder for later processes, and in this process after the first call.
 
     Raises:
-        ImportError: one of these packages is not installed as a package.
+        ImportError: one of these is not installed here, or is a single file instead of a package.
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
@@ -143,7 +143,7 @@ def _sources() -> list[tuple[str, bytes]]:
     """Return the files that go into the zip, as a list of (path in the zip, contents).
 
     Raises:
-        ImportError: skypool, a driver or cloudpickle is not installed as a package.
+        ImportError: skypool, a driver or cloudpickle is not installed here, or is a single file instead of a package.
     """
     from importlib.metadata import distribution  # imported here because nodes do not need it
 

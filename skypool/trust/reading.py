@@ -542,7 +542,7 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
 def _rows(r: Reading, made: list[Any]) -> list[Any]:
     """Note the rows of a table, and then the list of rows, as values that later values can refer to.
 
-    They are appended to `memo`. Returns the list of rows unchanged.
+    Each of them is appended to `memo`. Returns the list of rows unchanged.
     """
     r.memo += made
     r.memo.append(made)

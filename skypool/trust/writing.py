@@ -491,10 +491,11 @@ class _Writing:
         self._key_price(items)
 
     def _key_price(self, keys: list[Any]) -> None:
-        """Add to the price of the value what the decoder on the client may count for these keys or set members.
+        """Add the price of these dictionary keys or set members to the price of the value.
 
-        The decoder counts more bytes for keys that take longer to hash. If all keys are texts or bytes, nothing is
-        added. Tuples and frozensets are counted with their contents.
+        The price of a key is at least as high as the number of bytes that the decoder on the client subtracts from its
+        memory budget for checking the key. If all keys are texts or bytes, the price is 0. Tuples and frozensets are
+        counted with their contents.
         """
         if set(map(type, keys)) <= {str, bytes}:
             return
