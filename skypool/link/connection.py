@@ -250,8 +250,8 @@ class Link:
         """Try to reconnect, with random and growing pauses between the attempts. Give up the node if that fails.
 
         New attempts are made until the node has been silent for `liveness` seconds. If an error shows that further
-        attempts are useless, such as a wrong host key or an agent that has ended, the node is given up at once. Does
-        not raise; the listener is told through `on_up` or `on_lost`.
+        attempts are useless, the node is given up at once. Such errors are a wrong host key and an agent that has
+        ended. Does not raise; the listener is told through `on_up` or `on_lost`.
 
         Args:
             why: what broke the connection, for the error message.
@@ -379,8 +379,8 @@ class Link:
         """Close the link for good. The listener is not told.
 
         Args:
-            bye: True first tells the agent on the node to end all work of the pool there and itself, and waits at most
-                5 s until it has. If the link is down, the agent is not told. False leaves the agent running.
+            bye: True first tells the agent on the node to end all work of the pool there, and itself. It then waits for
+                that, at most 5 s. If the link is down, the agent is not told. False leaves the agent running.
         """
         if bye and self.is_up and not self._closed:
             self.bid_farewell()

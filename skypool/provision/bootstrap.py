@@ -119,8 +119,8 @@ class SetupBundle:
     def alive(self) -> int:
         """Whole seconds between two signs of life that the machine prints.
 
-        The value is 5. If the machine has a guard (a process that ends the machine when its lease is over), the value
-        is at most a third of `lease`, but at least 1.
+        The value is 5. For a machine with a guard, it is at most a third of `lease`, but at least 1. The guard is a
+        process that ends the machine when its lease is over.
         """
         return min(_ALIVE, max(1, int(self.lease / 3))) if self.guard else _ALIVE
 

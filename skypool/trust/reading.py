@@ -526,8 +526,8 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
         width: the number of columns.
 
     Raises:
-        NotData: `width` is 0, the table has too many rows, the columns are not equally long, or the rows would take
-            more memory than is left of the budget.
+        NotData: `width` is 0, the table has too many rows, or the columns are not equally long. Also if the rows would
+            take more memory than is left of the budget.
     """
     count = r.number()
     if count * (8 * width + 1) > 1 << 50 or not width:

@@ -493,9 +493,9 @@ class _Writing:
     def _key_price(self, keys: list[Any]) -> None:
         """Add the price of these dictionary keys or set members to the price of the value.
 
-        The price of a key is at least as high as the number of bytes that the decoder on the client subtracts from its
-        memory budget for checking the key. If all keys are texts or bytes, the price is 0. Tuples and frozensets are
-        counted with their contents.
+        The decoder on the client subtracts bytes from its memory budget for each key that it checks. The price is at
+        least as high. If all keys are texts or bytes, the price is 0. Tuples and frozensets are counted with their
+        contents.
         """
         if set(map(type, keys)) <= {str, bytes}:
             return
