@@ -148,7 +148,7 @@ def gibibytes(name: str, size: float | str | None) -> float:
 def warn_renamed(old: str, new: str) -> None:
     """Issue a DeprecationWarning that `old` has been renamed to `new`.
 
-    The warning points to the line outside of skypool that called into it.
+    The warning points to the line outside of skypool that called into skypool.
 
     Args:
         old, new: the former name and the present name, for the message.

@@ -1,8 +1,8 @@
 """Clocks that survive corrections of the wall clock and pauses of this process; used for money and for timeouts.
 
-Wall clocks are corrected while pools run, by hand or automatically. This must not change what a pool costs. Times that
-other machines compare with their own clocks use the wall clock. An example is the time on a machine's tag after which
-it is no longer needed.
+Wall clocks are corrected while pools run, by hand or automatically. This must not change what a pool costs. Only times
+that other machines compare with their own clocks use the wall clock. An example is the time in a machine's tag after
+which the machine is no longer needed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def today() -> date:
 
 
 class RunningClock:
-    """A monotonic clock that leaves out pauses of this process: SIGSTOP, a frozen control group, a paused VM.
+    """A monotonic clock that leaves out pauses of this process, as by SIGSTOP, a frozen control group or a paused VM.
 
-    A stopped process receives nothing. A timeout for silence must therefore not count the time of the pause. Call the
-    clock at least once a second while it is in use: a gap of more than three seconds between two calls counts as a
-    pause, the whole of it. Threads may share one clock.
+    A paused process receives nothing, so a timeout for silence must not count the time of the pause. Call the clock at
+    least once a second while it is in use. If more than three seconds pass between two calls, all of that time counts
+    as a pause. Threads may share one clock.
 
     Attributes:
         paused: seconds left out so far. `time.monotonic()` is this clock's reading plus `paused`.

@@ -114,8 +114,8 @@ class ProviderError(SkypoolError):
 
     Attributes:
         provider: the driver's name, such as "aws"; "" if not given.
-        code: the provider's own error code, "" if it gave none.
-        text: the provider's own error text, "" if it gave none.
+        code: the provider's own error code; "" if the provider gave none.
+        text: the provider's own error text; "" if the provider gave none.
     """
 
     def __init__(self, message: str, *, provider: str = "", code: str = "", text: str = "") -> None:
@@ -136,9 +136,9 @@ class CapacityError(ProviderError):
 
 
 class QuotaError(ProviderError):
-    """The error for a request that exceeds a limit of the account. Other offers with that quota fail in the same way.
+    """The error for a request that exceeds a quota: a limit of the account, such as on the accelerators in one region.
 
-    A quota is such a limit, for example of the number of accelerators in one region.
+    Other offers to which the same quota applies fail in the same way.
     """
 
 
@@ -163,13 +163,13 @@ class RateLimitError(ProviderError):
 
 
 class FundsError(ProviderError):
-    """The error for an account without money: the provider refuses to rent until it is topped up."""
+    """The error for an account without money. The provider rents nothing until money is paid into the account."""
 
 
 class NoAnswer(ProviderError):
-    """The error for a request whose reply was lost, so that it may or may not have taken effect.
+    """The error for a request whose reply was lost. The request may or may not have taken effect.
 
-    To be safe, repeat the request with the same idempotency token: it then takes effect only once.
+    To be safe, repeat the request with the same idempotency token: the request then takes effect only once.
     """
 
 
@@ -193,8 +193,8 @@ class LaunchError(SkypoolError):
     """The error for a launch that failed at every offer that it tried. The message lists the attempts and reasons.
 
     Attributes:
-        is_short: True if at least one attempt failed only for lack of capacity, so that a later launch may succeed.
-            Default False.
+        is_short: True if at least one attempt failed only because the provider had no capacity. A later launch may then
+            succeed. Default False.
     """
 
     def __init__(self, message: str, *, is_short: bool = False) -> None:
@@ -208,8 +208,8 @@ class BootstrapError(SkypoolError):
     Attributes:
         step: name of the step; "" if not known.
         command: the command that failed; "" if there is none.
-        status: exit status of the command, None if it has none.
-        tail: last lines of the command's output.
+        status: exit status of the command; None if there is no command.
+        tail: last lines of the command's output; "" if there are none.
         advice: what the user can do about it; "" if there is no advice.
     """
 
@@ -235,7 +235,7 @@ class BudgetExceeded(SkypoolError):
 class LedgerError(SkypoolError):
     """The error for a ledger (the local database of rented machines) that cannot be read or written.
 
-    Nothing is rented without it, but machines can still be ended.
+    Nothing is rented without the ledger, but machines can still be ended.
     """
 
 
@@ -286,7 +286,7 @@ class HostBusy(SkypoolError):
 
 
 class PoolClosed(SkypoolError, RuntimeError):
-    """The error for a call that was sent to a pool after its end, or that had no result when the pool ended."""
+    """The error for a call that was sent to a pool after the pool's end, or that had no result when the pool ended."""
 
 
 class PickleError(SkypoolError, TypeError):
@@ -313,11 +313,11 @@ class WorkerDied(SkypoolError):
 
     Attributes:
         call: name of the call.
-        signal: number of the signal that killed the process, or None.
-        exitcode: exit code of the process, or None.
-        tail: last lines of its output; "" if there are none.
-        node: the node's number, -1 if unknown.
-        hint: a likely reason, "" if none is known.
+        signal: number of the signal that killed the process; None if the process exited by itself.
+        exitcode: exit code of the process; None if a signal killed it.
+        tail: last lines that the call printed; "" if there are none.
+        node: the node's number; -1 if unknown.
+        hint: a likely reason; "" if none is known.
     """
 
     def __init__(
@@ -349,7 +349,7 @@ class WorkerDied(SkypoolError):
 
 
 def died(call: str, signal: int | None, exitcode: int | None, tail: str, node: int, hint: str) -> WorkerDied:
-    """Return the WorkerDied error that was pickled with these values. It is called when such an error is unpickled."""
+    """Return a WorkerDied error with these values. Unpickling such an error calls this function."""
     return WorkerDied(call, signal=signal, exitcode=exitcode, tail=tail, node=node, hint=hint)
 
 
@@ -371,7 +371,7 @@ class SpoolFull(SkypoolError, OSError):
 
 
 class UntrustedResult(SkypoolError):
-    """The error for a result of an untrusted machine that could be rebuilt only by running code that it chose.
+    """The error for a result of an untrusted machine that could be rebuilt only by running code of that machine.
 
     Attributes:
         refused: the name that the result refers to, such as "os.system"; "" if another rule was broken.
@@ -385,7 +385,7 @@ class UntrustedResult(SkypoolError):
 
 
 class RemoteError(SkypoolError):
-    """The error that stands for an exception on a node whose own type cannot be rebuilt on the client.
+    """The error that stands for an exception on a node if the exception's own type cannot be rebuilt on the client.
 
     Attributes:
         type_name: qualified name of the exception's class.
@@ -422,7 +422,7 @@ class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
 
 
 def together(what: str, errors: Iterable[Exception]) -> Exception:
-    """Return one exception for errors of an operation that failed in several places. It is not raised.
+    """Return one exception that stands for several errors of one operation. It is not raised.
 
     Errors with the same text count as one; the last of them is kept. If one error is left, it is returned unchanged.
     Otherwise the result is an ErrorGroup.
@@ -455,7 +455,7 @@ def not_ended(
 
 
 def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted:
-    """Return the error for a node whose machine its provider takes back. It is not raised.
+    """Return the error for a node whose machine the provider takes back. It is not raised.
 
     `cause` becomes the error's `__cause__`. Default None: no cause.
     """
@@ -488,7 +488,7 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
 def protocol_violation(what: str) -> ProtocolError:
     """Return the error for a message that breaks the protocol between client and node. It is not raised.
 
-    The error's text is `what` and an advice to use the same version of skypool on client and node.
+    The error's text is `what`, followed by the advice to use the same version of skypool on client and node.
 
     Args:
         what: what was wrong with the message, with the expected and the found value; no full stop at its end.
@@ -501,8 +501,8 @@ def protocol_violation(what: str) -> ProtocolError:
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:
     """Return up to `n` of `choices` that a mistyped `word` may stand for, the most similar first.
 
-    Case is ignored. The result is empty if no choice is similar. If choices differ in case only, the last of them is
-    used.
+    Case is ignored. The result is empty if no choice is similar. Of choices that differ only in case, the last one is
+    returned.
     """
     import difflib
 

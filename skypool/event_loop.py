@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _THREADS = 64
-"""Threads in which drivers run. They are many because a driver mostly waits for answers of its provider."""
+"""The most threads in which drivers run at once. A driver mostly waits for answers of its provider."""
 
 
 class Loop:
     """An asyncio event loop in a daemon thread, with up to 64 further threads for drivers, whose methods block.
 
-    Pools use the one that `shared` returns. Making an object starts its thread.
+    All pools of a process use the object that `shared` returns. The thread starts when an object is made.
 
     Attributes:
         loop: the asyncio event loop.
@@ -48,7 +48,7 @@ class Loop:
     def forget(cls) -> None:
         """Forget the loop of the parent process, so that the next call of `shared` makes a new one.
 
-        It runs automatically in a forked child, which has no thread of its parent.
+        This is called automatically in a forked child process, where the thread of the parent's loop does not run.
         """
         cls._shared = None
         cls._making = threading.Lock()
@@ -68,10 +68,10 @@ class Loop:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report an exception that no task handles to asyncio's default handler, which logs it.
+    """Pass an exception that was not handled in the loop to asyncio's default handler, which logs the exception.
 
-    Do nothing once the main thread has ended. While the interpreter exits, no more threads can be started, so tasks
-    that still run may fail. Their work is done by `skypool.pool.shutdown`, or by a separate process.
+    Do nothing once the main thread has ended. The interpreter then exits and starts no more threads, so tasks that
+    still run may fail. Their failures do no harm: `skypool.pool.shutdown` or another process ends the machines.
     """
     if threading.main_thread().is_alive():
         loop.default_exception_handler(context)

@@ -33,7 +33,7 @@ class PoolPhase(Event):
     """An event: a pool has reached another phase of its life.
 
     Attributes:
-        phase: "launching", "ready", "draining" or "ended".
+        phase: "launching", "ready", "draining" (its machines are being ended) or "ended".
         detail: the error that ends the pool, as text; "" if there is none.
     """
 
@@ -57,13 +57,15 @@ class NodePhase(NodeEvent):
     """An event: a node (a rented machine) has reached another phase of its life.
 
     Attributes:
-        phase: "launching", "booting", "bootstrapping" (its setup), "ready", "draining" or "ended".
+        phase: "launching", "booting", "bootstrapping" (the setup runs), "ready", "draining" (the machine is being
+            ended) or "ended".
         detail: the error that ends the node, as text; "" if there is none.
         slots: the number of calls that the node runs at once, without those on CPU slots; 0 while that is not known.
-        devices: the number of its accelerators; 0 while that is not known.
-        cpu_slots: the number of calls without a device that it runs beside the others; 0 if it has no CPU slots.
-        hosts: the number of nodes that this launch will give: more than 1 for a TPU slice of several hosts. It is 1 in
-            all later phases.
+        devices: the number of the node's accelerators; 0 while that is not known.
+        cpu_slots: the number of further calls, without devices, that the node runs at the same time; 0 if the node has
+            no CPU slots, or while that is not known.
+        hosts: in the phase "launching", the number of nodes that the launch will give. It is more than 1 for a TPU
+            slice, which is several machines that are rented together. It is 1 in all later phases.
     """
 
     phase: str
@@ -156,7 +158,7 @@ class NodeStatus(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkDown(NodeEvent):
-    """An event: the connection to a node broke. Its calls go on while the client reconnects.
+    """An event: the connection to a node broke. The node's calls go on while the client reconnects.
 
     Attributes:
         reason: what broke the connection.
@@ -201,13 +203,13 @@ class Output(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRetried(NodeEvent):
-    """An event: a call will run again, because its `retries` allow it or because the provider took its machine back.
+    """An event: a call will run again, because its `retries` allow that or because the provider took the machine back.
 
     Attributes:
-        node: the number of the node that ran it.
+        node: the number of the node that ran the call.
         call: the name of the function.
-        attempt: which run of the call comes next; 2 for the second.
-        reason: the error that ended the run before.
+        attempt: the number of the run that comes next; 2 for the second run.
+        reason: the error that ended the previous run.
     """
 
     call: str
@@ -220,7 +222,7 @@ class CallFailed(NodeEvent):
     """An event: a call failed. The function raised, or its worker process or node was lost.
 
     Attributes:
-        node: the number of the node that ran it; -1 if none did.
+        node: the number of the node that ran the call; -1 if no node ran it.
         call: the name of the function.
         error: the type and the message of the error.
     """
@@ -234,7 +236,7 @@ Hear = Callable[[Event], None]
 
 
 class EventStream:
-    """A stream of events with any number of listeners. Each listener gets every event after it was added, in order.
+    """A stream of events with any number of listeners. A listener gets, in order, all events since it was added.
 
     A listener that raises an Exception is removed, and its traceback is written to stderr. Any thread may use a stream.
     """
@@ -263,10 +265,10 @@ class EventStream:
                 self._listeners.remove(hear)
 
     def emit(self, event: Event) -> None:
-        """Call every listener with an event, in the order they were added, and return when all have returned.
+        """Call every listener with an event, and return when all have returned. The listener added first comes first.
 
-        Any thread may call this. A listener that raises an Exception is removed, and its traceback is written to
-        stderr; the others are called all the same. Nothing is raised for it.
+        Any thread may call this. If a listener raises an Exception, the listener is removed and the traceback is
+        written to stderr. The other listeners are still called, and the exception is not raised here.
         """
         with self._lock:
             for hear in list(self._listeners):

@@ -61,10 +61,10 @@ class Need:
             Empty accepts any region.
         market: offers that are accepted. "spot-if-available" prefers spot and falls back to on-demand. "cheapest" takes
             whichever costs less.
-        max_usd_per_hour: maximum price of one node (or of one slice) in US dollars per hour, all costs included. None
-            for no maximum.
-        private_network: True if the nodes must reach each other. All of them are then launched in one place, or none
-            is.
+        max_usd_per_hour: maximum price of one node in US dollars per hour, all costs included. For a slice (several
+            machines rented together at one price), it is the maximum for the whole slice. None for no maximum.
+        private_network: True if the nodes must reach each other. Then either all nodes are launched in one place, or no
+            node is launched.
     """
 
     accelerators: tuple[Accelerator, ...] = ()
@@ -148,7 +148,7 @@ class Offer:
         market: "on-demand", or "spot" if the provider may take the machine back.
         usd_per_hour: full price of the offer in US dollars per hour, including disks and public addresses. If the offer
             is a slice, this is the price of the whole slice.
-        accelerator: accelerator of the whole offer; if it is a slice, of the whole slice. None if it has none.
+        accelerator: accelerator of the machine, or of the whole slice if the offer is a slice. None if there is none.
         detail: data that only the driver that made the offer understands.
         vcpus: virtual CPUs of each machine. None if any number can be asked for, or the provider does not say.
         memory_gib: memory of each machine in GiB; None as for `vcpus`.
@@ -160,7 +160,7 @@ class Offer:
         least_billed: minimum time that is charged for, in seconds.
         trust: how far data from this machine is trusted, unless the pool sets its own `trust`. "data" is for a machine
             that a stranger owns: its answers must not run code on the client.
-        hosts: number of machines that one unit of this offer has: the hosts of a slice, otherwise 1. Each becomes a
+        hosts: number of machines that are rented together: the hosts of a slice, otherwise 1. Each machine becomes a
             node.
         ends_itself: True if the machine ends itself, and its cost, when its lease is over. If None,
             `Abilities.ends_itself` of the driver applies.
@@ -192,9 +192,9 @@ class Offer:
 
 
 class Progress(Protocol):
-    """A listener for the creates and terminations of a launch, so that the pool's bill includes every machine.
+    """A listener that is told which machines a launch creates and terminates, so that the bill includes all of them.
 
-    An `Order` has such a listener as `progress` and calls its methods.
+    The attribute `progress` of an `Order` has such a listener. The methods of the `Order` call it.
     """
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
@@ -215,7 +215,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A request to rent machines on one offer.
+    """A request to rent machines on one offer. A slice is several machines that are rented together at one price.
 
     Attributes:
         pool: name of the pool; it becomes a tag of the machines.
@@ -226,13 +226,13 @@ class Order:
         need: requirements of the pool.
         lease: seconds that a machine lives on without hearing from its client, counted from its boot. Default 600.
         lifetime: seconds after its boot at which a machine ends itself in any case; None for no such limit.
-        until: time at which the machines are no longer needed unless the time is renewed; it is written into their
-            tags. Time zone aware, in UTC. If None, they get no such tag.
-        max_usd_per_hour: maximum price of one machine (or one slice) in US dollars per hour while prices move; None for
-            no limit. A driver sends it if the provider accepts a maximum price for spot machines.
-        progress: listener for each create and termination during the launch; None if nobody listens. A driver must call
-            `asking`, `made` and `undone` of the order if it creates machines one by one, or terminates machines when a
-            launch fails.
+        until: time after which the machines are no longer needed, unless the pool sets a later one. This time is
+            written into the machines' tags. Time zone aware, in UTC. If None, the machines get no such tag.
+        max_usd_per_hour: maximum price of one machine (or one slice) in US dollars per hour, also when the price
+            changes later; None for no limit. A driver sends it if the provider accepts a maximum for spot machines.
+        progress: listener that is told of each machine that the launch creates or terminates; None if nobody listens. A
+            driver must call `asking`, `made` and `undone` of the order if it creates machines one by one, or terminates
+            machines when a launch fails.
     """
 
     pool: str
@@ -298,12 +298,12 @@ class Instance:
         state: "starting", "running", "ending" or "ended".
         offer: offer that it was rented on; None if it was found by its tags.
         detail: data that only the driver understands.
-        token: idempotency token of the order that made the machine; "" if no tag has it.
-        until: time from its tag at which it is no longer needed; None if no tag has it.
-        slice: the provider's name of the slice that it is a host of; "" for a single machine. All hosts of a slice
-            start, are billed and end together.
-        billed_from: time since when the provider bills it, in seconds since 1970. None if the provider does not say, or
-            does not bill it yet (see `Abilities.billed_from`).
+        token: idempotency token of the order that made the machine; "" if no tag of the machine has it.
+        until: time in the machine's tag after which the machine is no longer needed; None if no tag has such a time.
+        slice: the provider's name of the slice that the machine is a host of; "" for a single machine. All hosts of a
+            slice start, are billed and end together.
+        billed_from: time since when the provider bills the machine, in seconds since 1970. None if the provider does
+            not say, or does not bill the machine yet (see `Abilities.billed_from`).
         region: region in which the driver asks about the machine, or the zone if it asks each zone by itself. "" if the
             provider has only one place, or does not say.
         instance_type: the provider's name of its type, as in `Offer.instance_type`. "" if the provider does not say, or
@@ -341,14 +341,14 @@ class Leftover:
     It is called a leftover because it may outlive the pool and then has to be deleted.
 
     Attributes:
-        provider: name of the driver that made it.
+        provider: name of the driver that made the resource.
         kind: the provider's word for such a resource.
-        id: the provider's identifier of it.
-        pool: name of the pool that it belongs to.
-        region: region that it is in; "" if the provider has only one place.
-        until: time from its tag at which it is no longer needed; None if no tag has it.
+        id: the provider's identifier of the resource.
+        pool: name of the pool that the resource belongs to.
+        region: region that the resource is in; "" if the provider has only one place.
+        until: time in the resource's tag after which it is no longer needed; None if no tag has such a time.
         detail: data that only the driver understands.
-        tagged_as: name under which the provider tags it, if that is not `id`; otherwise "".
+        tagged_as: name under which the provider tags the resource, if that is not `id`; otherwise "".
     """
 
     provider: str
@@ -410,17 +410,17 @@ class Access:
             still boots.
         settling: seconds in which a refused login, or unexpected output in place of an answer, may mean that the boot
             has not finished. Counted from the first attempt to connect, too.
-        keying: seconds in which a wrong host key may mean that the boot has not finished. Counted as `booting`. Even
-            then nothing is sent to a machine with a wrong key.
+        keying: seconds in which a wrong host key may mean that the boot has not finished. Counted from the first
+            attempt to connect, too. Nothing is ever sent to a machine with a wrong key.
         exclusive: True if the machine serves one pool at a time.
         owned: True if the machine is the user's own. Its system packages are then not changed.
         simulated: True if the machine's accelerators are simulated. Its drivers are then neither installed nor checked.
         notice: text that the user should read about this access; "" for none.
-        guard: path of the file on the node that postpones the machine's own end (see `userdata`); "" if the machine
-            does not end itself this way.
-        watch: Python source, using only the standard library, that the agent runs beside the calls. It prints one line
-            when the provider announces that it takes the machine back: the time of that, in seconds since 1970. ""
-            for none.
+        guard: path of a file on a machine that ends itself. Each write to the file postpones that end (see `userdata`).
+            "" if the machine does not end itself in this way.
+        watch: Python source of a program that the agent runs beside the calls. It may use only the standard library.
+            When the provider announces that it takes the machine back, the program prints the time of that as one line,
+            in seconds since 1970. "" for no such program.
     """
 
     transport: Transport

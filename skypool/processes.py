@@ -1,6 +1,7 @@
 """Identifies processes and this machine, for the ledger (the local database of rented machines).
 
-A process is identified by host name, pid and start time. A pid alone is not enough, because the system uses it again.
+A process is identified by host name, pid and start time. A pid alone is not enough, because the system gives the pid of
+an ended process to a new one.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ class Process:
 
 
 def host_name() -> str:
-    """Return the name of this machine, under which its machines at providers are tagged and found again.
+    """Return the name of this machine. Machines that it rents are tagged with this name, and found again by it.
 
-    On Linux it is the system's host name. On macOS that changes with the network, so the name that the user gave the
-    Mac is returned there. It stays the same while this process lives.
+    On Linux, the result is the system's host name. On macOS, where the host name changes with the network, the result
+    is the name that the user gave the Mac. There it stays the same while this process lives.
     """
     return (_name_of_mac() if sys.platform == "darwin" else "") or socket.gethostname()
 
@@ -109,7 +110,7 @@ def _linux_birth(pid: int) -> str | None:
 def is_stopped(pid: int) -> bool:
     """Return True if a process of this host is stopped by a signal such as SIGSTOP, or by a debugger.
 
-    Returns False if it runs, or does not exist.
+    Returns False if the process is not stopped, or does not exist.
     """
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

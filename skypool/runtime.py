@@ -30,19 +30,19 @@ class InstanceInfo:
 
     Attributes:
         pool: the pool's name, "" outside of a pool.
-        node: number of this node, from 0.
-        nodes: number of nodes that take part.
-        slot: index of the slot among the node's slots of the same kind, from 0.
+        node: number of this node, from 0: in the pool, or among the nodes of the call if it was sent with `@`.
+        nodes: number of nodes of the pool, or of the call if it was sent with `@`.
+        slot: index of the slot among the node's slots of the same kind (see `slot_kind`), from 0.
         slots: number of the node's slots of the same kind as this slot.
         call: id of the running call, 0 outside of a call.
         hostname: host name of this machine.
         vcpus: number of CPU cores that this process may use.
         accelerators: devices that this process may use, as `skypool.devices` finds them.
         host: index of this node in its TPU slice (machines that are rented together), from 0. 0 for a single machine.
-        hosts: number of machines in the slice. 1 for a single machine.
-        chips: TPU chips of this node, 0 if it has none.
-        slice_chips: TPU chips of the whole slice, 0 if there are none.
-        address: address of this node in its own network, "" if unknown.
+        hosts: number of machines in the slice; 1 for a single machine.
+        chips: number of TPU chips of this node; 0 if it has none.
+        slice_chips: number of TPU chips of the whole slice; 0 if it has none.
+        address: address of this node in its own network; "" if unknown.
         addresses: addresses of all nodes of a call sent with `@`, by node. Empty for any other call. The nodes can
             connect to these addresses if the pool has `private_network=True`, or if the nodes share a network anyway.
         slot_kind: "device" for a slot that has devices of the node, "cpu" for a slot without devices.
@@ -76,7 +76,7 @@ class InstanceInfo:
 
     @property
     def is_head(self) -> bool:
-        """Return True if this is node 0 of the nodes that take part. The value is always True outside of a pool."""
+        """Return True if `node` is 0. The value is always True outside of a pool."""
         return self.node == 0
 
     @property
@@ -133,9 +133,10 @@ def _devices() -> tuple[Device, ...]:
 
 
 def is_head() -> bool:
-    """Return True if this call runs on node 0 of the nodes that take part. Always True outside of a pool.
+    """Return True if this call runs on node 0 of the pool. The result is always True outside of a pool.
 
-    Use this function for work that only one node should do.
+    For a call that was sent with `@` to all nodes, node 0 is the first of the nodes that run it. Use this function for
+    work that only one node should do.
     """
     return instance_info().is_head
 
@@ -150,7 +151,7 @@ def enter(info: InstanceInfo) -> None:
 
 
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
-    """Set the call that begins in this worker process, for all threads, until the next call begins.
+    """Set which call runs in this worker process from now on. All threads of the process see the same call.
 
     Args:
         call: id of the call.
@@ -180,11 +181,11 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
         data: lists, tuples, numpy arrays, torch tensors, ranges, strings or other sequences. A row is one element.
             Several sequences are cut in the same way, so that rows with the same index stay together. The sequences are
             not changed.
-        shuffle: distribute the rows in random order. The order depends only on `seed` and the length, and is the same
-            on every node. Default False.
+        shuffle: True distributes the rows in random order. The order depends only on `seed` and the number of rows, so
+            it is the same on every node. Default False.
         seed: seed of the random order. Default 0.
-        drop_last: leave out the last rows if they would make some parts longer than others. Default False: the first
-            parts then have one row more.
+        drop_last: True leaves out the last rows if they would make some parts longer than others. With False, the
+            default, the first parts then have one row more.
 
     Returns:
         A value of the same type as `data`, such as a list. Exceptions are a range that is shuffled, and sequences of
@@ -215,10 +216,16 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
 
 
 def part(length: int, index: int, parts: int, drop_last: bool = False) -> slice:
-    """Return the rows of part `index` (from 0) of `parts` as a slice.
+    """Return the rows that belong to one of several parts, as a Python slice of all rows.
 
-    If `length` (the number of rows) is not a multiple of `parts`, the first parts have one row more. With `drop_last`,
-    the extra rows at the end belong to no part. If there are fewer rows than parts, the last parts are empty slices.
+    If the rows cannot be divided evenly, the first parts have one row more. If there are fewer rows than parts, the
+    last parts are empty.
+
+    Args:
+        length: the number of rows.
+        index: the number of the part, from 0.
+        parts: the number of parts.
+        drop_last: True makes all parts equally long. The rows that are left at the end belong to no part.
     """
     each, left = divmod(length, parts)
     if drop_last:
@@ -255,7 +262,7 @@ def _take(data: Any, order: list[int]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """A provider's notice that it takes this machine back.
+    """A notice that the provider takes this machine back.
 
     Attributes:
         at: when the provider takes the machine, in seconds since 1970.
@@ -271,11 +278,13 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """A function as it is sent to a node, with a function to call when the provider takes the node's machine back.
+    """A function that a call runs on a node, with a second function for the case that the provider takes the node back.
+
+    Both functions are sent to the node.
 
     Attributes:
         function: the function that the call runs.
-        on_interruption: function to call at the provider's notice, with the notice as its only argument.
+        on_interruption: the function that is called at the provider's notice, with the notice as its only argument.
     """
 
     function: Callable[..., Any]

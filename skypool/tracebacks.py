@@ -23,7 +23,10 @@ _LIBRARIES = tuple(
     {_HERE + os.sep, *(os.path.join(_CHECKOUT, name, "skypool_") for name in ("providers", "images"))}
     | {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-"""How paths of skypool, its drivers, the standard library and installed packages begin. Their frames are left out."""
+"""Beginnings of the paths of skypool, its drivers, the standard library and installed packages.
+
+Frames (lines of a traceback) in files below these paths are left out.
+"""
 _installed = threading.Lock()
 
 
@@ -63,10 +66,10 @@ def _in_ipython(shell: Any, kind: type[BaseException], error: BaseException, tra
 
 
 def is_plain(error: BaseException) -> bool:
-    """Return True if an error is shown in short form: an error of skypool that does not stem from a function on a node.
+    """Return True if an error is shown in short form: an error raised by skypool, not by a function on a node.
 
-    A RemoteError, or an error whose cause is a remote traceback, stems from a node. If the environment variable
-    SKYPOOL_DEBUG is set to anything but "0" or "", the result is always False.
+    A RemoteError, or an error whose cause is a remote traceback, comes from a function on a node. If the environment
+    variable SKYPOOL_DEBUG is set to anything but "0" or "", the result is always False.
     """
     if os.environ.get("SKYPOOL_DEBUG", "") not in ("", "0"):
         return False
@@ -77,8 +80,8 @@ def is_plain(error: BaseException) -> bool:
 def told(error: BaseException) -> str:
     """Return the short form of an error: the user's frames, the error with its notes, and one line for each cause.
 
-    A cause whose text is empty, or occurs in an earlier line, gets no line. The text ends with a hint at SKYPOOL_DEBUG
-    and a newline.
+    A cause gets no line if its text is empty or is part of the text before. The result ends with a hint that
+    SKYPOOL_DEBUG=1 shows all frames, and a newline.
     """
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_library(each.filename)]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []

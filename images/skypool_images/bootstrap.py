@@ -30,12 +30,11 @@ class Target:
 
     Attributes:
         runtime: software family of the accelerator, such as "cuda".
-        python: minor version of the machine's Python, which "auto" stands for, such as (3, 11). None means the client's
-            version.
+        python: minor version of Python to use on the machine, such as (3, 11). None means the client's version.
         mig: profiles of the MIG partitions (parts of one NVIDIA card) of every card; None leaves the cards as they are.
         count: number of accelerators that must be present.
-        payload: name of the archive with the image's files, if they were packed before; "" if there is nothing to send.
-            None packs the files to find the name.
+        payload: name of the archive with the image's files; "" if there is nothing to send. If None, the files are
+            packed to find the name.
     """
 
     runtime: str = "none"
@@ -137,7 +136,7 @@ def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
 def _texts(wanted: WantedPackages, minor: str) -> dict[str, str]:
     """Return the texts of the files that list the packages to install, by file name. Some texts may be empty.
 
-    Some files are for uv and some for pip, which is used if uv is missing.
+    Some files are for uv. Others are for pip, which is used if a machine lacks uv.
 
     Args:
         wanted: the packages.

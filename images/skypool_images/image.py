@@ -43,7 +43,7 @@ class Image:
         pyproject: path of a pyproject.toml, or its folder. The project's dependencies are installed, in the versions of
             uv.lock if there is such a file. None means no project.
         lock: path of the project's uv.lock. None means the uv.lock beside the pyproject.toml, if there is one.
-        pip_indexes: for the URL of a package index, the requirements that are installed only from it.
+        pip_indexes: for the URL of a package index, the requirements that are installed only from this index.
         apt: Debian packages, as NAME or NAME=VERSION.
         env: environment variables for all calls and commands.
         secrets: environment variables whose values appear in no script, text or hash. A list has names, whose values
@@ -269,7 +269,7 @@ class Image:
         """Return a new image that installs the Python packages of the client's environment, in the same versions.
 
         Args:
-            on: False returns an image that does not install them.
+            on: True (the default) installs these packages. False returns an image that does not install them.
         """
         return self._with(mirror_local=on)
 
@@ -303,8 +303,7 @@ class Image:
 
         Args:
             runtime: software family of the node's accelerator, such as "cuda".
-            python: minor version of the node's Python, which "auto" stands for, such as (3, 11). None means the
-                client's version.
+            python: minor version of Python to use on the node, such as (3, 11). None means the client's version.
             mig: profiles of the MIG partitions (parts of one NVIDIA card) of every card, such as "3g.40gb". None leaves
                 the cards as they are.
             count: number of accelerators that must be present.
@@ -379,9 +378,9 @@ class Image:
         return payload.pack(self.spec, progress)
 
     def payload_name(self) -> str:
-        """Return the archive's file name on a node, "" if there is nothing to send. It depends only on the contents.
+        """Return the file name on a node of the archive of `payload`; "" if there is nothing to send.
 
-        The files are read and compressed at each call.
+        The name depends only on the contents. The files are read and compressed at each call.
 
         Raises:
             ImageError: a local file cannot be read, or a glob matches no file.
@@ -411,8 +410,8 @@ class Image:
         """Return the base image for a provider, or None if the provider may choose one.
 
         Args:
-            provider: name of the provider, such as "aws". It matters only if `base` is a mapping. If the mapping lacks
-                the provider, None is returned.
+            provider: name of the provider, such as "aws". The name matters only if `base` is a mapping. If the mapping
+                lacks the name, None is returned.
         """
         base = self.spec.base
         return dict(base).get(provider) if isinstance(base, tuple) else base

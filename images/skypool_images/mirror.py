@@ -39,10 +39,11 @@ def here(but: Set[str]) -> tuple[list[str], list[str]]:
 
 
 def _requirement(name: str, each: Distribution) -> tuple[str, str]:
-    """Return a requirement for an installed package and "", or "" and a note if it cannot be installed elsewhere.
+    """Return (requirement, note) for an installed package. One of the two texts is "".
 
-    The requirement for a package from version control has the commit. The requirement for a package from a URL has the
-    URL. All others have the version, without a local part such as "+cpu".
+    The note says why a package cannot be installed on another machine. The requirement for a package from version
+    control has the commit, and the one for a package from a URL has the URL. All other requirements have the version,
+    without a local part such as "+cpu".
 
     Args:
         name: the package's name, in lower case with dashes.

@@ -176,7 +176,7 @@ def roots(spec: Spec) -> set[str]:
 
 
 def _inside(place: str) -> str:
-    """Return the path in the archive for a place on the node.
+    """Return the path in the archive of a file that belongs at this place on the node.
 
     "~/a" becomes "home/a", "/a" becomes "root/a", and a relative "a" becomes "work/a".
     """
@@ -188,8 +188,8 @@ def _inside(place: str) -> str:
 def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
     """Yield (path in the archive, (contents or local path, name of the field)) for each file to send.
 
-    Entries of `files` come after those of `include`, and replace them at the same path. Folders yield the files below
-    them.
+    Entries of `files` come after those of `include`. If two entries have the same path in the archive, the later one
+    counts. For a folder, the files below it are yielded.
 
     Raises:
         ImageError: a file cannot be read or has a line break in its path, or a glob of `include` matches no file.
@@ -263,7 +263,7 @@ def _found(folder: Path, pattern: str, exclude: tuple[str, ...]) -> Iterator[Pat
 
     Args:
         folder: the project's folder.
-        pattern: a glob of `include`. Of a folder that matches, all files below it are yielded.
+        pattern: a glob of `include`. If it matches a folder, all files below the folder are yielded.
         exclude: globs of files to leave out.
     """
     for path in sorted(folder.glob(pattern)) if Path(pattern).parts else (folder,):
@@ -289,8 +289,9 @@ def _below(folder: Path) -> Iterator[Path]:
 def _matches(path: Path, glob: str) -> bool:
     """Return True if a glob matches a relative path. Case matters.
 
-    A glob without a slash matches if any part of the path matches: "data" matches "a/data/b". A glob with a slash
-    matches the path or a folder above it. A slash or "/**" at the end makes no difference.
+    A slash at the end of the glob is ignored. A glob without another slash matches if any part of the path matches:
+    "data" matches "a/data/b". A glob with a slash matches the path or a folder above it, and "/**" at its end is
+    ignored: "data/**" matches "data/b", but not "a/data/b".
     """
     if "/" not in glob.rstrip("/"):
         return any(fnmatch.fnmatchcase(part, glob.rstrip("/")) for part in path.parts)

@@ -19,7 +19,7 @@ from skypool_images.steps import Step, shell
 RUNTIMES = ("cuda", "rocm", "neuron", "tpu", "hpu", "none")
 
 CUDA_FLOORS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""Oldest Linux driver that runs programs of any CUDA release, by CUDA's major version.
+"""Oldest Linux driver that runs programs of every release of a major version of CUDA, by that major version.
 
 Source of the driver's branch: "Minor Version Compatibility",
 https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html (read 2026-11-21).
@@ -42,9 +42,9 @@ NEURON = {
     "2.32": ("2.30.2.", "2.34.10.", "2.34.10.", "2.32.28."),
     "2.33": ("2.31.7.", "2.35.43.", "2.35.30.", "2.33.38."),
 }
-"""Beginnings of the versions of driver, collectives, runtime and tools, by Neuron SDK.
+"""Beginnings of the versions of four packages (driver, collectives, runtime and tools), by version of the Neuron SDK.
 
-None of them follows the SDK's own number. Source: "Release Content" of 2.18.1, 2.25.0, 2.26.1, 2.27.1, 2.28.0,
+These versions do not follow the SDK's own. Source: "Release Content" of 2.18.1, 2.25.0, 2.26.1, 2.27.1, 2.28.0,
 2.29.0, 2.30.0, 2.31.0, 2.32.0 and 2.33.0,
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/release-notes/releasecontent.html (read 2026-11-21)."""
 
@@ -121,9 +121,10 @@ def recipe(
         mig: the MIG partitions (parts of one card) of every card, as profiles: ["3g.40gb", "3g.40gb"] or
             "3g.40gb,3g.40gb". None leaves the cards as they are. Only "cuda" uses this argument.
         count: number of devices that must be present, as the vendor counts them: cards, chips, Neuron devices.
-        framework: "torch" or "jax". AWS's Neuron image has a Python environment for each, and this one is used. Only
-            "neuron" uses this argument.
-        python: minor version of Python that this environment must have, such as "3.11". "" accepts any.
+        framework: "torch" or "jax". AWS's Neuron image has a Python environment for each of them; the one that is named
+            here is used. Only "neuron" uses this argument.
+        python: minor version of Python that this environment must have, such as "3.11". "" accepts any. Only "neuron"
+            uses this argument.
 
     Raises:
         ValueError: there is no such runtime, or a version or profile is not valid.
@@ -194,10 +195,11 @@ def _layout(mig: str | Sequence[str] | None) -> list[str]:
     """Return MIG profiles in lower case, sorted by code point. The script on the machine sorts in the same way.
 
     Args:
-        mig: a list of profiles, or one text with commas. None and an empty list give [].
+        mig: a list of profiles (sizes of MIG partitions, which are parts of one card), or one text with commas. None
+            and an empty list give [].
 
     Raises:
-        ValueError: one of them is not a MIG profile such as "1g.10gb".
+        ValueError: a text is not a MIG profile such as "1g.10gb".
     """
     profiles = mig.split(",") if isinstance(mig, str) else list(mig or ())
     layout = sorted(profile.strip().lower() for profile in profiles)
@@ -220,9 +222,9 @@ def _neuron_packages(neuron: str | None) -> list[str]:
 def _amdgpu(rocm: str) -> str:
     """Return the release of the amdgpu driver for a ROCm release, such as "30.10.2" for "7.0.2".
 
-    Until 6.4 both have the same number. ROCm 7.0 goes with driver 30.10, 7.1 with 30.20 and 7.2 with 30.30. For
-    releases after 7.2 the result is "latest". Public install scripts have these pairs: 7.0.2 and 30.10.2, 7.1 and
-    30.20, 7.2 and 30.30, 7.2.3 and 30.30.3.
+    Up to ROCm 6, both have the same number. ROCm 7.0 goes with driver 30.10, 7.1 with 30.20 and 7.2 with 30.30. For
+    later releases the result is "latest". Public install scripts have these pairs: 7.0.2 and 30.10.2, 7.1 and 30.20,
+    7.2 and 30.30, 7.2.3 and 30.30.3.
     """
     major, _, rest = rocm.partition(".")
     minor, _, patch = rest.partition(".")

@@ -167,8 +167,9 @@ def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
     """Return the texts of pyproject.toml and of uv.lock; "" for a file that the image does not use.
 
     Raises:
-        ImageError: a file cannot be read, or the project has no name or does not allow the node's Python. Also if the
-            project's dependencies are dynamic and there is no uv.lock, or a dependency exists only on this machine.
+        ImageError: a file cannot be read, or the project has no name or does not allow the node's Python. Also if a
+            dependency exists only on this machine. Also if the dependencies are dynamic (known only when the project is
+            built) and there is no uv.lock.
     """
     if spec.pyproject is None:
         return "", ""
@@ -208,7 +209,8 @@ def _toml(text: str, what: str) -> dict[str, Any]:
 def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any]) -> None:
     """Raise ImageError if a dependency of a pyproject.toml exists only on this machine. Otherwise return nothing.
 
-    Such a dependency has a path or a workspace in [tool.uv.sources]. Dependencies with a marker are not checked.
+    Such a dependency has a path or a workspace in [tool.uv.sources]. Dependencies with a marker (a condition after ";")
+    are not checked.
     """
     by_name = {distribution(name): source for name, source in sources.items()}
     for name in (distribution(each) for each in project.get("dependencies", ()) if ";" not in each):
@@ -226,7 +228,8 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
 
     Args:
         sources: URL of the only index of each package, by the package's name, from `pip_indexes`.
-        lock: text of uv.lock. "" for no such file; then nothing is raised. A text that is not TOML raises ImageError.
+        lock: text of uv.lock; "" if there is no such file, and then nothing is raised. If the text is not TOML, an
+            ImageError is raised.
     """
     for package in _toml(lock, "lock: uv.lock").get("package", []) if sources else []:
         url = sources.get(package["name"])
@@ -242,7 +245,7 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
 def admits(asked: str, minor: str) -> bool:
     """Return True if some release of a minor version of Python satisfies a condition on Python's version.
 
-    Parts of the condition that cannot be read are ignored, so an empty text admits every version.
+    Parts of the condition that this function does not understand are ignored. An empty text admits every version.
 
     Args:
         asked: the condition, which is the value of `requires-python` in pyproject.toml, such as ">=3.10,<3.13".
@@ -316,7 +319,7 @@ def _option(line: str, option: str, value: str, where: str) -> str:
     Args:
         line: the line, which is returned.
         option: the option in the line, such as "--index-url".
-        value: the value of the option, such as a URL.
+        value: the value of the option, such as a URL; "" if the option has none.
         where: file and line number, for the message.
 
     Raises:

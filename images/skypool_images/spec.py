@@ -338,7 +338,7 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def destination(place: str) -> str:
-    """Return the normalized path of a place on the node. It may be relative, absolute, or below `~`.
+    """Return the normalized path of a place on the node. The place may be relative, absolute, or below `~`.
 
     Raises:
         ImageError: the path contains "..", names another user's home, names no file, or contains a line break.
@@ -361,8 +361,8 @@ def globs(name: str, value: object) -> tuple[str, ...]:
         value: the value to check.
 
     Raises:
-        ImageError: a pattern leads out of the project's folder. Also if a pattern of `include` has "**" together with
-            other text between two slashes.
+        ImageError: a pattern leads out of the project's folder, or is not text. Also if a pattern of `include` has "**"
+            next to other text without a slash between them, such as "a**".
     """
     patterns = once(name, value, "'src', '*.py', 'data/**'")
     for each in patterns:

@@ -39,7 +39,7 @@ class Step:
     def hash(self) -> str:
         """Return a hash of the step's script and check, as 16 hexadecimal digits.
 
-        A machine records finished steps by this hash. The step's name and limits do not change it.
+        A machine records finished steps by this hash. The step's name and limits do not affect the hash.
         """
         return hashlib.sha256(f"{self.script}\0{self.check}".encode()).hexdigest()[:16]
 
@@ -71,7 +71,7 @@ def assemble(steps: Sequence[Step], title: str) -> str:
         @step 2 5 env               step 2 of 5, called env, begins
         | text                      output of the step
         @skip env                   the step was done before
-        @retry env 1 2              attempt 1 failed in the network; the next one follows in 2 s
+        @retry env 1 2              attempt 1 failed in the network; the next one begins in 2 s
         @done env                   the step has succeeded
         @advice text                advice on the failure that follows
         @fail env 100 command       exit status and the command that failed; the script exits with 1

@@ -91,8 +91,8 @@ def main() -> None:
 def _leave_unwritten(error: OSError) -> None:
     """End the program with exit status 1 because stdout cannot be written. Never returns.
 
-    The error is printed on stderr, unless the reader has closed the pipe (`skypool ps | head`). Stdout is replaced by
-    the null device, so that Python does not try to write its buffer again at exit.
+    The error is printed on stderr, unless stdout is a pipe that the other program has closed (`skypool ps | head`).
+    Stdout is replaced by the null device, so that Python does not try at exit to write what is left.
 
     Args:
         error: the error of the failed write.

@@ -24,10 +24,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def in_full(args: list[str]) -> list[str]:
-    """Return the arguments of the program, with `list` inserted after `accelerators` if no command follows it.
+    """Return the arguments of the program. The word `list` is inserted after `accelerators` if no command follows.
 
-    `accelerators H100 --json` becomes `accelerators list H100 --json`. Nothing is inserted before `list`, `compare` and
-    `--help`. Arguments of other commands are returned unchanged.
+    `accelerators H100 --json` becomes `accelerators list H100 --json`. Nothing is inserted if `list`, `compare` or
+    `--help` follows. Arguments of other commands are returned unchanged.
     """
     if args[:1] == ["accelerators"] and (len(args) == 1 or args[1] not in ("list", "compare", "--help")):
         return ["accelerators", "list", *args[1:]]
@@ -61,9 +61,9 @@ def list_(
 
 
 def _matching(query: str) -> list[Accelerator]:
-    """Return the accelerators whose name contains the query; an empty query gives all.
+    """Return the accelerators whose name contains the query. An empty query returns all accelerators.
 
-    Case, spaces, dashes, underscores and dots do not count. If no name contains the query, but the query is another
+    Case, spaces, dashes, underscores and dots are ignored. If no name contains the query, but the query is another
     spelling of a name, return only the accelerator of that name.
 
     Raises:

@@ -135,8 +135,8 @@ def _ledger() -> Finding:
 def _clock() -> Finding:
     """Check the wall clock of this machine, and return the result.
 
-    The clock is wrong if it is more than a second behind a time that was recorded earlier. Such times are in the ledger
-    (the file that records pools); the modification time of skypool's own code is another. A ledger that cannot be read
+    The clock is wrong if it is more than a second behind a time that was recorded earlier. Such times are those in the
+    ledger (the file that records pools), and the modification time of skypool's own code. A ledger that cannot be read
     is ignored here.
     """
     now, last = time.time(), Path(__file__).stat().st_mtime

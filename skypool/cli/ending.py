@@ -34,9 +34,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _ledger() -> Ledger | None:
-    """Return this user's ledger (the file that records pools and their costs). Return None if it cannot be read.
+    """Return this user's ledger (the file that records pools and their costs), or None if the ledger cannot be read.
 
-    In the latter case, an error is printed on stderr. Machines can be ended without the ledger, too.
+    For None, an error is also printed on stderr. The commands here can end machines without the ledger, too.
     """
     ledger = Ledger.here(output.warn)
     try:
@@ -101,13 +101,13 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
 
 
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:
-    """Return the drivers (objects that talk to one provider) with which the pools of these records were made.
+    """Return the drivers (objects that talk to one provider) of the pools in these records.
 
     A driver that several pools used is returned once. If one of the drivers cannot be made again, an empty list is
     returned and an error is printed on stderr.
 
     Args:
-        records: the ledger's records of the pools. Without any, an empty list is returned.
+        records: the ledger's records of the pools. If there are none, an empty list is returned.
     """
     notes = {str(note): note for record in records for note in record.notes}
     try:
@@ -118,9 +118,9 @@ def _drivers_of(records: Sequence[Record]) -> list[Driver]:
 
 
 def _of_others(found: Sequence[Found], records: Sequence[Record]) -> list[Found]:
-    """Return all of `found` if some machine in it is unknown to the ledger on this computer, otherwise an empty list.
+    """Return all of `found` if the ledger on this computer does not know one of its machines. Else return [].
 
-    Such a machine was rented by another client of this user. Ending it is right, because the user named its pool.
+    Such a machine was rented by another client of this user. It may be ended, because the user named its pool.
 
     Args:
         found: what the providers have of a pool: machines and other resources. Only the machines are looked up.
@@ -266,13 +266,13 @@ def _failures(seen: Survey, left_out: dict[str, Exception]) -> dict[str, str]:
 
 
 def _serious(seen: Survey, asked: Sequence[str], ledger: Ledger | None) -> bool:
-    """Return True if a provider that could not be asked may have something of this user, otherwise False.
+    """Return True if a provider that could not be asked may have machines or resources of this user, otherwise False.
 
-    This is assumed of a provider in any of these cases:
+    A provider may have some in any of these cases:
 
-    - It was named on the command line.
-    - A pool of the ledger that has not ended completely uses it.
-    - It is set up on this computer.
+    - The provider was named on the command line.
+    - A pool in the ledger uses the provider and has not ended completely.
+    - The provider is set up on this computer.
 
     Args:
         seen: the answers of the providers, and the errors of those that could not be asked.

@@ -51,10 +51,10 @@ def ps(as_json: AsJson = False) -> None:
 
 
 def _is_over(record: Record, now: float) -> bool:
-    """Return True for a free pool that its client has left, and whose lease ended more than a minute ago.
+    """Return True if a pool costs nothing, its client has left it, and its lease ended more than a minute ago.
 
-    The lease is the time that nodes live on without their client. Nodes on this machine, which cost nothing, have then
-    ended themselves. A pool with an order that got no answer is not over.
+    The lease is the time that nodes live on without their client. The nodes of such a pool have ended themselves. A
+    pool is not over while an order of it has no answer.
 
     Args:
         record: the ledger's record of the pool.

@@ -60,7 +60,10 @@ def offers(
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the machines that providers offer now, best first: on demand and spot, unless --market is given."""
+    """List the machines that providers offer now, the best first.
+
+    Without --market, both on-demand and spot offers are listed.
+    """
     node = _node(market or "cheapest", spot, market, region, max_price, vcpus, memory, disk, arch)
     made, left_out = _planned(provider, accelerators, order_by=_order(order_by, sort), refresh=refresh, **node)
     if as_json:
@@ -121,7 +124,7 @@ def _node(
     Args:
         market: the market to use if --spot was not given.
         spot: True if --spot was given.
-        said: the value of --market, to detect that --spot contradicts it. None if it was not given.
+        said: the value of --market, or None if it was not given. It is compared with --spot.
         region, max_price, vcpus, memory, disk, arch: the values of these options.
 
     Raises:
@@ -174,8 +177,8 @@ def _planned(
 
     Args:
         names: the providers to ask. If None or empty, all installed providers that need no settings are asked.
-        accelerators: the alternatives for the accelerators of a node. If None or empty, the offers may have any
-            accelerators, or none.
+        accelerators: accelerators of which a node must have one kind, such as "H100:8". If None or empty, the offers
+            may have any accelerators, or none.
         terms: further arguments of `plan`.
 
     Returns:

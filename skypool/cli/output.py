@@ -29,8 +29,8 @@ def say(text: str) -> None:
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
     """Print a table on stdout. Without rows, only the headings are printed.
 
-    If stdout is a terminal, text that is too long for the table's width is broken within its cell. Otherwise lines are
-    printed whole.
+    If stdout is a terminal, text that is too long for its column continues on the next line of the cell. Otherwise
+    lines are printed whole.
 
     Args:
         headings: the headings of the columns.

@@ -71,13 +71,13 @@ def _text(command: list[str]) -> str:
 
 
 def _forwarding(transport: Transport, said: list[str]) -> Transport:
-    """Return the transport (which runs commands on a node) with ports of the node forwarded to this machine.
+    """Return the transport (which runs commands on a node) with ports of this machine forwarded to ports of the node.
 
     Without ports, the transport is returned unchanged.
 
     Args:
         transport: how the node is reached.
-        said: values such as "8888" or "8888:80": the port here, and the port on the node if that differs.
+        said: values such as "8888:80" (the port of this machine, then that of the node), or "8888" if both are equal.
 
     Raises:
         UsageError: a value is not a port, or the node is not reached by ssh.

@@ -1,8 +1,9 @@
 """Reusable memory for large values that arrive.
 
-When a value is freed, its memory serves the next one of a similar size. Filling fresh memory takes several times as
-long as filling memory that was used before: the operating system must find, clear and map every page, and on a virtual
-machine the host must do so too. A system that runs short of memory may take back the pages of the memory kept here.
+When a value is freed, its memory is used again for the next value of a similar size. Filling fresh memory takes several
+times as long as filling memory that was used before: the operating system must find, clear and map every page, and on a
+virtual machine the host must do so too. If memory runs short, the system may take back the pages of the memory that is
+kept here.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from weakref import finalize
 _SMALLEST = 1 << 20
 """The least bytes of a piece of memory that is kept. Smaller pieces are quick to allocate."""
 _LARGEST = 256 << 20
-"""The most bytes of a piece of memory that is kept, because several pieces are kept."""
+"""The most bytes of a piece of memory that is kept. Larger pieces are freed at once."""
 _HUGE = 4 << 20
-"""The least bytes for which huge pages are requested, so that the system maps fewer pages."""
+"""The least bytes for which huge pages (usually of 2 MiB instead of 4 KiB) are requested: fewer pages are mapped."""
 _kept: deque[mmap.mmap] = deque(maxlen=4)  # a deque, whose operations are atomic: any thread may free a value
 
 
@@ -45,9 +46,12 @@ def room(size: int) -> memoryview:
 
 
 def _fresh(size: int) -> mmap.mmap:
-    """Return newly allocated, private memory of `size` bytes. For 4 MiB or more, ask Linux for huge pages.
+    """Return newly allocated memory of `size` bytes that other processes do not share.
 
-    A system without huge pages is no error. Raises OSError if there is not enough memory.
+    For 4 MiB or more, Linux is asked for huge pages, which are faster to fill. A refusal is ignored.
+
+    Raises:
+        OSError: there is not enough memory.
     """
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # private memory is quicker than shared
     if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
@@ -76,7 +80,7 @@ def _keep(memory: mmap.mmap) -> None:
     """Keep a piece of memory for reuse, or free it. This is called when nothing refers to the memory any more.
 
     The operating system is allowed to take back the pages of kept memory. If the system does not support this, the
-    memory is freed instead. If four pieces are kept already, the oldest one is freed.
+    memory is freed instead. If four pieces are kept already, one of those is freed.
     """
     if not hasattr(mmap, "MADV_FREE"):
         return

@@ -46,8 +46,8 @@ class Pieces:
     def take(self, piece: Piece, body: memoryview, awaited: Callable[[], Collection[int]]) -> None:
         """Copy a piece of a large value into the memory for that value.
 
-        A piece with position 0 begins a new value and allocates its memory. It discards an unfinished value of the same
-        call. If nobody waits for the call at this point, this piece and the later ones of the value are ignored.
+        At the piece with position 0, memory for the whole value is allocated, and an unfinished value of the same call
+        is dropped. If nobody waits for the call at this point, this piece and the later ones of the value are ignored.
 
         Args:
             piece: the header of the piece: its call, its position in the value, and the size of the value.
@@ -55,8 +55,8 @@ class Pieces:
             awaited: returns the ids of the calls that somebody waits for.
 
         Raises:
-            ProtocolError: the piece does not follow the previous piece of the same value. It is also raised if all
-                unfinished values together would exceed the physical memory of this machine.
+            ProtocolError: the piece does not follow the previous piece of the same value, or all unfinished values
+                together would exceed the physical memory of this machine.
         """
         if piece.at == 0:
             self.rooms.pop(piece.call, None)
@@ -104,7 +104,7 @@ class Pieces:
             awaited: returns the ids of the calls that somebody waits for.
 
         Returns:
-            The buffers. Returns () if the value came in pieces that were dropped because nobody waits for the call.
+            The buffers. The result is () if the value's pieces were dropped because nobody waits for the call.
 
         Raises:
             ProtocolError: pieces of the value are missing, or the lengths do not fit the value.

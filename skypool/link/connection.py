@@ -1,6 +1,7 @@
 """`Link`: the connection to one node. It connects, reconnects, and gives up a node that is silent for too long.
 
-A node is a rented machine. The agent is the process on it that manages its workers. The client is the user's process.
+A node is a rented machine. The agent is the process on a node that manages the node's workers. The client is the user's
+process.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Listener(Protocol):
     def on_down(self, reason: str) -> None:
         """Handle the loss of the connection. The link is about to reconnect, so the node is not lost yet.
 
-        `reason` is a text that tells what broke the connection.
+        Args:
+            reason: what broke the connection, as text.
         """
 
     def on_up(self, welcome: Welcome) -> None:
@@ -65,10 +67,10 @@ class Listener(Protocol):
 
 
 class Link:
-    """The connection to one node (a rented machine). It outlives the single transport connections that carry it.
+    """The connection to one node (a rented machine). If its transport connection breaks, the link makes a new one.
 
-    Unless a method says otherwise, call it in the thread of the pool's event loop. Messages that are sent while the
-    link is down are dropped silently. The listener sends them again after `on_up`.
+    Call the methods in the thread of the pool's event loop, unless a method says otherwise. Messages that are sent
+    while the link is down are dropped silently. The listener sends them again after `on_up`.
 
     Args:
         transport: how commands are run on the node, such as OpenSSH.
@@ -79,8 +81,8 @@ class Link:
         preamble: the bytes that the loader reads first. Default: none.
         liveness: seconds without any bytes from the node after which the node is given up.
         awaited: returns the ids of the calls that this client waits for on the node. Any thread may call it.
-        reader: decodes values and exceptions of a node whose results must not be unpickled. If None, they may be
-            unpickled.
+        reader: decodes values and exceptions of a node whose results must not be unpickled. If None, results are
+            unpickled, unless the agent announces that it sends no pickles.
 
     Attributes:
         node: the number of the node.
@@ -138,7 +140,7 @@ class Link:
 
     @property
     def silence(self) -> float | None:
-        """Seconds since the node last sent any bytes; None before its first complete frame (message).
+        """Seconds since the node last sent any bytes; None until the node's first complete frame (message) has come.
 
         Pauses of this process, such as a suspended laptop, are left out.
         """
@@ -156,10 +158,11 @@ class Link:
             stream: a connection at whose other end the loader (the program that starts the agent) already runs. If None
                 (the default), a new connection is made.
             start: True (the default) starts the agent (the process that manages the node's workers) if none runs. False
-                requires that an agent runs, and waits for `liveness` / 3 seconds, but at least 1 s.
+                requires that an agent runs, and waits for it at most `liveness` / 3 seconds, or 1 s if that is longer.
 
         Returns:
-            The first message of the agent: its slots (the places that run one call at a time), devices and calls.
+            The first message of the agent. It tells the node's slots (places that run one call at a time), its devices
+            and the calls that the agent knows.
 
         Raises:
             ConnectionLost: the node cannot be reached, its agent is gone or serves another client, or its answer is not
@@ -181,7 +184,7 @@ class Link:
         closed. The time limits of the handshake are:
 
         - With `start`: `liveness` seconds, the silence after which a node is given up.
-        - Without `start`: a third of that, or less if the node is given up sooner, but at least 1 s.
+        - Without `start`: a third of that, or the time until the node is given up if that is shorter. At least 1 s.
         """
         left = self._inbox.heard + self._liveness - self._clock()
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
@@ -246,9 +249,9 @@ class Link:
     async def _reconnect(self, why: str) -> None:
         """Try to reconnect, with random and growing pauses between the attempts. Give up the node if that fails.
 
-        Attempts begin until the node has been silent for `liveness` seconds. After an error that a retry cannot help,
-        such as a wrong host key or an agent that has ended, the node is given up at once. Does not raise; the listener
-        is told through `on_up` or `on_lost`.
+        New attempts are made until the node has been silent for `liveness` seconds. If an error shows that further
+        attempts are useless, the node is given up at once. Such errors are a wrong host key and an agent that has
+        ended. Does not raise; the listener is told through `on_up` or `on_lost`.
 
         Args:
             why: what broke the connection, for the error message.
@@ -256,10 +259,10 @@ class Link:
         from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
         def passing(error: BaseException) -> bool:
-            """Return True if a new attempt may succeed after this error.
+            """Return True if a new attempt to connect may succeed after this error.
 
-            This is so for every ConnectionLost but these: the agent has ended or serves another client, a message was
-            not valid, or the host key was wrong.
+            Returns True for every ConnectionLost except these: the agent has ended or serves another client, a message
+            was not valid, or the host key was wrong. Returns False for all other errors.
             """
             return isinstance(error, ConnectionLost) and not isinstance(error, (Gone, ProtocolError, HostKeyMismatch))
 
@@ -296,18 +299,26 @@ class Link:
             self._listener.on_lost(error)
 
     def _reject(self, why: str, stream: CommandStream) -> None:
-        """Give up the node with a ProtocolError, because it sent an invalid message for the reason `why`.
+        """Give up the node with a ProtocolError, because the node sent an invalid message.
 
         Do nothing if the message came over an earlier connection instead of the current one, or if the link is closed.
+
+        Args:
+            why: what is wrong with the message, as text.
+            stream: the connection over which the message came.
         """
         if self._stream is stream:
             self._give_up(ProtocolError(f"node {self.node}: {why}", self.node))
 
     def _break(self, why: str, stream: CommandStream | None) -> None:
-        """Drop a connection that broke for the reason `why`, tell the listener, and reconnect in the background.
+        """Drop a connection that broke, tell the listener, and reconnect in the background.
 
         Do nothing if the link is closed or `stream` is not the current connection. If the agent on the node was told to
-        end, this was expected: only drop the connection.
+        end, the break was expected: the connection is dropped, and nothing else is done.
+
+        Args:
+            why: what broke the connection, as text.
+            stream: the connection that broke; None for none, and then nothing is done.
         """
         if self._closed or stream is None or self._stream is not stream:
             return
@@ -340,8 +351,8 @@ class Link:
         """Tell the node to end itself this many seconds from now. Any thread may call this. It does not block.
 
         The node is told at once, and again with each ping. If the link is down, the node is told with the first ping
-        after the reconnection. A later call replaces an earlier one, also with a longer time. This does not extend the
-        pool's `max_lifetime`.
+        after the reconnection. The latest call counts, also if it gives the node more time than before. This does not
+        extend the pool's `max_lifetime`.
         """
         self._allowed = time.monotonic() + seconds
         self.send(self._ping())
@@ -356,10 +367,10 @@ class Link:
         return frame(Kind.PING, {} if allowed is None else {"left": max(0.0, allowed - time.monotonic())})
 
     def bid_farewell(self) -> None:
-        """Tell the agent (the process that manages the node's workers) to end the pool's work on its node, and itself.
+        """Tell the agent (the process that manages the node's workers) to end all work of the pool there, then itself.
 
-        Does not wait for the end. The link does not reconnect when its connection ends after this. Any thread may call
-        this. If the link is down, the message is lost.
+        Does not wait until the agent has ended. The link does not reconnect when its connection ends after this. Any
+        thread may call this. If the link is down, the message is lost.
         """
         self._closing = True
         self.send(frame(Kind.BYE, {}))
@@ -368,8 +379,8 @@ class Link:
         """Close the link for good. The listener is not told.
 
         Args:
-            bye: True first tells the agent on the node to end all work of the pool there, and waits for that at most
-                5 s. If the link is down, the agent is not told. False leaves the agent running.
+            bye: True first tells the agent on the node to end all work of the pool there, and itself. It then waits for
+                that, at most 5 s. If the link is down, the agent is not told. False leaves the agent running.
         """
         if bye and self.is_up and not self._closed:
             self.bid_farewell()

@@ -25,9 +25,9 @@ _LONGEST_LINE = 65536
 
 
 class Gone(ConnectionLost):
-    """An error for a connection attempt that no retry can help.
+    """The error for a connection attempt that is not worth repeating.
 
-    The agent, the process on the node that manages its workers, has ended or serves another client.
+    The agent (the process on the node that manages the node's workers) has ended or serves another client.
     """
 
 
@@ -53,8 +53,8 @@ class Handshake:
     async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
         """Start the agent on the node or reach the running one, and wait for its first message, the WELCOME.
 
-        The agent is the process on the node that manages its workers. The node first gets the agent's configuration,
-        and skypool's code if the node lacks that code. There is no time limit here; the caller sets one.
+        The agent is the process on the node that manages the node's workers. The node first gets the agent's
+        configuration, and skypool's code if the node lacks that code. There is no time limit here; the caller sets one.
 
         Args:
             stream: a connection at whose other end the loader (the small program that starts the agent) runs.

@@ -36,7 +36,7 @@ _LONGEST_NAME = 1 << 12
 _LARGEST_VALUE = 1 << 48
 """The limit of bytes of one value. The memory of this machine limits it further; see `chunks`."""
 _PART_KEY = re.compile(r"(\d{1,19}):(\d{1,19})")
-"""The key of a piece of a generator's items: the id of the call, and the number of the last item."""
+"""The key of a piece of a generator's items, "call:number": the id of the call, and the number of the last item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Greeting:
     Attributes:
         python: the version of Python on the node, such as (3, 11, 4).
         have: True if the node has this version of skypool's code already.
-        gone: True if no agent can be reached: the node lacks the code, and the client did not allow to start an agent.
+        gone: True if no agent can be reached: the node lacks the code, and the client did not ask for a new agent.
     """
 
     python: tuple[int, ...]
@@ -184,11 +184,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Calls that the node gives back without having begun them, because the client asked it to give back some.
+    """Calls that the node has not begun and gives back, because the client asked for some of its waiting calls.
 
     Attributes:
-        calls: the ids of the calls. It may be empty.
-        on_cpu: True if they were for CPU slots, which run calls without a device.
+        calls: the ids of the calls; empty if the node gives none back.
+        on_cpu: True if the calls were for CPU slots, which run calls without a device.
     """
 
     calls: Sequence[int]
@@ -259,8 +259,8 @@ Said = (
 def message_of(f: Frame) -> Said:
     """Return the message in a frame from an agent, the process that manages a node's workers.
 
-    The value is an object of the class for the frame's kind, such as `Outcome`. It has no reference to the frame's
-    body.
+    The message is an object of the class for the frame's kind, such as `Outcome`. The object does not keep the frame's
+    body in memory.
 
     Raises:
         ProtocolError: agents do not send this kind of frame, or a field of it is not valid.
@@ -296,7 +296,13 @@ def greeting(said: object) -> Greeting:
 
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
-    """Raise a ProtocolError: in the message called `what`, the field `name` has the invalid value `value`."""
+    """Raise the ProtocolError for a field of a message that has an invalid value.
+
+    Args:
+        what: the message in words, such as "the result of a call".
+        name: the name of the field.
+        value: the invalid value; None if the field is missing.
+    """
     raise protocol_violation(f"the node sent {what} with an invalid field {name!r}: {_short(value)}")
 
 
@@ -400,9 +406,9 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
         (lens, large): the lengths of the value's buffers in bytes, and True if the value was sent before, in pieces.
 
     Raises:
-        ProtocolError: a field is not valid, or there are no buffers or more than 65536. It is also raised if the
-            lengths do not fit the frame's body, which must be empty for a value that was sent in pieces. `what` names
-            the message in the error.
+        ProtocolError: a field is not valid, there are no buffers or more than 65536, or the lengths do not fit the
+            frame's body. For a value that was sent in pieces, the body must be empty. `what` names the message in the
+            error.
     """
     h = f.header
     lens = _numbers(what, h, "lens")
@@ -477,8 +483,8 @@ def _piece(f: Frame) -> Piece:
     last item.
 
     Raises:
-        ProtocolError: a field is missing or not valid, or the whole value has 64 KiB or less. It is also raised if the
-            body has neither 1 MiB nor the rest of the value.
+        ProtocolError: a field is missing or not valid, or the whole value has 64 KiB or less. Also if the body is not
+            1 MiB long, or as long as the rest of the value if the rest is shorter.
     """
     h = f.header
     what = "a piece of a value"
@@ -502,7 +508,7 @@ def _piece(f: Frame) -> Piece:
 
 
 def _recalled(f: Frame) -> Recalled:
-    """Return the `Recalled` in a RECALLED frame: calls that the node gives back. It may list no calls.
+    """Return the `Recalled` in a RECALLED frame: calls that the node gives back. The list may be empty.
 
     Raises:
         ProtocolError: a field is missing or not valid.

@@ -31,11 +31,11 @@ A node also sends a report, unasked, when its provider announces that the machin
 
 
 class Arrival(NamedTuple):
-    """A message of a node, with the value that came with it.
+    """A message of a node, with the value or printed output that belongs to it.
 
     Attributes:
         said: the message.
-        buffers: the value, copied out of the receive buffer; () (the default) if there is none.
+        buffers: the bytes of the value or the output, copied out of the receive buffer. Default (): there are none.
     """
 
     said: Said
@@ -81,14 +81,14 @@ class Inbox:
         awaited: returns the ids of the calls that somebody waits for. Pieces of large values of other calls are
             dropped.
         on_arrivals: called with the messages, in the order they came, in the thread that read them.
-        on_bye: called when the node announces that the node ends its work for this client. The thread that read the
-            message makes the call.
-        on_broken: called with the connection and the reason when a connection broke, in any thread.
-        on_senseless: called with the connection and the reason when a message is not valid, in any thread.
+        on_bye: called when the agent (the process that manages the node's workers) announces its end, in the thread
+            that read the announcement.
+        on_broken: called in any thread when a connection has broken, with the connection and the reason.
+        on_senseless: called in any thread when a message is not valid, with the connection and the reason.
 
     Attributes:
         current: the current connection; None while there is none.
-        heard: when any bytes came last, in seconds by `clock`; 0 at first.
+        heard: when any bytes came last, in seconds by `clock`; 0 before `await_first_sign` was called.
         understood: when a complete frame (message) came last, in seconds by `clock`; 0 before the first one.
     """
 
@@ -328,8 +328,8 @@ class Inbox:
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:
         """Handle one frame (message), and add the message in the frame to `arrivals` unless it is handled here.
 
-        A piece of a large value is stored here. For the announcement that the node ends its work, `on_bye` is called.
-        Every other message is added to `arrivals`.
+        A piece of a large value is stored here. If the agent on the node announces its end, `on_bye` is called. Every
+        other message is added to `arrivals`.
 
         Raises:
             ProtocolError: the message is not valid. This is also raised for a WELCOME or TAKEN, which are allowed only

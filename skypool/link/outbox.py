@@ -27,7 +27,7 @@ class Outbox:
     Args:
         wake: called in any thread when data waits to be written. The creator of the Outbox must then call `write_more`
             whenever the socket can be written to, until `write_more` returns True.
-        broken: called in any thread with the reason when writing fails.
+        broken: called in any thread when writing fails, with the reason as text.
     """
 
     def __init__(self, wake: Callable[[], object], broken: Callable[[str], object]) -> None:

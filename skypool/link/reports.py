@@ -13,7 +13,7 @@ from skypool.link.inbound import Pong, Printed
 from skypool.wire.frames import Buffer
 
 _ACK = 256 << 10
-"""Bytes of output after which the client acknowledges it at once, instead of with the next status report."""
+"""Bytes of output after which the client acknowledges the output at once, not only at the next status report."""
 
 
 class NodeReports:

@@ -1,9 +1,9 @@
 """`Turns`: decides which thread reads a connection: that of the pool's event loop, or one that waits for a result.
 
-The docstrings here call the first one the engine's thread, and the second one a caller's thread. A caller's thread
-reads the connection itself, which is faster than being woken by the engine. Meanwhile data on the connection must not
-wake the engine. On Linux, `EpollTurns` ensures that with one system call. On other systems, such as macOS, `PollTurns`
-does it with functions that every Unix has.
+A thread that waits for a result is called a caller's thread here. It reads the connection itself, which is faster than
+being woken by the event loop's thread. Meanwhile data on the connection must not wake the event loop. On Linux,
+`EpollTurns` ensures that with one system call. On other systems, such as macOS, `PollTurns` does it with functions that
+every Unix has.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 WAIT = 0.1
-"""The most seconds that a caller's `receive` waits, so that it notices soon if its wait is over."""
+"""The most seconds that one `receive` waits. After that, the thread can check whether its result has come meanwhile."""
 
 
 class Turns(Protocol):
-    """A protocol by which the engine's thread and callers' threads take turns at reading one connection.
+    """A protocol for objects with which the event loop's thread and other threads take turns at reading a connection.
 
-    The engine's thread runs the pool's event loop. A caller's thread waits for a result. The `Inbox` that owns the
-    connection has a lock, and a thread must hold that lock while it reads.
+    The other threads are callers' threads, each of which waits for a result. The `Inbox` that owns the connection has a
+    lock, and a thread must hold that lock while it reads.
     """
 
     def watch(self) -> None:
-        """Have the event loop call its callback from now on when there is something to read.
+        """Have the event loop call a callback from now on when there is something to read.
 
-        Call this in the thread of the event loop.
+        The callback was given when this object was made. Call this in the thread of the event loop.
         """
 
     def unwatch(self) -> None:
@@ -39,9 +39,9 @@ class Turns(Protocol):
         """
 
     def take(self) -> None:
-        """Keep incoming data from waking the event loop's thread (the engine's) from now on, until `give_back`.
+        """Keep incoming data from waking the event loop's thread from now on, until `give_back`.
 
-        A thread that waits for a result calls this after it got the lock for reading.
+        A thread that waits for a result calls this after it has got the lock for reading.
         """
 
     def give_back(self) -> None:
@@ -80,7 +80,9 @@ class Turns(Protocol):
 
 
 class EpollTurns:
-    """`Turns` for Linux: an epoll object stands between event loop and socket. Changing turns is one system call.
+    """`Turns` for Linux: the event loop watches an epoll object, which watches the socket.
+
+    One system call switches the epoll object off or on, and thus changes turns.
 
     Args:
         loop: the pool's event loop.
@@ -127,10 +129,10 @@ class EpollTurns:
             return  # the connection was closed meanwhile
 
     def stand_aside(self) -> None:
-        """Do nothing, because `take` has switched the epoll object off already."""
+        """Do nothing, because the thread that reads has switched the epoll object off already, with `take`."""
 
     def come_back(self) -> None:
-        """Do nothing, because `give_back` has switched the epoll object on again."""
+        """Do nothing, because `give_back` has switched the epoll object on again already."""
 
     def receive(self, space: memoryview, wait: bool) -> int:
         """Read once from the connection into `space`, and return the number of bytes; 0 if the other end has closed it.
@@ -144,14 +146,14 @@ class EpollTurns:
 
 
 class PollTurns:
-    """`Turns` for any Unix. If data wakes the event loop while another thread reads, the loop ignores the socket.
+    """`Turns` for any Unix, with `poll` instead of epoll.
 
-    It does so until `come_back` is called.
+    If data wakes the event loop while another thread reads, the loop ignores the socket until `come_back` is called.
 
     Args:
         loop: the pool's event loop.
-        connected: the socket of the connection. It becomes non-blocking, because MSG_DONTWAIT does not keep `send` from
-            blocking on every Unix.
+        connected: the socket of the connection. It becomes non-blocking, because on some systems `send` blocks in spite
+            of MSG_DONTWAIT.
         on_readable: the callback that the loop calls when there is something to read.
     """
 
@@ -195,7 +197,8 @@ class PollTurns:
     def come_back(self) -> None:
         """Let the event loop read again if `stand_aside` was called. Otherwise do nothing.
 
-        A caller's thread calls this. It does not wait: the event loop's thread calls `watch` soon after.
+        A thread that waits for a result calls this method. The method returns at once; soon after, the event loop's
+        thread calls `watch`.
         """
         if self._aside:
             self._loop.call_soon_threadsafe(self.watch)
@@ -220,7 +223,7 @@ def quickest_turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on
 
     Args:
         loop: the pool's event loop.
-        connected: the socket of the connection. This makes it blocking on Linux, and non-blocking elsewhere.
+        connected: the socket of the connection. It becomes blocking on Linux, and non-blocking on other systems.
         on_readable: the callback that the loop calls when there is something to read.
     """
     kind = EpollTurns if hasattr(select, "epoll") else PollTurns

@@ -1,7 +1,8 @@
-"""Sets up a machine over SSH: connects, sends script, files and secrets, and follows the steps to the end.
+"""Sets up a machine over SSH: connects, sends the script, the files and the secrets, and follows the steps to the end.
 
-All of it uses one connection. At the end, the shell that ran the steps becomes the loader, the program that starts the
-agent (the process that runs calls). `skypool_images.steps.assemble` describes the lines that the script prints.
+One connection is used for all of this. At the end, the shell that ran the steps becomes the loader, the program that
+starts the agent (the process that runs calls). `skypool_images.steps.assemble` describes the lines that the script
+prints.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from skypool_images.payload import Packed
 _BLOCK = 4096
 """Bytes that `dd` on the machine reads at a time. Everything that is sent is padded to a multiple of it."""
 _CHUNK = 256
-"""Number of blocks (1 MiB in all) after which the machine asks its guard, the process that ends it, for more time.
+"""Number of blocks (1 MiB in all) after which the machine asks its guard for more time.
 
-On a slow line that takes seconds.
+The guard is the process that ends the machine when its lease is over. On a slow line, 1 MiB takes seconds.
 """
 _TAIL = 30
 """Number of output lines of a step that an error shows."""
@@ -50,15 +51,16 @@ class SetupBundle:
 
     Attributes:
         script: setup script of the image.
-        payload: archive of the files that the script needs; None for none.
+        payload: archive of the files that the script needs; None if the script needs no files.
         home: folder on the machine where the image's software is installed.
         settings: environment variables of the script.
         secrets: more environment variables of the script. They are sent over the stream, and are never in a file or a
             command line.
-        guest: name and owner of the pool, if it takes the machine for itself. Other pools are told this text. "" if
-            several pools may share the machine.
-        guard: path of the file that postpones the machine's own end when it is written; "" for none.
-        lease: seconds by which each write postpones it.
+        guest: name and owner of the pool, if the pool takes the machine for itself. Other pools that want the machine
+            get this text as an answer. "" if several pools may share the machine.
+        guard: path of a file on a machine that ends itself. Each write to the file postpones that end. "" if the
+            machine does not end itself in this way.
+        lease: seconds from each such write until the machine ends itself.
     """
 
     script: str
@@ -71,9 +73,9 @@ class SetupBundle:
     lease: float = 0.0
 
     def stage(self) -> bytes:
-        """Return the shell program that is sent to the machine first. It reads everything else from its stdin.
+        """Return the shell program that is sent to the machine first. The program reads all else from its stdin.
 
-        The program contains the settings, but no secrets and no files. It has a fixed length, padded with newlines.
+        It contains the settings, but no secrets and no files. It is padded with newlines to a fixed length.
 
         Raises:
             UsageError: the program is too long, for example because of long settings.
@@ -117,8 +119,8 @@ class SetupBundle:
     def alive(self) -> int:
         """Whole seconds between two signs of life that the machine prints.
 
-        This is 5, or a third of `lease` if that is shorter and the machine has a guard (a process that ends it). It is
-        at least 1.
+        The value is 5. For a machine with a guard, it is at most a third of `lease`, but at least 1. The guard is a
+        process that ends the machine when its lease is over.
         """
         return min(_ALIVE, max(1, int(self.lease / 3))) if self.guard else _ALIVE
 
@@ -142,20 +144,20 @@ def _blocks(data: bytes) -> int:
 async def reach(access: Access, setup: SetupBundle, node: int) -> CommandStream:
     """Connect to a machine that may still boot, and return the stream when a shell there answers.
 
-    Failed attempts are repeated with random pauses of up to 3 s, within the limits below. They count from the first
-    attempt.
+    Failed attempts are repeated with random pauses of up to 3 s, within the limits below. The limits count from the
+    first attempt.
 
     Args:
         access: how the machine is reached.
-        setup: its first shell program is sent with each attempt.
+        setup: what is sent to the machine. Each attempt sends the first shell program of it.
         node: number of the node, for error messages.
 
     Raises:
         LoginRefused: the login was still refused after `access.settling` seconds.
-        ProtocolError: after `access.settling` seconds something still prints before a command there begins.
+        ProtocolError: the machine still printed an unexpected first line after `access.settling` seconds.
         HostKeyMismatch: the host key was still wrong after `access.keying` seconds.
-        HostBusy: the machine serves another pool. It is raised at once.
-        UsageError: the first shell program is too long. It is raised at once.
+        HostBusy: the machine serves another pool. This is raised without further attempts.
+        UsageError: the first shell program is too long. This is raised before the first attempt.
         ConnectionLost: nobody answered within `access.booting` seconds.
     """
     from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
@@ -211,7 +213,7 @@ async def _line(stream: CommandStream) -> str:
     Waits without a time limit.
 
     Raises:
-        EOFError: the stream ended first. Its text is what came until then.
+        EOFError: the stream ended before the line was complete. The error's text is the incomplete line.
     """
     loop = asyncio.get_running_loop()
     got = bytearray()
@@ -230,7 +232,7 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
     """Run the setup script on a machine that `reach` connected, and return the path of the Python for the agent.
 
     The agent is the process that runs calls there. Afterwards the loader, the program that starts the agent, runs at
-    the other end of the stream. If this fails or is cancelled, the stream is closed.
+    the other end of the stream. If the setup fails or is cancelled, the stream is closed.
 
     Args:
         stream: the stream that `reach` returned.
@@ -266,7 +268,7 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
 
 
 async def _send(stream: CommandStream, data: bytes, course: _Course, node: int) -> None:
-    """Send `data` to the machine. Return when the connection has taken all of it.
+    """Send `data` to the machine. Return when all bytes are handed to the connection.
 
     Raises:
         ConnectionLost: the connection broke.
@@ -286,7 +288,8 @@ async def _send_files(stream: CommandStream, files: Packed, course: _Course, poo
     `tell` gets a FilesProgress event (in bytes) about once a second, and one at the end.
 
     Raises:
-        OSError: the connection broke.
+        ConnectionLost: the connection broke.
+        OSError: the archive cannot be read on this machine.
     """
     sent = 0
     said = time.monotonic()
@@ -383,8 +386,8 @@ class _Course:
     def hear(self, line: str) -> str:
         """Process one line that the setup script printed, and return its first word, such as "@done".
 
-        Emits an event when a step begins, is skipped, is retried or is done, and for a line of output. Output is a line
-        that begins with "|", or with no known word.
+        Emits an event when a step begins, is skipped, is retried or is done, and for a line of output. A line is output
+        if its first word is "|" or an unknown word.
 
         Raises:
             BootstrapError: the line says that a step failed.

@@ -12,17 +12,17 @@ from skypool.devices.device import Device
 from skypool.wire.handshake import NodeHealth
 
 CLOCK_SKEW = 30.0
-"""Seconds that a node's clock may differ. Certificates and signed requests begin to fail soon after."""
+"""Seconds that a node's clock may differ from the client's. With more, certificates and signed requests may fail."""
 
 
 def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib: float = 1.0) -> list[str]:
     """Return the reasons why a node must not be used, each as text. The list is empty if the node is good.
 
-    The checks are of the devices and their driver's version (if an accelerator other than a CPU was bought), of free
-    disk space and of the clock. The clock may differ by `CLOCK_SKEW` (30) seconds.
+    The free disk space and the clock are checked. If an accelerator other than a CPU was rented, the devices and their
+    driver's version are checked, too. The clock may differ from the client's by `CLOCK_SKEW` (30) seconds.
 
     Args:
-        bought: accelerator that the offer promised; None if it promised none.
+        bought: accelerator that the offer promised; None if the offer promised no accelerator.
         report: what the agent (the process that runs calls there) found on the node.
         now: the client's time when the report came, in seconds since 1970.
         disk_gib: disk space that must be free, in GiB.

@@ -39,7 +39,7 @@ class NodeSetup:
         Returns when all are read.
 
         Args:
-            progress: called with the number of bytes that were read so far, and the total. None for no calls.
+            progress: called with the number of bytes read so far and the total. Default None: nothing is called.
 
         Raises:
             UsageError: a local file or an environment variable is missing, or has an invalid value.
@@ -49,13 +49,13 @@ class NodeSetup:
     def bundle_for(self, access: Access, instance: Instance) -> SetupBundle | None:
         """Return what a machine needs before its agent (the process that runs calls) can start.
 
-        Returns None if nothing is needed. That is so if the machine has a known Python, the image asks for nothing
-        else, and several pools may share the machine. Secrets are included only if the installation of packages needs
-        them.
+        Returns None if nothing is needed. That is so if all of these hold: the machine has a known Python, the image
+        asks for nothing else, and several pools may share the machine. A secret is included only if the installation of
+        packages needs it.
 
         Args:
             access: how the machine is reached.
-            instance: the machine. The accelerator of its offer decides which drivers and libraries are installed.
+            instance: the machine. The accelerator in its offer decides which drivers and libraries are installed.
         """
         image = self._terms.image
         sold = instance.offer.accelerator if instance.offer else None

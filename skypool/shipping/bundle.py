@@ -28,7 +28,7 @@ _SENT = (".py", ".csv", ".json", ".sh")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 _STAGE_BYTES = 8192
-"""The number of bytes that `STAGE` reads. It is fixed, so that `STAGE` takes nothing of the data that follows."""
+"""The number of bytes that `STAGE` reads. It is fixed, so that `STAGE` does not read any of the data that follows."""
 STAGE = ("sh", "-c", f'eval "$(dd bs={_STAGE_BYTES} count=1 iflag=fullblock 2>/dev/null)"')
 """The command that begins a connection: a shell that runs the first `_STAGE_BYTES` of its stdin.
 
@@ -46,12 +46,13 @@ LOADER = (files("skypool") / "agent" / "loader.py").read_text("utf-8")
 
 
 def staged(text: str) -> bytes:
-    """Return shell text as the `_STAGE_BYTES` (8192) bytes that `STAGE` reads, padded with newlines.
+    """Return shell text for the beginning of a connection: encoded as UTF-8, and padded with newlines to 8192 bytes.
 
-    Bytes that are sent after them are the stdin of that text.
+    A connection begins with the command `STAGE`, a shell that reads exactly so many bytes and runs them as a program.
+    Bytes that are sent later are the stdin of that program.
 
     Raises:
-        UsageError: the text is longer than `_STAGE_BYTES` bytes in UTF-8.
+        UsageError: the text is longer than 8192 bytes in UTF-8.
     """
     data = text.encode()
     if len(data) > _STAGE_BYTES:
@@ -73,7 +74,8 @@ def assigned(values: Mapping[str, object]) -> str:
 def padded(data: bytes, block: int) -> bytes:
     """Return `data` with newlines added up to a multiple of `block` bytes.
 
-    `dd` in a shell reads exactly such blocks. Data that has such a length already, also b"", is returned unchanged.
+    The program `dd` on a node reads the data in such blocks. Data that has such a length already, also b"", is returned
+    unchanged.
     """
     return data + b"\n" * (-len(data) % block)
 
@@ -84,15 +86,15 @@ def agent_starter(python: str, home: str) -> str:
     The agent is the process that runs calls on the node.
 
     Args:
-        python: the path of the interpreter on the node; "" for the one that the node's setup found.
-        home: the folder of skypool's files on the node, where the setup noted its interpreter.
+        python: the path of the interpreter on the node; "" for the interpreter that the node's setup found.
+        home: the folder of skypool's files on the node. The setup wrote the path of the interpreter to a file there.
     """
     word = shlex.quote(python) if python else f'"$(cat {shell_path(home)}/boot/python)"'
     return f"exec {word} -c {shlex.quote(LOADER)}"
 
 
 def shell_path(path: str) -> str:
-    """Return a path quoted for a shell. A leading "~/" becomes the home folder of the user there.
+    """Return a path quoted for a shell. A leading "~/" becomes the home folder of the user who runs the shell.
 
     Other uses of "~" stay as they are.
     """
@@ -104,7 +106,8 @@ class Bundle(NamedTuple):
 
     Attributes:
         data: the bytes of the zip.
-        hash: 16 hexadecimal digits that identify its contents. They are part of its file name.
+        hash: 16 hexadecimal digits that identify the sources in the zip and the version of Python. The zip's file name
+            contains them.
     """
 
     data: bytes
@@ -113,13 +116,12 @@ class Bundle(NamedTuple):
 
 @cache
 def bundle() -> Bundle:
-    """Return skypool, its drivers and cloudpickle as one zip, compiled for this version of Python.
+    """Return skypool, the installed drivers and cloudpickle as one zip, compiled for this version of Python.
 
-    The zip is kept in the user's cache folder for later processes, and in this process after the first call. The hash
-    covers the sources and Python's version.
+    The zip is kept in the user's cache folder for later processes, and in this process after the first call.
 
     Raises:
-        ImportError: one of these packages is not installed as a package.
+        ImportError: one of these is not installed here, or is a single file instead of a package.
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
@@ -141,7 +143,7 @@ def _sources() -> list[tuple[str, bytes]]:
     """Return the files that go into the zip, as a list of (path in the zip, contents).
 
     Raises:
-        ImportError: skypool, a driver or cloudpickle is not installed as a package.
+        ImportError: skypool, a driver or cloudpickle is not installed here, or is a single file instead of a package.
     """
     from importlib.metadata import distribution  # imported here because nodes do not need it
 
@@ -194,7 +196,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 def _keep(path: Path, data: bytes) -> None:
     """Write the zip to the cache for later processes, which see the complete file or none.
 
-    A failure is ignored, because it only costs time.
+    A failure is ignored. The zip is then made again by the next process.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

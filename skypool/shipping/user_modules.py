@@ -22,21 +22,24 @@ from skypool.errors import ProtocolError, protocol_violation
 from skypool.wire.pickling import SCRIPT
 
 _LONGEST_NAME = 500
-"""The greatest length of a module's name in characters.
+"""The greatest length in characters of a module's name that is searched.
 
-No file has a longer one, and a search takes a call for each dot.
+Longer names cannot be names of files, and a search takes longer with each dot in the name.
 """
 _MISSING_FOR = 5.0
-"""Seconds for which a module that was not found is not searched again."""
+"""Seconds for which skypool does not search again for a module that it did not find."""
 _MOST_MISSING = 500
 """The number of missing modules that a node may ask for within `_MISSING_FOR` seconds.
 
-Each costs a search on the disk.
+Each of them costs a search on the disk.
 """
 _MOST_ANSWERS = 2000
 """The number of times that a node may ask for the same module at once. Each of its workers may ask separately."""
 _ANSWERS_A_SECOND = 50
-"""The number of times that it may ask for that module again every second. New workers ask when old ones have died."""
+"""The number of further times every second that a node may ask for the same module.
+
+New workers ask for a module again when old workers have died.
+"""
 _NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle"}
 
 
@@ -53,10 +56,10 @@ def _installed() -> tuple[str, ...]:
 
 
 def is_users(path: str | None) -> bool:
-    """Return True if a module's file belongs to the user.
+    """Return True if the file of a module is the user's own: it is in none of the folders of installed code.
 
-    Its path must be absolute, and, after resolving symbolic links, not in a folder of installed code. Returns False for
-    None and "". The file need not exist.
+    Symbolic links in the path are resolved first. Returns False for a path that is not absolute, for None and for "".
+    The file need not exist.
     """
     if not path or not os.path.isabs(path):
         return False
@@ -69,8 +72,8 @@ _is_users_file = cache(is_users)
 def stamp(module: ModuleType) -> tuple[int, int] | None:
     """Return (time of change in nanoseconds, size in bytes) of the file of a loaded module.
 
-    Returns None if the module is not the user's own, or if its file no longer exists. A changed result means that the
-    file has changed.
+    If the result differs from an earlier one, the file has changed. Returns None if the module is not the user's own,
+    or if its file no longer exists.
     """
     path = getattr(module, "__file__", None)
     if not isinstance(path, str) or not _is_users_file(path):
@@ -83,10 +86,10 @@ def stamp(module: ModuleType) -> tuple[int, int] | None:
 
 
 def manifest() -> dict[str, str]:
-    """Return all modules of the user's own that are loaded now, as a dict from name to content hash.
+    """Return all modules of the user's own that are loaded now, as a dict from a module's name to a hash of its source.
 
-    The user's script, skypool and cloudpickle are left out, and modules whose source cannot be read. The hash has 16
-    hexadecimal digits.
+    Each hash has 16 hexadecimal digits. Left out are the user's script, skypool, cloudpickle, and modules whose source
+    cannot be read.
     """
     found = {}
     for name, module in list(sys.modules.items()):
@@ -104,7 +107,7 @@ _digests: dict[str, tuple[tuple[int, int], str]] = {}
 def _digest(path: str, loader: Any) -> str:
     """Return a hash of a module's source, 16 hexadecimal digits; "" if the source cannot be read.
 
-    It is cached until the file's time or size changes.
+    The hash is cached until the file's time or size changes.
 
     Args:
         path: the module's file, which may be inside a zip.
@@ -137,7 +140,7 @@ def _source(path: str, loader: Any) -> bytes:
 
 
 class Lender:
-    """The modules of the user's own that one node has asked for. It limits how often the node may ask.
+    """A finder of the user's own modules for one node that asks for them. It limits how often the node may ask.
 
     A module is searched once, and again when its file has changed. A name that was not found is searched again after
     `_MISSING_FOR` (5) seconds.
@@ -151,8 +154,8 @@ class Lender:
     def find(self, name: str) -> tuple[dict[str, Any], bytes]:
         """Return the answer to a node that asks for a module: the header of the message, and the module's source.
 
-        Without such a module of the user's own, the header's "found" is False and the source is b"". A name of more
-        than `_LONGEST_NAME` (500) characters is never found.
+        If the user has no such module, the header's "found" is False and the source is b"". A name of more than
+        `_LONGEST_NAME` (500) characters is never found.
 
         Raises:
             ProtocolError: the node asks for the same module too often, or for too many that do not exist.
@@ -184,12 +187,13 @@ class Lender:
         return header, source
 
     def _count(self, name: str, now: float) -> None:
-        """Count an answer about a module.
+        """Count one more answer about a module, and check that the node does not ask for this module too often.
 
-        The node may get `_MOST_ANSWERS` (2000) at once, and `_ANSWERS_A_SECOND` (50) more each second.
+        The node may get `_MOST_ANSWERS` (2000) answers at once, and `_ANSWERS_A_SECOND` (50) more each second. The
+        answers about each module are counted separately.
 
         Args:
-            name: the module's name. Each has its own count.
+            name: the module's name.
             now: the time by `time.monotonic()`.
 
         Raises:
@@ -207,8 +211,8 @@ class Lender:
 def _stamp_of(name: str) -> tuple[int, int] | None:
     """Return (time of change in nanoseconds, size in bytes) of the file of the module with this name.
 
-    For a module in a zip, it is the zip's. The module need not be loaded. Returns None if there is no such module or
-    file.
+    For a module in a zip, the file is the zip. The module need not be loaded. Returns None if there is no such module
+    or file.
     """
     origin, _, loader = _locate(name)
     try:
@@ -221,9 +225,8 @@ def _stamp_of(name: str) -> tuple[int, int] | None:
 def find(name: str) -> tuple[dict[str, Any], bytes]:
     """Return the answer to a node that asks for a module: the header of the message, and the module's source.
 
-    Without such a module of the user's own, the header's "found" is False and the source is b"". For a namespace
-    package, "found" is True and the source is b"". No module is executed: one that is not loaded is searched without
-    importing its parents.
+    If the user has no such module, the header's "found" is False and the source is b"". For a namespace package (a
+    folder without `__init__.py`), "found" is True and the source is b"". No module is executed or imported.
 
     Args:
         name: the module's full name.
@@ -253,8 +256,8 @@ def find(name: str) -> tuple[dict[str, Any], bytes]:
 def _locate(name: str) -> tuple[str | None, list[str], Any]:
     """Return (file, folders of its submodules, loader) of a module, without executing it.
 
-    The file is None for a namespace package, and for a module that is not found. The folders are an empty list for a
-    module that is not a package. For one that is not found, the result is (None, [], None).
+    The file is None for a module without a file, such as a namespace package (a folder without `__init__.py`). The list
+    of folders is empty for a module that is not a package. If there is no such module, the result is (None, [], None).
     """
     module = sys.modules.get(name)
     if isinstance(module, ModuleType):

@@ -5,7 +5,7 @@ with the setting `trust="full"`, which is the default for the user's own machine
 marketplace belongs to a stranger. Such a machine has `trust="data"` by default. It sends results in skypool's data
 format, and reading this format cannot run code that the stranger chose.
 
-- `format`: defines the tags (the first bytes of encoded values), and the prices that limit the memory of a value.
+- `format`: defines the tags (the first bytes of encoded values), and the prices in bytes that limit a value's memory.
 - `reader`: reads results and exceptions. `reading` decodes one value. `cursor` holds the position in the bytes of a
   value, and the budget, which is the memory that the rest of the value may take.
 - `sending`: writes results in a worker process on the node. `writing` encodes one value. `tables` converts lists of
@@ -28,7 +28,7 @@ __all__ = ["Reader", "printable", "unfinished"]
 
 
 class Reader(Protocol):
-    """A reader of the results of one node (a rented machine) that may not run code on the client."""
+    """A decoder of the results of one node (a rented machine). The results must not run code on the client."""
 
     def value(self, buffers: Sequence[Buffer], what: str) -> Any:
         """Return the value that was encoded in these buffers.

@@ -1,7 +1,8 @@
-"""Decodes values in skypool's data format: results of nodes (rented machines) that may not run code in this process.
+"""Decodes values in skypool's data format. Nodes (rented machines) that may not run code in this process send them.
 
-`writing` has the encoder. `format` has the tags (the first byte of each value) and the prices. The dictionaries in this
-module and in `values` and `arrays`, and the function `classes.resolve`, define which values are possible.
+`writing` has the encoder. `format` has the tags (the first byte of each value) and the prices (the memory in bytes that
+values are expected to take). The dictionaries in this module and in `values` and `arrays`, and the function
+`classes.resolve`, define which values are possible.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class ClassShape:
     Args:
         module: the name of the class's module.
         name: the qualified name of the class, such as "Outer.Inner".
-        fields: the names of the fields, in the order in which their values are sent. Empty if the values are not those
-            of a data class.
+        fields: the names of the fields, in the order in which their values are sent. Empty if the class is not a data
+            class.
 
     Attributes:
         kind: the class on the client; None until the decoder has found the class.
@@ -100,13 +101,13 @@ _FEW_KEYS = 64
 _LARGEST_KEY = 1000
 """The greatest number of parts of one dictionary key, counting the contents of all tuples and frozensets in the key."""
 _DEEPEST_KEY = 50
-"""The greatest depth of nested tuples and frozensets in a key. Hashing a key takes as many levels of the C stack."""
+"""The greatest depth of nested tuples and frozensets in a key. It limits the recursion that hashing a key takes."""
 _KEYS_AT_ONCE = 512
-"""The number of keys of the types in `_ATOMS` that are added before the time is measured."""
+"""The number of keys of the types in `_ATOMS` that are added in one portion. The time of each portion is measured."""
 _SLOW = 0.001
-"""The time in seconds that adding `_KEYS_AT_ONCE` keys may take: twenty times the usual time."""
+"""The time in seconds that adding one portion of keys may take: twenty times the usual time."""
 _SLOW_IN_ALL = 0.05
-"""The time in seconds, beyond `_SLOW` for each portion of keys, after which a value with slow keys is refused."""
+"""The time in seconds by which all portions of a value together may exceed `_SLOW`. The value is then refused."""
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 
@@ -118,7 +119,8 @@ class Reading(Cursor):
         buffers: the encoded value, followed by the buffers of its large arrays.
         resolve: called with this decoder, a tag and a `ClassShape`. It finds the class, and sets `kind` and `make` of
             the `ClassShape`. It raises NotData if the class is not allowed.
-        makers: the functions that build values with the tag `format.OTHER`, by the type's name in the data format.
+        makers: the functions that build values of further types, such as dates and arrays, by the type's name in the
+            data format.
         keys: types whose instances may be dictionary keys, in addition to numbers, texts, bytes, None, and tuples and
             frozensets of these. Hashing instances of such a type must be fast and run no code of the user.
         parent: the decoder of the enclosing value, if this value is a part of another value. Both decoders then share
@@ -174,10 +176,13 @@ class Reading(Cursor):
     # --- keys ------------------------------------------------------------------------------------------------
 
     def check_key(self, key: Any) -> int:
-        """Check that a value may be a dictionary key or set member, and return the price in bytes of hashing this key.
+        """Check that a value may be a dictionary key or set member, and subtract its price from the memory budget.
 
-        The price is subtracted from the memory budget. Tuples and frozensets are checked with their contents. If a part
-        occurs several times in the key, each occurrence counts, because comparing two keys compares each of them.
+        The price is a number of bytes, which is higher for keys that take longer to hash. Tuples and frozensets are
+        checked with their contents. A part that occurs several times in the key counts each time.
+
+        Returns:
+            The price.
 
         Raises:
             NotData: hashing the key would run code of its class, or the price is more than what is left of the budget.
@@ -245,16 +250,16 @@ class Reading(Cursor):
     def _add(self, keys: list[Any], add: Callable[[list[Any]], object]) -> None:
         """Add keys to a container in portions, and measure the processor time that each portion takes.
 
-        Keys that are all texts or bytes are added in one portion without measuring. So are up to 64 keys of the types
-        in `_ATOMS`.
+        If all keys are texts or bytes, they are added at once, and no time is measured. The same holds for up to 64
+        keys that are numbers, texts, bytes or None.
 
         Args:
             keys: the keys.
             add: adds a list of keys to the container.
 
         Raises:
-            NotData: a key is not allowed (see `check_key`). Also if the time beyond 1 ms for each portion, summed up
-                for the whole value, exceeds 50 ms.
+            NotData: a key is not allowed (see `check_key`), or adding keys takes too long. A portion may take 1 ms. All
+                portions of the whole value together may exceed this limit by 50 ms.
         """
         kinds = set(map(type, keys))
         if kinds <= _UNHASHED or (kinds <= _ATOMS and int not in kinds and len(keys) <= _FEW_KEYS):
@@ -288,7 +293,7 @@ class Reading(Cursor):
     def arguments(self) -> tuple[Any, ...]:
         """Read the arguments from which another value is built, and return them as a tuple.
 
-        Later values can refer to an argument, but not to this tuple.
+        Values that come later in the data can refer to an argument, but not to this tuple.
 
         Raises:
             NotData: an argument is not allowed, is nested too deep or exceeds the memory budget.
@@ -307,10 +312,10 @@ class Reading(Cursor):
         A class that occurred before in this value is encoded as its number, and any other class as its name.
 
         Args:
-            tag: the tag of the value that the class is for.
+            tag: the tag (first byte) of the value whose class it is.
 
         Raises:
-            NotData: the class is not allowed, or no function that makes its instances is known.
+            NotData: the class is not allowed, or cannot be used for a value with this tag.
         """
         index = self.number()
         if index < len(self.shapes):
@@ -423,10 +428,10 @@ def _dict(r: Reading) -> dict[Any, Any]:
 def _wide(r: Reading) -> dict[Any, Any]:
     """Read a list of keys and a list of values, and return the dictionary that they form.
 
-    Dictionaries with more than 64 keys are sent as two lists.
+    Dictionaries with more than 64 keys are sent as their number of keys, followed by these two lists.
 
     Raises:
-        NotData: a list has another number of items than the number that was sent before it, or a key is not allowed.
+        NotData: a list does not have as many items as that number says, or a key is not allowed.
     """
     count = r.number()
     made: dict[Any, Any] = {}
@@ -521,8 +526,8 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
         width: the number of columns.
 
     Raises:
-        NotData: `width` is 0, the table has too many rows, a column has another length, or the price of the rows is
-            more than what is left of the memory budget.
+        NotData: `width` is 0, the table has too many rows, or the columns are not equally long. Also if the rows would
+            take more memory than is left of the budget.
     """
     count = r.number()
     if count * (8 * width + 1) > 1 << 50 or not width:
@@ -535,9 +540,9 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
 
 
 def _rows(r: Reading, made: list[Any]) -> list[Any]:
-    """Append the rows of a table, and then the list of rows, to `memo`, so that later values can refer to them.
+    """Note the rows of a table, and then the list of rows, as values that later values can refer to.
 
-    Return the list of rows unchanged.
+    Each of them is appended to `memo`. Returns the list of rows unchanged.
     """
     r.memo += made
     r.memo.append(made)
@@ -577,12 +582,13 @@ def _instance(r: Reading) -> Any:
 
 
 def _of_shape(tag: int) -> Callable[[Reading], Any]:
-    """Return the function that reads an instance of a class: the class, and the arguments to make the instance from.
+    """Return a function that reads an instance of a class, for the values with one tag (first byte).
 
-    The returned function raises NotData if the class is not allowed or the arguments do not fit.
+    The returned function reads the class and the arguments for the instance, and makes the instance from them. It
+    raises NotData if the class is not allowed or the arguments do not fit.
 
     Args:
-        tag: the tag of the values that the function reads, such as `format.ERROR`.
+        tag: the tag, such as `format.ERROR` for exceptions.
     """
 
     def made_of(r: Reading) -> Any:

@@ -2,7 +2,7 @@
 
 This module writes only values that the client can read. For any other value it raises a WriteError, which has the
 reason and the place of the refused part inside the value. Arrays of numpy and tensors of torch can be written, but this
-module does not import these libraries.
+module does not import these libraries. In this module, "the reader" is the decoder on the client.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ from skypool.wire.frames import Buffer
 JSON = b"\x93sky{"
 """The first bytes of a small value that is written as JSON."""
 MOST_JSON = 200
-"""The greatest length in bytes of a value that is written as JSON. Such a value takes less memory than `SPARE`."""
+"""The greatest length in bytes of a value that is written as JSON."""
 _U64 = struct.Struct("<Q").pack
 _I64 = struct.Struct("<bq").pack
 _F64 = struct.Struct("<bd").pack
 _SMALL_BUFFER = 1024
 """The size in bytes from which an array's memory is sent as a separate buffer, not as a part of the encoded value."""
 _SHORT = 32
-"""The length up to which a repeated text or bytes object is written again, instead of a reference to the first one."""
+"""The length up to which a text or bytes object that occurs twice is written twice, without a reference."""
 _FEW = 4
 """The number of items up to which a list is written item by item."""
 _MOST_DICT = 64
@@ -122,7 +122,7 @@ def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
 
 
 def _is_json(value: object) -> bool:
-    """Return True if JSON represents a value without loss and the value is small.
+    """Return True if a value is small and JSON can represent it without loss.
 
     Returns True for None, booleans, floats, integers of fewer than 64 bits, and ASCII texts of fewer than 200
     characters. Also returns True for a dictionary of fewer than 16 such values with ASCII keys. Returns False for
@@ -144,7 +144,7 @@ class _Writing:
     """An encoder that writes one value. Make a new one for each value.
 
     The encoder keeps the bytes written so far, the buffers of large arrays, and the price so far. The price is the
-    memory in bytes that the reader counts for the value.
+    memory in bytes that the decoder on the client (the reader) counts for the value.
 
     Args:
         allowed: further classes of which the client makes instances.
@@ -168,8 +168,8 @@ class _Writing:
     def buffers_of(self, value: object) -> list[Buffer]:
         """Return the buffers of a value: the encoded value, then the memory of large arrays.
 
-        The reader's memory limit depends on the number of bytes sent. If the encoded value is too short for its own
-        price, zeros are added.
+        The decoder on the client limits a value's memory by the number of bytes that were sent. If these bytes would
+        be too few for this value, zeros are added to the encoded value.
 
         Raises:
             WriteError: the value cannot be written as data.
@@ -283,8 +283,8 @@ class _Writing:
         """Give a value the next number, from 0, so that references to this value can be written later.
 
         Call this method when the value has been written. For a list, dictionary, set or instance of a data class, call
-        it before the parts are written. Inside an exception the number is counted, but no reference to the value can be
-        written.
+        it before the parts are written. Inside an exception the value gets a number, too, but no reference to the value
+        can be written.
         """
         if not self._alone:
             self._memo[id(value)] = self._numbered
@@ -296,7 +296,7 @@ class _Writing:
 
         Args:
             parts: the parts.
-            path: returns the path of a part, such as "[2]", for the part's index. If writing the part raises a
+            path: called with the index of a part, returns the part's path, such as "[2]". If writing the part raises a
                 WriteError, this path is put before the path of the error.
 
         Raises:
@@ -326,8 +326,10 @@ class _Writing:
 
         Args:
             items: the items of the list.
-            owner: the object to which later references point. None for a list that exists only in the encoded value.
-            path: returns the path of an item for its index, for error messages. Default: "[0]", "[1]" and so on.
+            owner: the object to which later references point. None if the list is only a part of the encoding of
+                another value, such as a column of a table.
+            path: called with the index of an item, returns the item's path for error messages. Default: "[0]", "[1]"
+                and so on.
 
         Raises:
             WriteError: an item cannot be written as data.
@@ -352,7 +354,7 @@ class _Writing:
 
         Args:
             items: the items of a list.
-            path: returns the path of an item for its index, for error messages.
+            path: called with the index of an item, returns the item's path for error messages.
 
         Raises:
             _Entangled: the items form a table in which a cell refers to a row.
@@ -403,7 +405,7 @@ class _Writing:
         Args:
             kind: the type of all rows.
             items: the rows.
-            path: returns the path of a row for its index, for error messages.
+            path: called with the index of a row, returns the row's path for error messages.
 
         Raises:
             _Entangled: a cell of the table refers to one of its rows.
@@ -489,9 +491,11 @@ class _Writing:
         self._key_price(items)
 
     def _key_price(self, keys: list[Any]) -> None:
-        """Add the price in bytes of hashing these keys, as the reader counts it, to the price of the value.
+        """Add the price of these dictionary keys or set members to the price of the value.
 
-        If all keys are texts or bytes, the price is 0. Tuples and frozensets are counted with their contents.
+        The decoder on the client subtracts bytes from its memory budget for each key that it checks. The price is at
+        least as high. If all keys are texts or bytes, the price is 0. Tuples and frozensets are counted with their
+        contents.
         """
         if set(map(type, keys)) <= {str, bytes}:
             return
@@ -513,7 +517,7 @@ class _Writing:
 
         Args:
             name: the name of the type.
-            args: the arguments from which the reader builds the value.
+            args: the arguments from which the decoder on the client builds the value.
 
         Raises:
             WriteError: an argument cannot be written as data.
@@ -530,7 +534,7 @@ class _Writing:
     def _shape(self, kind: type, names: tuple[str, ...] = ()) -> None:
         """Write a class and the names of its fields.
 
-        If the same class was written before with the same fields, write only the number that it got then.
+        If the class was written before with the same fields, write only the number that the class got then.
 
         Args:
             kind: the class.
@@ -611,9 +615,9 @@ class _Writing:
         return None
 
     def _buffer(self, memory: Any) -> Any:
-        """Return the bytes of a piece of memory of less than 1024 bytes. Return None for a larger one.
+        """Return the bytes of a piece of memory if it has less than 1024 bytes. Otherwise return None.
 
-        A larger piece is added, without a copy, to the buffers that are sent beside the encoded value.
+        A piece of 1024 bytes or more is added, without a copy, to the buffers that are sent beside the encoded value.
 
         Args:
             memory: the memory, as an object with the buffer protocol.
@@ -667,8 +671,8 @@ class _Writing:
         Runs `__reduce_ex__` of the class.
 
         Raises:
-            WriteError: pickle would need more than the class, its arguments and the state. Also if an argument or the
-                state cannot be written.
+            WriteError: pickle would need more than the class, its arguments and the state, or one of these cannot be
+                written.
         """
         reduced = value.__reduce_ex__(4)
         if type(reduced) is not tuple or len(reduced) < 2 or any(part is not None for part in reduced[3:]):
@@ -687,10 +691,14 @@ class _Writing:
 
 
 def _array_price(name: str, args: tuple[Any, ...]) -> int:
-    """Return the price in bytes of an array's type and of checking the array's contents; see `arrays.price_of`.
+    """Return the price in bytes of an array: the memory for its type and for checking its contents.
 
-    The reader subtracts this price from its memory budget, in addition to the price of the arguments. The price is 0
-    for values that are not numpy arrays, scalars or types.
+    The decoder on the client counts this price in addition to the price of the arguments; see `arrays.price_of`. The
+    price is 0 for values that are not numpy arrays, scalars or types.
+
+    Args:
+        name: the name of the value's type in the data format, such as "ndarray".
+        args: the arguments from which the value is built.
     """
     from skypool.trust import arrays
 
@@ -698,7 +706,7 @@ def _array_price(name: str, args: tuple[Any, ...]) -> int:
 
 
 class _Nobody:
-    """A placeholder for a list that exists only in the encoded value. No reference can point to such a list."""
+    """A placeholder for a list that is only a part of another value's encoding. No reference can point to the list."""
 
 
 _WRITERS: dict[type, Callable[[Any, Any], None]] = {
