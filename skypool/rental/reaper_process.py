@@ -117,7 +117,7 @@ def log_of(pool: str, session: str) -> Path:
 
 
 def _opened_log(file: Path) -> int:
-    """Open a log file for appending, and return a file descriptor. If that fails, it writes to the null device.
+    """Open a log file for appending, and return its file descriptor. If that fails, open the null device instead.
 
     The folder is made if it does not exist. Logs in this folder that are older than 30 days are deleted. Only this user
     can read a new log.
