@@ -239,7 +239,7 @@ class Budget:
         return _spent_at(self.left(spent), now, open_lines) - now
 
     def check_first_hour(self, offers: Sequence[Offer], spent: float = 0.0, lifetime: float | None = None) -> None:
-        """Raise BudgetExceeded if machines on these offers, one on each, cost more in an hour than is left of the budget.
+        """Raise BudgetExceeded if the first hour of machines on these offers, one on each, costs more than is left.
 
         A slice (several machines that are rented together at one price) counts as one machine. If the minimum time that
         an offer is charged for is longer than the hour, the minimum time counts instead.

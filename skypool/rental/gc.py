@@ -27,8 +27,8 @@ from skypool.rental.records import Record, newest
 from skypool.wire.keys import Keys
 
 GRACE = 60.0
-"""Seconds after the end of a lease for which a machine or other resource still counts as in use. Its client may be about
-to renew the lease, and clocks differ."""
+"""Seconds after the end of a lease for which a machine or other resource still counts as in use. Its client may be
+about to renew the lease, and clocks differ."""
 MONTH = 30 * 86400.0
 """Seconds after a pool's end for which `everyone` still returns the pool's drivers, with their recorded settings."""
 Verdict = Literal["live", "lost", "unknown"]
@@ -216,7 +216,7 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
 
 
 def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
-    """Return the ledger's record of the pool that a thing (machine or other resource) belongs to; None without a record.
+    """Return the ledger's record of the pool of a thing (machine or other resource); None if there is no record.
 
     For an instance with a token, the pool must have rented that instance, as another client may use the same pool name.
     For anything else, the record of the newest pool of that name is returned.

@@ -38,9 +38,9 @@ def _key(instance: Instance) -> _Key:
 class Holdings:
     """The record of the machines that one pool has rented. Its methods block, and any thread may call them.
 
-    The pool's launcher reports to this object as its `Book` (see `launch`). Drivers report to it as the `Progress` of an
-    order (a request to a provider to create machines). Without a ledger, as before the pool begins, nothing is written
-    to disk.
+    The pool's launcher reports to this object as its `Book` (see `launch`). Drivers report to it as the `Progress` of
+    an order (a request to a provider to create machines). Without a ledger, as before the pool begins, nothing is
+    written to disk.
 
     Args:
         terms: checked arguments of the pool.
