@@ -83,8 +83,9 @@ def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
 def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
     """Yield the checks of accelerator and processor architecture for a need (the user's requirements).
 
-    If the need accepts a machine without an accelerator, only slices (several machines that are rented together at one
-    price) must have an accelerator that is asked for. An offer of unknown architecture passes.
+    If the need accepts a machine without an accelerator, the accelerators of single machines are not checked. Only a
+    slice (several machines that are rented together at one price) must then have an accelerator that is asked for. An
+    offer of unknown architecture passes.
     """
     asked = [each for each in need.accelerators if each.kind != "cpu"]
     if asked and len(asked) == len(need.accelerators):

@@ -23,14 +23,14 @@ days, and keeps them below its on-demand prices: https://cloud.google.com/skus (
 _price = attrgetter("usd_per_hour")  # quicker than a function
 _source = attrgetter("price_source")
 UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB of device memory"}
-"""The unit by whose number each order divides the price."""
+"""The unit of the price by which each order sorts, such as the price per device. "cheapest" has none."""
 
 
 def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
     """Return a new list of the offers, sorted by price, or by price per unit, the lowest first.
 
-    Offers whose price, or price per unit, is unknown come last. Equal ones are sorted by price, provider, region, zone
-    and instance type.
+    Offers whose price, or price per unit, is unknown come last. Offers with equal values are sorted by price, provider,
+    region, zone and instance type.
 
     Args:
         offers: the offers. The list is not changed.
@@ -47,7 +47,7 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
         amounts = {id(offer.accelerator): divisor(offer, order_by) for offer in offers}
         score = lambda offer: _share(price(offer), amounts[id(offer.accelerator)])  # noqa: E731
     ranked = sorted(offers, key=score)
-    values = list(map(score, ranked))  # names are compared only where these are equal, because that is slow
+    values = list(map(score, ranked))  # names are compared only where these are equal, as that is slow
     done = 0
     for number in [number for number, same in enumerate(map(eq, values, values[1:])) if same]:
         if number < done:

@@ -105,7 +105,7 @@ class Receipt:
     Attributes:
         pool: name of the pool.
         lines: the instances and their costs.
-        at: time at which it was made, in seconds since 1970.
+        at: time until which costs are counted, in seconds since 1970.
         unanswered: number of orders (requests for machines) that the provider did not answer. The cost of machines that
             they may have made is not included.
     """
@@ -170,7 +170,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A limit of what a pool may cost in all. When it is spent, every machine ends.
+    """A limit of what a pool may cost in all. When the budget is spent, every machine of the pool is terminated.
 
     Args:
         max_usd: the limit in US dollars, above 0.

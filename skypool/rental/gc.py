@@ -162,7 +162,7 @@ def _asked(driver: Driver) -> list[Thing] | Exception:
 
 
 def _key(thing: Thing) -> tuple[str, ...]:
-    """Return a key that identifies a thing (machine or other resource), for sorting and for removing doubles.
+    """Return a key that identifies a thing (machine or other resource), for sorting and for removing duplicates.
 
     The key begins with the provider and the pool. It sorts the instances of a pool before the pool's other resources.
     If two drivers of a provider find the same thing, the keys are the same.
@@ -175,7 +175,7 @@ def _key(thing: Thing) -> tuple[str, ...]:
 def judged(
     things: Sequence[Thing], renews: bool, records: Sequence[Record], now: float
 ) -> list[tuple[Thing, Verdict, str]]:
-    """Return each thing with its verdict and the reason, in the given order. This function does no I/O.
+    """Return each thing with its verdict and the reason, in the given order. No provider is asked.
 
     Args:
         things: things (machines and other resources) at one provider.

@@ -24,7 +24,8 @@ _LISTING = 10.0
 _LATE = 120.0
 """Seconds for which machines of an order without an answer are looked for while the pool runs."""
 _QUIET = 5.0
-"""Seconds of silence of a node after which skypool checks, before it terminates the machine, if that died earlier."""
+"""Seconds of silence. If a node was silent for longer, skypool checks before it terminates the machine whether the
+machine died earlier."""
 
 _Key = tuple[str, str]
 """The provider and the id of a machine."""
@@ -215,7 +216,7 @@ class Holdings:
     def runs(self, instance: Instance) -> None:
         """Record that an instance runs. If its provider bills it only from then on, its cost begins.
 
-        Only the first call for an instance has an effect. No call has if its provider bills it from another time.
+        Only the first call for an instance has an effect. If its provider bills it from another time, none has.
         """
         self._run([instance])
 
@@ -289,7 +290,10 @@ class Holdings:
                 del self._lost[token]
 
     def note_ended(self, instance: Instance) -> None:
-        """Record that an instance has ended. Call this if its end is proved, or if it is free and unreachable."""
+        """Record that an instance has ended.
+
+        Call this if its end is proved, or if it costs nothing and cannot be reached.
+        """
         self._note_ended([instance])
 
     def _note_ended(self, instances: Sequence[Instance]) -> None:

@@ -183,9 +183,10 @@ class Launcher:
     def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
         """Send one order (a request for machines), and return its instances.
 
-        It is recorded in `book` before it is sent, and again when it is answered. It is repeated with the same token if
-        the provider asks to wait, or if the provider's reply was lost. After a lost reply, a refusal is not recorded:
-        the lost attempt may have made machines, so the order stays open. Fewer instances than ordered may be returned.
+        The order is recorded in `book` before it is sent, and again when it is answered. It is sent again with the same
+        token if the provider asks to wait, or if the provider's reply was lost. After a lost reply, a refusal is not
+        recorded: the lost attempt may have made machines, so the order stays open. Fewer instances than ordered may be
+        returned.
 
         Raises:
             LaunchError: the driver returned other machines than ordered; they were terminated.

@@ -215,9 +215,9 @@ class Ledger:
     ) -> None:
         """Record that the provider carried out an order (a request for machines), and the machines that it made.
 
-        Machines that are recorded already keep their records. If a machine belongs to a slice (several machines at one
-        price), its price is the slice's price divided by the number of the slice's machines in `instances`. Does not
-        raise if the ledger's file cannot be written.
+        Machines that are recorded already keep their records. The price of a slice (several machines that are rented
+        together at one price) is divided equally among its machines in `instances`. Does not raise if the ledger's file
+        cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -321,8 +321,8 @@ class Ledger:
             session: id of the run of the pool.
             instances: the machines.
             waits: names of the providers that bill a machine only once it runs.
-            since_request: the time to use if a provider in `waits` does not say since when it bills a running machine:
-                if True, that of the request; if False, now.
+            since_request: which time counts if a provider in `waits` does not say since when it bills a running
+                machine. True means the time of the request, False means now.
         """
         orders: dict[tuple[str, str], list[Instance]] = {}
         for each in instances:

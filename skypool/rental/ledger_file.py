@@ -124,7 +124,7 @@ class LedgerFile:
             yield book
 
     def _restore(self, book: sqlite3.Connection) -> None:
-        """Write the pools that this process runs into the ledger `book`, from memory, where the ledger lacks them.
+        """Write into the ledger `book` the rows in memory of those pools of this process that the ledger lacks.
 
         Pools that the ledger has are not changed.
         """

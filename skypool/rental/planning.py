@@ -60,7 +60,9 @@ class Planning:
         self._terms = replace(self._terms, budget=budget)
 
     async def look(self) -> Plan:
-        """Return the plan: the offers on which machines would be rented now. A plan is used again for 5 minutes.
+        """Return the plan: the offers on which machines would be rented now, the best first.
+
+        A plan that is at most 5 minutes old is returned again.
 
         Raises:
             NoOffers: no offer meets the requirements.

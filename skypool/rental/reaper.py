@@ -28,7 +28,7 @@ from skypool.wire.keys import Keys
 PATIENCE = 120.0
 """Seconds for which a termination is tried again while the user waits."""
 SETTLING = 30.0
-"""Seconds after an order in which a machine of it may still turn up, as lists of a provider may lag behind."""
+"""Seconds after an order for which its machines may still be missing from the provider's lists."""
 _HOPELESS = (CredentialsError, AccessError, UsageError)
 """Errors that do not pass by themselves."""
 Say = Callable[[str], None]
@@ -51,8 +51,8 @@ def terminate_all(
 ) -> None:
     """Terminate everything that a pool has at these providers, and prove it. Machines are found by their tags.
 
-    After that all runs of the pool are closed in the ledger, and the pool's keys are deleted. The function blocks and
-    uses only the calling thread, so that it works while the interpreter exits. A pool without machines is no error.
+    After that all runs of the pool are closed in the ledger, and the pool's ssh keys are deleted. The function blocks.
+    It starts no threads, so it also works while the interpreter exits. A pool without machines is no error.
 
     Args:
         drivers: providers that may have machines of the pool.
@@ -77,10 +77,10 @@ def terminate_all(
 
 
 def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -> None:
-    """Call `work` until it succeeds. Give up if the time limit is over, or if its error cannot pass by itself.
+    """Call `work` until it succeeds. Give up if the time is over, or if its error cannot pass by itself.
 
-    The last error is then raised. The pauses between two calls double from half a second up to an eighth of the time
-    limit, but at most a minute.
+    On giving up, the last error is raised. The pauses between two calls double from half a second up to an eighth of
+    the time limit, but at most a minute.
 
     Args:
         work: the function.

@@ -109,7 +109,7 @@ def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
 def log_of(pool: str, session: str) -> Path:
     """Return the path of the log of the background process that ends a pool. The file may not exist.
 
-    It is in the user's state folder. Its name has the pool's name and the session (id of one run of the pool).
+    The log is in the user's state folder. Its name has the pool's name and the session (id of this run of the pool).
     """
     import platformdirs  # imported here, as nodes import this module without having platformdirs
 

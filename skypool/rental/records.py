@@ -128,8 +128,7 @@ class Record:
     def since(self, time: float) -> list[tuple[str, str]]:
         """Return the open orders that were sent, and the running instances that were launched, after `time`.
 
-        Their machines may still be missing from a provider's lists. An open order is a request for machines that got no
-        answer.
+        A provider's lists may lack these machines so far. An open order is a request for machines that got no answer.
 
         Args:
             time: the time in seconds since 1970.

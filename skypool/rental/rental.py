@@ -100,8 +100,8 @@ class Rental:
     def receipt(self) -> Receipt:
         """The cost of each instance, until its end or until now.
 
-        The receipt has no lines before `begin` or `adopt`. It has none either if `adopt` found the pool not in the
-        ledger.
+        The receipt has no lines before `begin` or `adopt`. It also has none if the ledger does not
+        have the pool that `adopt` took over.
         """
         return self._holdings.receipt
 
@@ -116,7 +116,9 @@ class Rental:
     # --- before anything is rented ---------------------------------------------------------------------------
 
     async def look(self) -> Plan:
-        """Return the plan: the offers on which machines would be rented now. A plan is used again for 5 minutes.
+        """Return the plan: the offers on which machines would be rented now, the best first.
+
+        A plan that is at most 5 minutes old is returned again.
 
         Raises:
             NoOffers, PoolClosed, UsageError, ProviderError: there is no plan. `Planning.look` says when each is raised.
@@ -192,8 +194,8 @@ class Rental:
 
         A slice (several machines that are rented together at one price) counts as one machine here. If too few
         machines are in stock, another attempt is made, until the pool's `wait` time is over. The machines of the
-        earlier attempt are terminated first, so that they cost nothing while they wait for others. The machines of the
-        last attempt are kept, even if they are too few.
+        earlier attempt are terminated first, so that they cost nothing while they wait for others. If their end is not
+        proved, there is no other attempt. The machines of the last attempt are kept, even if they are too few.
 
         Args:
             nodes: node numbers; for a slice, that of its first host.
@@ -249,7 +251,7 @@ class Rental:
         """Record that an instance was given up before it was ready, so that its driver may avoid such machines.
 
         After a CapacityError, the same kind of machine in the same place is skipped until the next plan. If the driver
-        fails to record it, the user is told, and nothing is raised. The instance is not terminated.
+        fails to record this, the user is told, and nothing is raised. The instance is not terminated.
 
         Args:
             instance: the instance.
@@ -392,7 +394,10 @@ class Rental:
         return self._holdings.terminate(instances, silent)
 
     def note_ended(self, instance: Instance) -> None:
-        """Record that an instance has ended. Call this if its end is proved, or if it is free and unreachable."""
+        """Record that an instance has ended.
+
+        Call this if its end is proved, or if it costs nothing and cannot be reached.
+        """
         self._holdings.note_ended(instance)
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
