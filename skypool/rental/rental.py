@@ -100,8 +100,8 @@ class Rental:
     def receipt(self) -> Receipt:
         """The cost of each instance, until its end or until now.
 
-        The receipt has no lines before `begin` or `adopt`. It also has none if the ledger does not
-        have the pool that `adopt` took over.
+        The receipt has no lines before `begin` or `adopt`. It also has none if the ledger does not have the pool that
+        `adopt` took over.
         """
         return self._holdings.receipt
 
