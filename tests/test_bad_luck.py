@@ -730,7 +730,7 @@ def _other_python() -> str | None:
 
 def test_a_pool_whose_interpreter_does_not_exist_says_so_and_leaves_nothing() -> None:
     with pytest.raises(
-        sky.UsageError, match="python='/no/such/python' was not found on this machine; leave it out for "
+        sky.UsageError, match="python='/no/such/python' was not found on this machine; without python=, nodes use "
     ):
         sky.ComputePool(sky.Local(python="/no/such/python"), console="off").start()
 

@@ -99,9 +99,9 @@ class Planning:
             first = plan.offers[0]
             raise UsageError(
                 f"budget={budget.max_usd:g} cannot be guaranteed on {first.provider} {first.instance_type}: such a "
-                f"machine cannot end itself, so it would be billed on if this process were killed or cut off. Choose "
-                f"machines that end themselves (docs/nets.md says which), or accept that the budget holds only while "
-                f"this process runs: Budget({budget.max_usd:g}, best_effort=True)"
+                f"machine cannot end itself, so it would be billed until `skypool gc --yes` runs if this process were "
+                f"killed. Choose machines that end themselves (docs/nets.md says which), or accept that the budget "
+                f"holds only while this process runs: Budget({budget.max_usd:g}, best_effort=True)"
             )
         if len(kept) < len(plan.offers):
             out = sorted({each.provider for each in plan.offers} - {each.provider for each in kept})

@@ -256,7 +256,7 @@ untyped: Any = SSH
         (lambda: SSH(["ssh://gpu1"]), "a host"),
         (lambda: SSH(["-oProxyCommand=x"]), "a host's name"),
         (lambda: SSH(["gpu1:99999"]), "port must be a number from 1 to 65535"),
-        (lambda: SSH(["gpu1"], jump="-x"), "jump must be one line"),
+        (lambda: SSH(["gpu1"], jump="-x"), "jump must be a text of one line"),
         (lambda: Host("gpu1", accelerator="H1000"), "no accelerator is called 'H1000'; did you mean"),
         (lambda: Host("gpu1", host_key="AAAA"), "host_key must be like"),
         (lambda: Host("gpu1", host_key=untyped), "host_key must be a non-empty string, not <class"),
