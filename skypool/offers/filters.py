@@ -16,10 +16,10 @@ from skypool.model import Need, Offer
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One requirement that an offer must meet, and the texts that say so.
+    """One requirement that an offer must meet, and the texts about offers that do not meet it.
 
     Attributes:
-        title: the reason for many rejected offers together, such as "have fewer vCPUs".
+        title: the reason for a group of rejected offers, such as "have fewer vCPUs".
         serves: returns True if an offer meets the requirement.
         why: returns the reason for one rejected offer, such as "it has 4 vCPUs, and 8 are asked for".
     """
@@ -32,11 +32,11 @@ class Check:
 def rejected(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer]]:
     """Yield each offer that does not meet the need (the user's requirements), with the first check that it fails.
 
-    Offers are grouped by check; within a check, the order is that of `offers`. Offers that meet the need are not
-    yielded.
+    The offers that fail the same check are yielded together, in their order in `offers`. Offers that meet the need are
+    not yielded.
 
     Yields:
-        (check, offer).
+        Pairs (check, offer).
     """
     left = list(offers)
     for check in checks_of(offers, need):
@@ -56,7 +56,8 @@ def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
     that is not negative, and must not be out of stock.
 
     Args:
-        offers: all offers that will be checked. Accelerators, regions and slices are looked up among them.
+        offers: all offers that will be checked. The checks depend on the accelerators, regions and slices (several
+            machines that are rented together at one price) among them.
         need: the requirements.
     """
     found = [*_hardware(offers, need), *_place_and_market(offers, need), *_sizes(need)]
@@ -82,8 +83,9 @@ def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
 def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
     """Yield the checks of accelerator and processor architecture for a need (the user's requirements).
 
-    If the need accepts a machine without an accelerator, only slices (several hosts rented together) with an
-    accelerator that is not asked for are rejected. An offer of unknown architecture passes.
+    If the need accepts a machine without an accelerator, the accelerators of single machines are not checked. Only a
+    slice (several machines that are rented together at one price) must then have an accelerator that is asked for. An
+    offer of unknown architecture passes.
     """
     asked = [each for each in need.accelerators if each.kind != "cpu"]
     if asked and len(asked) == len(need.accelerators):
@@ -135,7 +137,7 @@ def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
 
 
 def _market(market: str) -> str:
-    """Return the name of a market in a sentence: "as spot" for "spot", "on demand" for anything else."""
+    """Return a market in words for a sentence: "as spot" for "spot", "on demand" for any other."""
     return "as spot" if market == "spot" else "on demand"
 
 

@@ -53,7 +53,7 @@ def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
             accepted as well.
 
     Raises:
-        UsageError: `nodes` is neither, a number is below 1, or its fewest exceed its most.
+        UsageError: `nodes` is neither an integer nor a pair, a number is below 1, or fewest is more than most.
     """
     if isinstance(nodes, (tuple, list)):
         if len(nodes) != 2:
@@ -72,7 +72,7 @@ def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tuple[Driver, ...]:
-    """Return the drivers that a `provider` argument means, in its order. A driver is the object for one cloud.
+    """Return the drivers that a `provider` argument means, in the same order. A driver is the object for one cloud.
 
     Args:
         provider: a driver, the name of one, or a list or tuple of these. None means "local", this machine.
@@ -95,7 +95,7 @@ def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tup
 
 
 def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]:
-    """Return the accelerators that an `accelerator` argument means, in its order; an empty tuple for None.
+    """Return the accelerators that an `accelerator` argument means, in the same order; an empty tuple for None.
 
     Args:
         accelerator: an `Accelerator`, the name of one, or a list or tuple of these. Any of them may serve.
@@ -112,13 +112,13 @@ def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]
 
 
 def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
-    """Raise UsageError if several nodes are requested and the accelerators come with different numbers of hosts.
+    """Raise UsageError if several nodes are wanted, and the accelerators have different numbers of machines.
 
-    Hosts are machines that are rented together. A pool of such accelerators would have a different number of nodes for
-    each choice. With `nodes` 1, any mix is accepted. Return nothing.
+    An accelerator may be a slice: several machines that are rented together at one price. The size of the pool would
+    then depend on which accelerator is rented. If `nodes` is 1, any mix is accepted.
 
     Args:
-        accelerators: the accelerators of which any may serve.
+        accelerators: the accelerators, of which any may be rented.
         nodes: the largest number of nodes (or slices) that the pool may have.
     """
     hosts = {each.hosts: each for each in accelerators}
@@ -142,11 +142,12 @@ def need_asked(
     A missing keyword sets no requirement, except that `market` is then "on-demand".
 
     Args:
-        function: the function that the user called, for the argument names in an error message.
+        function: the function that the user called. An error message names its arguments.
         accelerator: as `accelerators_asked` takes it.
         slots: as `slots_asked` takes it.
         bases: the base image for each provider, as `bases_asked` returns it.
-        node: the caller's other keywords, which must be keys of `NodeTerms`. `rank` is ignored; see `order_asked`.
+        node: the caller's other keywords, which must be keys of `NodeTerms`. A key `rank` is ignored, as `order_asked`
+            reads it.
 
     Raises:
         UsageError: a keyword does not exist, or a value is invalid. A number that sets a limit must be finite.
@@ -200,13 +201,13 @@ def slots_asked(slots: SlotsAsked) -> SlotsAsked:
 
 
 def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
-    """Return the order in which offers are ranked, checked.
+    """Return the `order_by` argument, checked: the order in which offers are ranked.
 
-    Its former name `rank` is accepted too, with a DeprecationWarning. It is not removed from `node`.
+    `rank`, the former name of `order_by`, is accepted, too, with a DeprecationWarning.
 
     Args:
         order_by: a value of `OrderBy`.
-        node: the caller's other keywords. `rank` is among them if the caller gave it.
+        node: the caller's other keywords, with `rank` if the caller gave it. They are not changed.
 
     Raises:
         UsageError: the value is not in `ORDERS`, or `rank` is given together with an `order_by` other than "cheapest".

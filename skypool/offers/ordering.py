@@ -1,6 +1,7 @@
-"""Sorts offers by the price of a node, or by its price per device, TFLOPS or GB of memory. All functions are pure.
+"""Sorts offers by the price of a node, or by its price per device, TFLOP or GB of memory. All functions are pure.
 
-A spot price from a table that is too old does not count. Such an offer is ranked by the on-demand price instead.
+A price may come from a price table that is shipped with a driver. If such a table is too old, its spot prices are not
+used. An offer with such a price is ranked by its on-demand price instead.
 """
 
 from __future__ import annotations
@@ -17,24 +18,26 @@ OrderBy = Literal["cheapest", "per-device", "per-tflop", "per-gb"]
 ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 """The orders that a user may ask for."""
 SPOT_DAYS = 30
-"""Days for which a spot price from a table is ranked as it stands. Google may change its spot prices every 30 days, and
-keeps them below its on-demand prices: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
+"""Days for which a spot price from a price table is used in the ranking. Google may change its spot prices every 30
+days, and keeps them below its on-demand prices: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
 _price = attrgetter("usd_per_hour")  # quicker than a function
 _source = attrgetter("price_source")
 UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB of device memory"}
-"""What each order divides the price by."""
+"""The unit of the price by which each order sorts, such as the price per device. "cheapest" has none."""
 
 
 def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
-    """Return a new list of the offers, sorted by the figure that `order_by` names, the lowest first.
+    """Return a new list of the offers, sorted by price, or by price per unit, the lowest first.
 
-    Offers without that figure come last. Among equal figures, the order is price, provider, region, zone and instance
-    type. Sorting by numbers alone is fast, so names are compared only among offers with equal figures.
+    Offers whose price, or price per unit, is unknown come last. Offers with equal values are sorted by price, provider,
+    region, zone and instance type.
 
     Args:
         offers: the offers. The list is not changed.
-        order_by: "cheapest" sorts by the price of the whole offer. The others divide that price; see `divisor`.
-        today: the day by which spot prices from tables count as outdated. An outdated one is replaced by `price_bound`.
+        order_by: "cheapest" sorts by the price of the whole offer. The other orders sort by the price per unit: they
+            divide the price by `divisor`.
+        today: the day that decides whether a spot price is outdated (see `has_known_price`). `price_bound` replaces an
+            outdated spot price.
     """
     bounds = {id(offer): price_bound(offer) for offer in outdated(offers, today)}
     price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
@@ -44,7 +47,7 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
         amounts = {id(offer.accelerator): divisor(offer, order_by) for offer in offers}
         score = lambda offer: _share(price(offer), amounts[id(offer.accelerator)])  # noqa: E731
     ranked = sorted(offers, key=score)
-    values = list(map(score, ranked))
+    values = list(map(score, ranked))  # names are compared only where these are equal, as that is slow
     done = 0
     for number in [number for number, same in enumerate(map(eq, values, values[1:])) if same]:
         if number < done:
@@ -58,7 +61,7 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
 
 
 def _names(offer: Offer) -> tuple[object, ...]:
-    """Return the sort key for offers with the same figure: price, provider, region, zone and instance type."""
+    """Return the key by which offers are sorted that are otherwise equal: price, provider, region, zone and type."""
     return offer.usd_per_hour, offer.provider, offer.region, offer.zone, offer.instance_type
 
 
@@ -68,9 +71,10 @@ def _share(price: float, amount: float) -> float:
 
 
 def divisor(offer: Offer, order_by: OrderBy) -> float:
-    """Return by how much an offer's price is divided for this order: devices, GB or TFLOPs. 0 if that is unknown.
+    """Return the number by which an offer's price is divided for this order; 0 if it is unknown.
 
-    An offer without an accelerator gives 0. A part of a card counts with its share of the TFLOPs of the card.
+    It is the number of devices, GB of device memory, or TFLOPs. An offer without an accelerator gives 0. For a part of
+    a card, the TFLOPs are those of the part.
 
     Args:
         offer: the offer.
@@ -89,7 +93,7 @@ def divisor(offer: Offer, order_by: OrderBy) -> float:
 
 
 def sources_of(offers: Iterable[Offer]) -> list[PriceSource]:
-    """Return the price sources of these offers, each object once. Thousands of offers share a few objects."""
+    """Return the price sources of these offers, each source object once, as many offers share one object."""
     return list({id(source): source for source in map(_source, offers)}.values())
 
 
@@ -103,16 +107,17 @@ def outdated(offers: Sequence[Offer], today: date) -> list[Offer]:
 def has_known_price(offer: Offer, today: date) -> bool:
     """Return False if an offer has an outdated spot price. Return True for every other offer.
 
-    A spot price is outdated if it comes from a table that is older than `SPOT_DAYS` (30 days) or has an unknown day.
-    On-demand prices, and spot prices that the provider reported, never are.
+    A spot price is outdated if it comes from a price table that is older than `SPOT_DAYS` (30 days) or has no day.
+    On-demand prices are never outdated. Neither are spot prices that the provider itself reported.
     """
     return offer.market != "spot" or not offer.price_source.is_outdated(today, SPOT_DAYS)
 
 
 def price_bound(offer: Offer) -> float:
-    """Return the price in USD per hour that replaces an outdated spot price in the ranking.
+    """Return the price in USD per hour that replaces an offer's outdated spot price in the ranking.
 
-    This is the on-demand price, or the spot price if that is higher; infinity if the on-demand price is unknown.
+    This is the on-demand price, or the spot price if the spot price is higher. If the on-demand price is unknown, it is
+    infinity, so that the offer comes last.
     """
     usual = offer.on_demand_usd_per_hour
     return math.inf if usual is None else max(usual, offer.usd_per_hour)

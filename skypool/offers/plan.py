@@ -38,11 +38,11 @@ def plan(
     refresh: bool = False,
     **node: Unpack[NodeTerms],
 ) -> Plan:
-    """Return the plan of a `ComputePool` with the same arguments: the offers it would rent, best first. Rent nothing.
+    """Return the plan of a `ComputePool` with these arguments: the offers that it would rent, the best first.
 
-    The plan also says why each other offer does not meet the requirements. If a provider cannot be reached, its cached
-    offers are used, and the plan says how old they are. This blocks until all providers have answered, or for about 30
-    s.
+    Nothing is rented. The plan also says why each other offer does not meet the requirements. If a provider cannot be
+    reached, its cached offers are used, and the plan says how old they are. This blocks until all providers have
+    answered, or for about 30 s.
 
     Args:
         provider, accelerator, image, nodes, slots, order_by, node: as `ComputePool` takes them.
@@ -50,7 +50,7 @@ def plan(
 
     Raises:
         NoOffers: no offer meets the requirements. The error carries the plan.
-        SkypoolError: there is only one provider, and it failed: its own error.
+        SkypoolError: there is only one provider, and it failed. This is the provider's own error.
         UsageError: an argument is invalid.
     """
     drivers = drivers_asked(provider)

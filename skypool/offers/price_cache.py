@@ -2,7 +2,7 @@
 
 A driver declares with `offers_keep: ClassVar[float]` for how many seconds its offers are valid. Without it, its offers
 are not cached. Spot prices and stock change often, so offers with either are valid for at most `PASSING` seconds. A
-driver may also `remember` data that is slow to fetch, such as a price list.
+driver may also store data that is slow to fetch, such as a price list, with `remember`.
 
 Errors of the file are never raised: the provider is asked again instead.
 """
@@ -29,7 +29,8 @@ PASSING = 300.0
 FORGET = 7 * 86400.0
 """Seconds after which a cached answer is deleted. Until then it serves if the provider cannot be asked."""
 _SHAPE = "2 " + " ".join(f"{each.name}:{each.type}" for kind in (Need, Offer) for each in fields(kind))
-"""What the values look like that are kept. Its number grows when a driver changes what it keeps in `Offer.detail`."""
+"""Text for the form of cached answers, which is part of their keys. Answers of another form are not found. Increase the
+number at its beginning when a driver changes what it keeps in `Offer.detail`."""
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, at REAL NOT NULL, offers BLOB NOT NULL)"
 
 
@@ -70,8 +71,9 @@ def holds(driver: Driver, need: Need, offers: Iterable[Offer]) -> float:
 def read(driver: Driver, need: Need) -> Answer | None:
     """Return the last cached answer for this driver's settings and this need, up to `FORGET` (7 days) old.
 
-    The answer may be older than `holds` allows: the caller compares. The price cap of the need does not matter. Return
-    None if there is none, if the driver's offers are not cached, or if the file cannot be read.
+    The answer may be older than `holds` allows, so the caller must check its age. The price cap of the need does not
+    matter. Return None if there is no such answer, if the driver's offers are not cached, or if the file cannot be
+    read.
     """
     found = recall(_key(driver, need), tuple) if keeps(driver) > 0 else None
     return Answer(*found) if found else None
@@ -87,14 +89,14 @@ def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
 
 
 def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
-    """Return (value, age) for the value that `remember` stored under a key; its age is in seconds.
+    """Return (value, age in seconds) for the value that `remember` stored under a key.
 
-    Return None if nothing is stored, if it is older than `FORGET` (7 days), or if the file cannot be read or is
+    Return None if no value is stored, if it is older than `FORGET` (7 days), or if the file cannot be read or is
     damaged.
 
     Args:
         key: the key.
-        kind: the type that the value must have. A value of another type gives None.
+        kind: the type that the value must have. If the value has another type, None is returned.
     """
     try:
         with _book() as book:
@@ -128,9 +130,9 @@ def remember(key: str, value: object) -> None:
 
 
 def path() -> Path:
-    """Return the path of the cache file, which need not exist.
+    """Return the path of the cache file. The file may not exist.
 
-    Its folder is private to this user, because the file is unpickled.
+    Its folder is made private to this user, because unpickling the file's data could run code of another user.
     """
     import platformdirs  # imported here because nodes, which import this module too, do not have it
 
@@ -167,9 +169,9 @@ def _opened(file: Path) -> sqlite3.Connection:
 def _key(driver: Driver, need: Need) -> str:
     """Return the key of an answer: a hash of the driver's class and settings, and of the need.
 
-    It is a text of 64 hexadecimal digits. The price cap of the need is left out. The hash also covers the fields of
-    `Need` and `Offer`, so that a new version ignores old answers. The settings are those in the driver's `repr`, which
-    contains no secrets.
+    The key has 64 hexadecimal digits. The price cap of the need is left out. The hash also covers the fields of `Need`
+    and `Offer`, so that answers of a skypool with other fields are not used. The settings are those in the driver's
+    `repr`, which contains no secrets.
     """
     asked = replace(question(need), bases=dict(sorted(need.bases.items())))
     kind = f"{type(driver).__module__}.{type(driver).__qualname__}"

@@ -1,7 +1,7 @@
 """Filters and ranks offers: rejects those that do not meet the need, with a reason, and sorts the rest by price.
 
-This module is pure: it takes offers and returns a `Plan`. The need is the user's requirements for one machine.
-`filters` has the checks, and `ordering` the order of what passes them.
+It takes offers and returns a `Plan`; it asks no provider. The need is the user's requirements for one machine. The
+checks of offers are in `filters`. `ordering` sorts the offers that pass them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from skypool.offers.ordering import (
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An offer that does not meet the need, and the reason in words: that of the first requirement that it fails."""
+    """An offer that does not meet the need, and the reason in words, from the first requirement that it fails."""
 
     offer: Offer
     reason: str
@@ -40,14 +40,15 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The offers that a pool would try, best first, and everything that was known when they were chosen.
+    """The offers that a pool would try, the best first, and everything that was known when they were chosen.
 
     Attributes:
         offers: the offers that meet the need, ranked. Empty if none does.
         considered: all offers of the providers that answered.
         need: the requirements of each node.
-        order_by: the figure by which offers are ranked, as `rank_offers` takes it.
-        nodes: how many nodes are wanted, as (fewest, most). For offers of slices, how many slices.
+        order_by: the order in which offers are ranked, as `rank_offers` takes it.
+        nodes: how many nodes are wanted, as (fewest, most). If the offers are for slices (several machines that are
+            rented together at one price), how many slices.
         failures: the errors of providers that could not be asked, by provider name.
         notes: warnings, such as how old offers and prices are.
         today: the day, in UTC, to which the ages of prices refer.
@@ -64,7 +65,7 @@ class Plan:
 
     @property
     def rank(self) -> OrderBy:
-        """Return `order_by`. This former name is deprecated and gives a DeprecationWarning."""
+        """Return `order_by`. The name `rank` is its former name, and gives a DeprecationWarning."""
         warn_renamed("Plan.rank", "Plan.order_by")
         return self.order_by
 
@@ -75,9 +76,9 @@ class Plan:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return the price in USD per hour of the fewest wanted nodes (or slices) on the best offer.
+        """Return the price in USD per hour of the fewest nodes (or slices) that are wanted, on the best offer.
 
-        Return None if no offer meets the need.
+        Return None if no offer meets the need. A slice is several machines that are rented together at one price.
         """
         return self.offers[0].usd_per_hour * self.nodes[0] if self.offers else None
 
@@ -85,7 +86,7 @@ class Plan:
     def rejected(self) -> list[Rejected]:
         """Return the offers that do not meet the need, each with its reason, as a new list; [] if all meet it.
 
-        Each offer has only the first reason. The reasons are formatted on every access.
+        The reason is that of the first requirement that the offer fails. The list is made anew on every access.
         """
         return [Rejected(offer, check.why(offer)) for check, offer in rejected(self.considered, self.need)]
 
@@ -103,12 +104,11 @@ class Plan:
     def explain(self, most: int = 20) -> str:
         """Return the plan as text: each offer that meets the need, with its price, and why the others were rejected.
 
-        Advice, failed providers and warnings follow. If more than `most` offers were rejected, each kind of reason is
-        one line with an example.
+        After that come advice, errors of providers and warnings.
 
         Args:
-            most: how many offers that meet the need, and how many rejected ones, are listed one by one. The rest is
-                counted. Default 20.
+            most: how many of the offers that meet the need are listed one by one; the rest is counted. If more than
+                this number were rejected, each kind of reason is one line with an example. Default 20.
         """
         lines = [self._heading(), *self._places(most), *self._reasons(most), *self.advice()]
         lines += [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
@@ -116,11 +116,11 @@ class Plan:
         return "\n".join(line for line in lines if line)
 
     def advice(self) -> list[str]:
-        """Return lines that say how to get an offer: for each requirement, how many offers would do without it.
+        """Return lines that name requirements to drop, each with the number of offers that would then meet the need.
 
-        Only one requirement at a time is dropped. A requirement is left out if no offer would do without it either. The
-        accelerators are not dropped, but a line says if another number of them would do. If stock is short, a line says
-        that a pool may wait. The list is empty if an offer meets the need already.
+        Each line drops a single requirement. A requirement has no line if dropping it would not help. The accelerators
+        are not dropped, but a line says if another number of them would do. If stock is short, a line says that a pool
+        may wait. The list is empty if an offer meets the need already.
         """
         if self.offers:
             return []
@@ -137,7 +137,7 @@ class Plan:
         return found
 
     def _other_counts(self) -> Iterator[str]:
-        """Yield a line for each wanted accelerator of which offers with another number per machine would do."""
+        """Yield a line for each wanted accelerator of which another number per machine is offered and would do."""
         for wanted in self.need.accelerators:
             if wanted.kind == "cpu" or wanted.slice is not None:
                 continue
@@ -194,19 +194,21 @@ def rank_offers(
 ) -> Plan:
     """Reject the offers that do not meet the need, and return a `Plan` with the rest ranked.
 
-    Ties are ordered by price, provider, place and type. A spot price from a table older than `SPOT_DAYS` (30 days) is
-    outdated. Such an offer is ranked by the on-demand price of the same machine, and last if that is unknown. If no
-    offer serves, the plan has none; nothing is raised.
+    Offers of equal rank are sorted by price, provider, place and type. A spot price is outdated if it is from a price
+    table older than `SPOT_DAYS` (30 days). Such an offer is ranked by the on-demand price of the same machine, or last
+    if that is unknown. If no offer meets the need, the plan has no offers, and nothing is raised.
 
     Args:
         offers: the offers of all providers.
         need: the requirements of one node (machine). With market "spot-if-available", spot offers come before all
             others.
-        order_by: "cheapest" ranks by the price of a node. The others divide that price by the number of devices, by
-            dense BF16 TFLOPs, or by GB of device memory. An offer without that figure comes last.
-        nodes: how many nodes or slices are wanted, as (fewest, most); for the plan only.
-        failures: errors of providers that could not be asked, by provider name; for the plan only.
-        notes: warnings for the plan, which come before those of this function.
+        order_by: "cheapest" ranks by the price of a node. "per-device" divides this price by the number of devices,
+            "per-tflop" by dense BF16 TFLOPs, and "per-gb" by GB of device memory. An offer for which that number is
+            unknown comes last.
+        nodes: how many nodes are wanted, or slices (several machines rented together at one price), as (fewest, most).
+            It is only stored in the plan.
+        failures: errors of providers that could not be asked, by provider name. They are only stored in the plan.
+        notes: warnings for the plan. They come before the warnings that this function adds.
         today: the day, in UTC, to which the ages of prices refer; None means the present day.
     """
     considered = tuple(offers)
@@ -245,8 +247,8 @@ def named(offer: Offer) -> str:
 def described(offer: Offer) -> str:
     """Return an offer on one line: its name, market, price, number of hosts if several, and the day of its price.
 
-    The price is in USD per hour with four decimals. The day is left out if the provider stated the price when it was
-    asked.
+    The price is in USD per hour with four decimals. The day is left out for a price that the provider itself stated
+    without a day.
     """
     hosts = f" for {offer.hosts} hosts" if offer.hosts > 1 else ""
     return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h{hosts}{_day(offer)}"
@@ -256,7 +258,10 @@ def described(offer: Offer) -> str:
 
 
 def _day(offer: Offer) -> str:
-    """Return ", price as of 2026-03-02 (table)"; "" for a price that the provider itself stated without a day."""
+    """Return the day of an offer's price, such as ", price as of 2026-03-02"; "" if the provider stated no day.
+
+    If the price is from a price table that is shipped with the driver, " (table)" is added.
+    """
     return f", {offer.price_source}" if str(offer.price_source) else ""
 
 
@@ -269,8 +274,8 @@ def _instead(offer: Offer) -> str:
 def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
     """Yield a warning for each price table that prices of these offers come from.
 
-    Tables with the most prices come first. A warning for each provider with outdated spot prices follows. Nothing is
-    yielded if no price is from a table.
+    Such tables are shipped with drivers. The table with the most prices comes first. After the tables comes a warning
+    for each provider with outdated spot prices. Nothing is yielded if no price is from a table.
 
     Args:
         offers: the offers that meet the need.
@@ -291,9 +296,9 @@ def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
 
 
 def _from(source: PriceSource) -> str:
-    """Return a phrase that says from which table prices come, and why the provider's own prices were not used.
+    """Return a phrase that says from which price table prices come, and why the provider's own were not used.
 
-    The reason and the origin of the table are left out if they are unknown.
+    The publisher of the table and the reason are left out if they are unknown.
     """
     origin = f" ({source.origin})" if source.origin else ""
     why = f": {source.why}" if source.why else ""
@@ -301,9 +306,9 @@ def _from(source: PriceSource) -> str:
 
 
 def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
-    """Return a phrase with the price per unit by which an offer is ranked; "" for the order "cheapest".
+    """Return a phrase with the price per unit (device, TFLOP or GB) by which an offer is ranked.
 
-    If the amount or the price is unknown, the phrase says so.
+    If the price per unit is unknown, the phrase says so. For the order "cheapest", the phrase is "".
     """
     if order_by == "cheapest":
         return ""
@@ -318,10 +323,10 @@ def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
 
 
 def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
-    """Yield a warning if offers come last because their accelerators lack the figure for this order.
+    """Yield one warning about the offers that come last because their price per unit is unknown, if there are any.
 
-    It is a single text with the number of such offers and the names of the accelerators. Nothing is yielded for the
-    order "cheapest".
+    The unit is a device, TFLOP or GB of device memory. The warning has the number of such offers and the names of their
+    accelerators. Nothing is yielded for the order "cheapest".
     """
     if order_by == "cheapest":
         return

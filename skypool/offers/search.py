@@ -23,11 +23,11 @@ from skypool.offers.price_cache import Answer
 from skypool.offers.ranking import Plan, rank_offers
 
 _OFFERS_TIMEOUT = 30.0
-"""Seconds that a provider has to return its offers. The plan goes on without a slower one."""
+"""Seconds that a provider has to return its offers. A provider that takes longer is left out of the plan."""
 _UNREACHABLE = (ProviderError, ErrorGroup, OSError)
-"""Errors after which a provider's last answer may serve."""
+"""Errors of a provider after which its cached offers may be used, except for `_REFUSALS`."""
 _REFUSALS = (AccessError, CredentialsError, FundsError, QuotaError)
-"""Those of them that the user must hear of: no old answer makes up for them."""
+"""Errors after which cached offers are not used, as the user must correct the cause first."""
 
 
 async def look_around(
@@ -48,15 +48,14 @@ async def look_around(
         drivers: the providers.
         need: the requirements of one node (machine).
         order_by: as `rank_offers` takes it.
-        nodes: how many nodes or slices are wanted, as (fewest, most). A slice is several machines that are rented
-            together.
+        nodes: how many nodes are wanted, or slices (several machines rented together at one price), as (fewest, most).
         refresh: True to ask every provider again, also if its cached offers are still valid.
         offline: True to use a provider's cached offers, up to 7 days old, if it cannot be reached. Their age is noted
-            in the plan. This does not help if the provider refuses, for example wrong credentials.
+            in the plan. They are not used if the provider refuses to answer, for example because of wrong credentials.
 
     Raises:
         NoOffers: no offer meets the need. The error carries the plan.
-        Exception: there is only one provider, and it failed: its own error.
+        Exception: there is only one provider, and it failed. This is the provider's own error.
     """
     answers = await asyncio.gather(*(_asked(each, need, refresh) for each in drivers), return_exceptions=True)
     offers: list[Offer] = []
@@ -90,7 +89,7 @@ async def look_around(
 async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
     """Return a provider's offers: the cached ones while they are valid, new ones otherwise.
 
-    The driver runs in another thread. It goes on there after a timeout, but its answer is not used here.
+    The driver runs in another thread. After a timeout it goes on there, but this function does not use its answer.
 
     Args:
         driver: the provider.
@@ -128,8 +127,9 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
 def _ask(driver: Driver, need: Need) -> Answer:
     """Ask a driver for its offers and return them with age 0. This blocks until the provider answers.
 
-    The offers are cached, unless the driver says that some are missing or that its offers must not be cached. The price
-    cap of the need is not part of the question. Errors of the driver are raised unchanged.
+    The offers are cached, unless the driver says that some are missing or that its offers must not be cached. The
+    driver is not told the need's price cap, so offers above it are returned, too. Errors of the driver are raised
+    unchanged.
     """
     offers = Answers(driver.offers(price_cache.question(need)))
     if not offers.lacks:
@@ -138,7 +138,7 @@ def _ask(driver: Driver, need: Need) -> Answer:
 
 
 def _ago(age: float) -> str:
-    """Return an age as a text in its largest unit of which it has at least two: "3 d", "3 h", "90 min" or "100 s".
+    """Return an age as text, such as "3 d", "3 h", "90 min" or "100 s". The unit is the largest that gives at least 2.
 
     Args:
         age: the age in seconds. It is rounded to a whole number of the unit.

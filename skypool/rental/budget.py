@@ -21,8 +21,8 @@ _HOUR = 3600.0
 class Line:
     """A line of a receipt: one instance and its cost.
 
-    Each host of a slice (hosts that are rented only together) has a line with its share of the price. Times are
-    in seconds since 1970.
+    Each machine of a slice (several machines that are rented together at one price) has a line with its share of the
+    price. Times are in seconds since 1970.
 
     Attributes:
         provider: name of the driver.
@@ -34,10 +34,10 @@ class Line:
         usd_per_hour: price now, or the last one, in US dollars per hour.
         least_billed: minimum time that is charged for once it is billed, in seconds.
         launched: time when it was asked for.
-        until: time when it ended. If it has not ended, the time at which the cost is stated.
+        until: time when it ended. If it has not ended, the time until which its cost is counted.
         ended: True if its end is proved. Until then its cost grows.
-        billed_from: time since when its provider bills it; None if it does not yet, as for a machine that waits in a
-            queue.
+        billed_from: time since when its provider bills it; None if billing has not begun, as for a machine that waits
+            in a queue.
         earlier: earlier prices, each as (time until which it was valid, US dollars per hour), the oldest first.
     """
 
@@ -78,8 +78,9 @@ class Line:
     def usd_between(self, start: float, end: float = math.inf) -> float:
         """Return the part of the instance's cost, in US dollars, for the time from `start` to `end`.
 
-        Both are in seconds since 1970. Each moment counts with the price that was valid then. The minimum time that is
-        charged for counts, even if the instance ended earlier. Returns 0 for times in which nothing is charged.
+        Both are in seconds since 1970. Each moment is charged at the price that was valid then. The minimum time that
+        is charged for is charged in full, even if the instance ended earlier. Returns 0 if nothing is charged between
+        `start` and `end`.
         """
         start = max(start, self.begins)
         end = min(end, self.begins + self.seconds)
@@ -90,7 +91,7 @@ class Line:
         return usd
 
     def at(self, now: float) -> Line:
-        """Return a copy of this line of the bill, with the instance's cost until `now`, in seconds since 1970.
+        """Return a copy of this line with the instance's cost until the time `now`, in seconds since 1970.
 
         The line of an instance that has ended is returned unchanged.
         """
@@ -104,7 +105,7 @@ class Receipt:
     Attributes:
         pool: name of the pool.
         lines: the instances and their costs.
-        at: time at which it was made, in seconds since 1970.
+        at: time until which costs are counted, in seconds since 1970.
         unanswered: number of orders (requests for machines) that the provider did not answer. The cost of machines that
             they may have made is not included.
     """
@@ -169,7 +170,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A limit of what a pool may cost in all. When it is spent, every machine ends.
+    """A limit of what a pool may cost in all. When the budget is spent, every machine of the pool is terminated.
 
     Args:
         max_usd: the limit in US dollars, above 0.
@@ -201,14 +202,14 @@ class Budget:
         return max(0.0, self.max_usd - spent)
 
     def warns(self, spent: float) -> bool:
-        """Return True if `spent` US dollars reach the share `warn` of the budget, so that the user should be warned.
+        """Return True if `spent` US dollars reach or exceed the share `warn` of the budget.
 
-        It is also True if they exceed that share.
+        The pool then warns the user.
         """
         return spent >= self.warn * self.max_usd
 
     def lasts(self, lines: Iterable[Line], now: float, more: Iterable[Offer] = ()) -> float:
-        """Return the seconds until the budget is spent by these instances and additional ones on these offers.
+        """Return the seconds until the budget is spent by these instances, and by new machines on the offers in `more`.
 
         The minimum time that each machine is charged for counts as spent at once. Prices are assumed to stay as they
         are.
@@ -216,7 +217,8 @@ class Budget:
         Args:
             lines: the instances and their costs.
             now: the time from which the seconds count, in seconds since 1970.
-            more: offers on each of which one more machine (or slice) is rented from now on.
+            more: offers on each of which one more machine is rented now, or one more slice (several machines that are
+                rented together at one price).
 
         Returns:
             The seconds: 0 if the budget is spent and a machine costs more from now on, `math.inf` if no machine costs
@@ -237,15 +239,16 @@ class Budget:
         return _spent_at(self.left(spent), now, open_lines) - now
 
     def check_first_hour(self, offers: Sequence[Offer], spent: float = 0.0, lifetime: float | None = None) -> None:
-        """Raise BudgetExceeded if the first hour of one machine (or slice) on each offer costs more than is left.
+        """Raise BudgetExceeded if the first hour of machines on these offers, one on each, costs more than is left.
 
-        If an offer has a minimum time that is charged for, and it is longer than that, it counts instead.
+        A slice (several machines that are rented together at one price) counts as one machine. If the minimum time that
+        an offer is charged for is longer than the hour, the minimum time counts instead.
 
         Args:
-            offers: the offers.
+            offers: the offers. An offer may be given several times, for several machines.
             spent: US dollars that are spent already.
-            lifetime: seconds after which the machines end anyway. If that is less than an hour, it takes the place of
-                the hour. None for no such limit.
+            lifetime: seconds after which the machines end anyway. If they are less than an hour, they count instead of
+                the hour. None if there is no such limit.
 
         Raises:
             BudgetExceeded: its message has the cost and the budget.
@@ -264,9 +267,9 @@ class Budget:
 
 
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
-    """Return the time when the amount is spent, in seconds since 1970; `math.inf` if it never is.
+    """Return the time when the amount `left` is spent, in seconds since 1970; `math.inf` if it never is.
 
-    Returns `now` if nothing is left and something costs money now.
+    Returns `now` if nothing is left and a machine costs money now.
 
     Args:
         left: US dollars that are left.

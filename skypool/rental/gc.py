@@ -27,10 +27,10 @@ from skypool.rental.records import Record, newest
 from skypool.wire.keys import Keys
 
 GRACE = 60.0
-"""Seconds after the time on a tag in which its client may still renew it. Clocks differ, too."""
+"""Seconds after the end of a lease for which a machine or other resource still counts as in use. Its client may be
+about to renew the lease, and clocks differ."""
 MONTH = 30 * 86400.0
-"""Seconds after a pool's end for which its providers are still asked, with the pool's settings, for what it left
-behind."""
+"""Seconds after a pool's end for which `everyone` still returns the pool's drivers, with their recorded settings."""
 Verdict = Literal["live", "lost", "unknown"]
 """The judgement of a thing: "live" if it is in use, "lost" if it is not, and "unknown" if that cannot be told."""
 Thing = Instance | Leftover
@@ -60,7 +60,7 @@ class Survey:
 
     Attributes:
         found: the things (machines and other resources) that were found.
-        asked: drivers that were asked, also those that could not answer.
+        asked: drivers that were asked, including those that could not answer.
         failures: drivers that could not answer, with their errors.
         at: time when they were asked, in seconds since 1970 by `clock.now()`.
     """
@@ -74,20 +74,20 @@ class Survey:
 def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
     """Return every driver that can be asked for what pools left behind.
 
-    These are the drivers that need no settings, and those of the ledger's pools with their settings. Pools that ended
-    more than a month ago are left out.
+    These are the drivers that need no settings, and the drivers of the ledger's pools with their recorded settings.
+    Pools that ended more than 30 days ago are left out.
 
     Args:
         ledger: the ledger; None to do without it.
         names: names of the only providers to ask; empty for all.
 
     Returns:
-        The drivers, and the errors of drivers that cannot be made. The key of an error is the provider's name. For the
-        driver of a recorded pool, it is text such as "aws of pool mine". If one driver of a provider could be made,
-        there is no error under that provider's name.
+        The drivers, and the errors of drivers that cannot be made. The key of an error is the provider's name or, for
+        the driver of a recorded pool, text such as "aws of pool mine". If another driver of the provider could be made,
+        there is no error under the provider's name.
 
     Raises:
-        SkypoolError, ImportError: no driver can be made for one of `names`. It is the first such error.
+        SkypoolError, ImportError: no driver can be made for one of `names`. The error of the first such name is raised.
         LedgerError: the ledger cannot be read.
     """
     drivers, left_out = registry.ready(names)
@@ -119,8 +119,8 @@ def _text(note: registry.DriverNote) -> str:
 def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
     """Ask all drivers at once what pools of this user have there, and judge each thing. Nothing is ended.
 
-    Blocks until all have answered. The things are sorted by provider and pool. One that several drivers found is listed
-    once.
+    Blocks until all drivers have answered. The things (machines and other resources) are sorted by provider and pool. A
+    thing that several drivers found is listed once.
 
     Args:
         drivers: drivers to ask, each in a thread of its own.
@@ -130,7 +130,7 @@ def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
         The survey. A driver that fails is in its `failures`.
 
     Raises:
-        LedgerError: the ledger cannot be read. Without a ledger this cannot happen.
+        LedgerError: there is a ledger, and it cannot be read.
     """
     at = clock.now()
     records = ledger.pools() if ledger is not None else []
@@ -162,9 +162,10 @@ def _asked(driver: Driver) -> list[Thing] | Exception:
 
 
 def _key(thing: Thing) -> tuple[str, ...]:
-    """Return a key that identifies a thing and sorts the instances of a pool before its other resources.
+    """Return a key that identifies a thing (machine or other resource), for sorting and for removing duplicates.
 
-    It begins with the provider and the pool. The same thing found by two drivers of a provider has the same key.
+    The key begins with the provider and the pool. It sorts the instances of a pool before the pool's other resources.
+    If two drivers of a provider find the same thing, the keys are the same.
     """
     if isinstance(thing, Instance):
         return thing.provider, thing.pool, "", f"{thing.node:06d}", thing.id, thing.token
@@ -174,12 +175,12 @@ def _key(thing: Thing) -> tuple[str, ...]:
 def judged(
     things: Sequence[Thing], renews: bool, records: Sequence[Record], now: float
 ) -> list[tuple[Thing, Verdict, str]]:
-    """Return each thing with its verdict and the reason, in the given order. This function does no I/O.
+    """Return each thing with its verdict and the reason, in the given order. No provider is asked.
 
     Args:
         things: things (machines and other resources) at one provider.
-        renews: True if the provider's tags are renewed while a client lives. If they are not, the time on a tag that
-            has passed proves nothing.
+        renews: True if the expiry time in a tag is renewed while the client lives. If False, a thing may be in use
+            after that time.
         records: the ledger's records of pools; empty if there is no ledger.
         now: the time in seconds since 1970.
 
@@ -198,14 +199,14 @@ def judged(
 def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Verdict]) -> tuple[Thing, Verdict, str]:
     """Return a thing with its verdict and reason, adjusted to the instances of its pool.
 
-    A resource that is no instance becomes live if an instance of its pool is live. A lost one becomes unknown if an
-    instance of its pool is unknown, and none is live. Instances are returned unchanged.
+    A resource that is no instance becomes live if an instance of its pool is live. If none is live and an instance is
+    unknown, a lost resource becomes unknown. Instances are returned unchanged.
 
     Args:
-        thing: the thing: a machine or other resource.
-        verdict: its own verdict.
-        why: reason for that.
-        instances: verdicts of the instances of its pool.
+        thing: the machine or other resource.
+        verdict: the verdict of the thing alone.
+        why: the reason for that verdict.
+        instances: the verdicts of the instances of the thing's pool.
     """
     if isinstance(thing, Leftover) and "live" in instances and verdict != "live":
         return thing, "live", "its pool has live machines"
@@ -215,10 +216,10 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
 
 
 def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
-    """Return the ledger's record of the pool that a thing belongs to; None if there is none.
+    """Return the ledger's record of the pool of a thing (machine or other resource); None if there is no record.
 
     For an instance with a token, the pool must have rented that instance, as another client may use the same pool name.
-    For anything else the name decides, and the newest pool of that name is returned.
+    For anything else, the record of the newest pool of that name is returned.
     """
     same = [each for each in records if each.pool == thing.pool]
     if not isinstance(thing, Instance) or not thing.token:
@@ -248,7 +249,7 @@ def _clock(time: float) -> str:
 
 
 def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = silently) -> None:
-    """Terminate these things and prove it: first the instances of a provider, then its other resources.
+    """Terminate these things and prove it: at each provider first the instances, then the other resources.
 
     Blocks. A failing provider does not keep the others from being tried. Does nothing if `found` is empty.
 
@@ -287,15 +288,15 @@ def _terminate_group(group: Sequence[Found]) -> None:
 
 
 def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list[str]:
-    """Close the ledger's records of pools that have no running process and no resource left, and delete their keys.
+    """Close the ledger's records of pools that have no process and no resource left, and delete these pools' ssh keys.
 
     A record stays open if one of the pool's providers was not asked or did not answer. It also stays open if machines
-    may still appear or run where they cannot be seen from here.
+    may still appear, or may run where they cannot be seen from here.
 
     Args:
         ledger: the ledger (the local database of rented machines).
-        seen: what was found.
-        ended: things that were ended since then.
+        seen: the result of `survey`.
+        ended: things (machines and other resources) of `seen` that were ended since then.
 
     Returns:
         The names of the closed pools, the oldest first; [] if there are none.

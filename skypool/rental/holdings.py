@@ -20,11 +20,12 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.request import Tell, Terms
 
 _LISTING = 10.0
-"""Seconds for which a busy provider is asked again for its machines before they are terminated without the answer."""
+"""Seconds for which a provider that is busy is asked again for the list of its machines."""
 _LATE = 120.0
 """Seconds for which machines of an order without an answer are looked for while the pool runs."""
 _QUIET = 5.0
-"""Seconds of silence after which a node is checked before it is terminated, as its machine may have died then."""
+"""Seconds of silence. If a node was silent for longer, skypool checks before it terminates the machine whether the
+machine died earlier."""
 
 _Key = tuple[str, str]
 """The provider and the id of a machine."""
@@ -38,9 +39,9 @@ def _key(instance: Instance) -> _Key:
 class Holdings:
     """The record of the machines that one pool has rented. Its methods block, and any thread may call them.
 
-    It is the `Book` of the pool's launcher (see `launch`), and the `Progress` listener of each order, which drivers
-    call. An order is a request to a provider to create machines. Without a ledger, as before the pool begins, nothing
-    is written down.
+    The pool's launcher reports to this object as its `Book` (see `launch`). Drivers report to it as the `Progress` of
+    an order (a request to a provider to create machines). Without a ledger, as before the pool begins, nothing is
+    written to disk.
 
     Args:
         terms: checked arguments of the pool.
@@ -67,7 +68,7 @@ class Holdings:
 
     @property
     def there(self) -> list[Instance]:
-        """The instances that were rented or taken over, and are not proved to have ended. The list is a copy."""
+        """The instances that the pool rented or took over, except those proved to have ended. The list is a copy."""
         return list(self._there.values())
 
     @property
@@ -77,7 +78,7 @@ class Holdings:
 
     @property
     def receipt(self) -> Receipt:
-        """The cost of each instance, until its end or until now. It has no lines without a ledger."""
+        """The cost of each instance, until its end or until now. The receipt has no lines without a ledger."""
         if self.ledger is None:
             return Receipt(self._terms.name, (), time.time())
         return self.ledger.receipt(self.session)
@@ -96,9 +97,9 @@ class Holdings:
         self._there |= {_key(each): each for each in instances}
 
     def record_in(self, ledger: Ledger, session: str) -> None:
-        """Set the ledger into which everything is recorded from now on, and the pool's session (run of the pool) in it.
+        """Set the ledger that is used from now on, and the id of this run of the pool in that ledger.
 
-        What was recorded before in memory only is not written.
+        What was recorded in memory before is not written to the ledger.
         """
         self.ledger = ledger
         self.session = session
@@ -127,9 +128,10 @@ class Holdings:
             self.ledger.intend(self.session, order.token, offer, order.nodes)
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
-        """Note when the request for each node's machine is first sent. Some providers bill a machine from then on.
+        """Note the time at which the request for each node's machine is first sent. Some providers bill from then on.
 
-        A node that has a time already keeps it. The times are kept in memory, and written when the machines are made.
+        A node that has such a time already keeps it. The times are kept in memory, and written to the ledger when the
+        machines are made.
         """
         asked = self._asked.setdefault(order.token, {})
         now = clock.now()
@@ -137,9 +139,9 @@ class Holdings:
             asked.setdefault(node, now)
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record machines of an order that is not answered yet. They cost something even if the launch fails later.
+        """Record machines of an order that is not answered yet, as they cost something even if the launch fails later.
 
-        It may be called several times for an order. Without a ledger, they are noted in memory only.
+        This may be called several times for an order. Without a ledger, the machines are noted in memory only.
         """
         self._made.setdefault(order.token, {}).update({_key(each): each for each in instances})
         if self.ledger is not None:
@@ -152,7 +154,7 @@ class Holdings:
             )
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that these machines have ended. An unfinished launch made them and terminated them again.
+        """Record that these machines have ended: an unfinished launch made them and terminated them again.
 
         The order itself stays open.
         """
@@ -161,7 +163,7 @@ class Holdings:
         self._write_ends(instances)
 
     def rented(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that an order succeeded with these instances. Others that its launch made are recorded as ended.
+        """Record that an order succeeded with these instances. Other machines of the order are recorded as ended.
 
         Without a ledger, the instances are noted in memory only. Does not raise if the ledger cannot be written.
         """
@@ -177,8 +179,8 @@ class Holdings:
     def refused(self, order: Order, error: Exception) -> None:
         """Record that the provider refused an order. The text of the error is kept as the reason.
 
-        Send times are forgotten for nodes of which no machine was made, so that a later attempt gets its own. Does not
-        raise if the ledger cannot be written.
+        For nodes without a machine, the time of the request is forgotten, so that a later attempt sets a new one. Does
+        not raise if the ledger cannot be written.
         """
         made = {each.node for each in self._made.get(order.token, {}).values()}
         for node in self._asked.get(order.token, {}).keys() - made:
@@ -188,10 +190,11 @@ class Holdings:
             self.ledger.refused(self.session, order.token, str(error))
 
     def failed(self, order: Order) -> None:
-        """Terminate what is left of an order that is given up, as its machines cost something and serve nobody.
+        """Terminate the machines of an order that is given up, as they cost something and serve nobody.
 
-        If the order got no answer, its machines are looked for now, and again by later calls of `terminate_lost`. Does
-        not raise if the end of a machine is not proved: the machine is then in `there`, and its provider in `unclear`.
+        If the order got no answer, its machines are looked for now, and again by later calls of `terminate_lost`. If
+        the end of a machine is not proved, nothing is raised: the machine is then in `there`, and its provider in
+        `unclear`.
         """
         asked = self._asked.pop(order.token, {})
         if order.token in self._open:
@@ -213,7 +216,7 @@ class Holdings:
     def runs(self, instance: Instance) -> None:
         """Record that an instance runs. If its provider bills it only from then on, its cost begins.
 
-        Only the first call for an instance has an effect, and none if its provider bills it from another time.
+        Only the first call for an instance has an effect. If its provider bills it from another time, none has.
         """
         self._run([instance])
 
@@ -242,8 +245,8 @@ class Holdings:
 
         Args:
             instances: instances to terminate.
-            silent: seconds since the last sign of life, by node, of nodes that gave one. If such a machine does not
-                exist any more, it is recorded as ended at its last sign of life. Its provider stopped billing it then.
+            silent: for nodes that gave a sign of life, the seconds since the last one, by node number. If such a
+                machine no longer exists, its last sign of life is recorded as its end, and its cost stops there.
                 Silence of at most 5 s is ignored.
 
         Returns:
@@ -266,9 +269,9 @@ class Holdings:
     def terminate_lost(self) -> None:
         """Look for machines of orders that were given up without an answer, and terminate them.
 
-        Call it repeatedly: a provider's lists may lag, so each order is looked for until its machines have ended, or
-        120 s have passed. If a provider cannot be asked, the user is told, and its orders are looked for again at the
-        next call. Does not raise.
+        Call this repeatedly, as a provider may list new machines late. Each order is looked for until its machines have
+        ended, or 120 s have passed. If a provider cannot be asked, the user is told, and its orders are looked for
+        again at the next call. Does not raise.
         """
         for token, (provider, at) in list(self._lost.items()):
             driver = next(each for each in self._terms.drivers if each.name == provider)
@@ -287,7 +290,10 @@ class Holdings:
                 del self._lost[token]
 
     def note_ended(self, instance: Instance) -> None:
-        """Record that an instance has ended. Call it if that is proved, or if it costs nothing and is out of reach."""
+        """Record that an instance has ended.
+
+        Call this if its end is proved, or if it costs nothing and cannot be reached.
+        """
         self._note_ended([instance])
 
     def _note_ended(self, instances: Sequence[Instance]) -> None:
@@ -299,8 +305,8 @@ class Holdings:
     def _write_ends(self, instances: Iterable[Instance]) -> None:
         """Record in the ledger that these instances have ended now. Do nothing without a ledger.
 
-        There is one transaction for each provider, not one for each instance: a transaction waits for the disk, and a
-        pool may have a thousand instances.
+        There is one transaction for each provider and not for each instance, because every transaction waits for the
+        disk.
         """
         if self.ledger is None:
             return
@@ -318,7 +324,8 @@ class Holdings:
         Args:
             driver: driver of the instances.
             instances: instances that are about to be terminated.
-            silent: seconds since the last sign of life, by node. Silence of at most 5 s is ignored.
+            silent: for nodes that gave a sign of life, the seconds since the last one, by node number. Silence of at
+                most 5 s is ignored.
         """
         now = clock.now()
         quiet = {each.id: silent[each.node] for each in instances if silent.get(each.node, 0.0) > _QUIET}

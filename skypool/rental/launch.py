@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
 
 _PATIENCE = 60.0
-"""Seconds for which one create is repeated. It is also the longest pause that a provider may ask for."""
+"""Seconds for which one order is repeated. It is also the longest pause that a provider may ask for."""
 _ATTEMPTS = 6
-"""Largest number of times that one create is sent."""
+"""Largest number of times that one order is sent."""
 _FAILOVER = (
     CapacityError,
     OfferGone,
@@ -54,8 +54,8 @@ Attempts = list[tuple[Offer, ProviderError]]
 class Book(Protocol):
     """A record of orders (requests for machines): each is written down before it is sent, and then what became of it.
 
-    `intend` is called before each attempt to send an order. `rented` or `refused` follow when it is answered, and
-    `failed` when it is given up.
+    `intend` is called before each attempt to send an order. `rented` or `refused` is called when the order is answered,
+    and `failed` when it is given up.
     """
 
     def intend(self, order: Order, offer: Offer) -> None: ...
@@ -78,9 +78,9 @@ class Rented:
 
     @property
     def slices(self) -> list[list[Instance]]:
-        """The instances grouped by slice (several hosts that are rented only together), sorted by node.
+        """The instances grouped by slice (several machines that are rented together at one price), sorted by node.
 
-        A machine that belongs to no slice is a group of its own. The list is empty without instances.
+        A machine that belongs to no slice is a group of its own. The list is empty if there are no instances.
         """
         ranked = sorted(self.instances, key=lambda each: each.node)
         return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.node))]
@@ -96,9 +96,10 @@ class Launcher:
             token each time.
         book: record of the orders.
         attempts: offers that were refused so far, each with its error.
-        stopping: set when nothing more is to be rented.
-        lacking: errors of places that accepted an order and then had no machine, by `place`. They are not tried again.
-        together: True if all nodes are needed in one place.
+        stopping: event that is set when nothing more is to be rented.
+        lacking: errors of places that accepted an order and then had no machine. The function `place` gives the key of
+            a place. These places are not tried.
+        together: True if one order must make the machines of all nodes, as they need a private network.
     """
 
     drivers: Sequence[Driver]
@@ -113,13 +114,13 @@ class Launcher:
         """Rent machines for these nodes on the best offers that are in stock. All errors are returned, not raised.
 
         The offers are tried in order. After a refusal, other offers that the same refusal covers are skipped. If an
-        offer has machines for some of the nodes only, the rest is tried on the next offer, unless `together` is set. An
-        order without an answer stays open in the book, as it may have made machines.
+        offer has machines for some of the nodes only, the other nodes are tried on the next offer, unless `together` is
+        True. An order without an answer stays open in `book`, as it may have made machines.
 
         Args:
             offers: offers, the best first.
-            nodes: node numbers; for a slice (several hosts rented together), that of its first host. Its other hosts
-                get the numbers that follow.
+            nodes: node numbers. For a slice (several machines rented together at one price), the number of its first
+                machine; its other machines get the numbers that follow.
 
         Returns:
             The instances, and an error if they are fewer than asked for. That is a LaunchError if all offers were
@@ -155,14 +156,14 @@ class Launcher:
     def _rent_what_fits(self, offer: Offer, nodes: tuple[int, ...]) -> Iterator[list[Instance]]:
         """Rent machines for these nodes on one offer, or for as many of them as the quota and the stock allow.
 
-        After a QuotaError half as many are tried, down to one, unless `together` is set. When fewer machines come than
-        were ordered, no more are ordered.
+        After a QuotaError, half as many machines are ordered at a time, down to one, unless `together` is True. When
+        the provider makes fewer machines than were ordered, no more are ordered.
 
         Yields:
             The instances of each order, so that they are known even if a later order is refused.
 
         Raises:
-            QuotaError: the quota allows not even one more machine, or not all with `together`.
+            QuotaError: the quota does not allow even one more machine. With `together`: it does not allow all machines.
             ProviderError: the provider refused for another reason.
         """
         most = len(nodes)
@@ -182,11 +183,10 @@ class Launcher:
     def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
         """Send one order (a request for machines), and return its instances.
 
-        The book (the record of orders) is told before it is sent and when it is answered.
-
-        The order is repeated with the same token while the provider asks to wait, or if its reply was lost. After a
-        lost reply a refusal is not recorded: the lost attempt may have made machines, so the order stays open. Fewer
-        instances than ordered may be returned.
+        The order is recorded in `book` before it is sent, and again when it is answered. It is sent again with the same
+        token if the provider asks to wait, or if the provider's reply was lost. After a lost reply, a refusal is not
+        recorded: the lost attempt may have made machines, so the order stays open. Fewer instances than ordered may be
+        returned.
 
         Raises:
             LaunchError: the driver returned other machines than ordered; they were terminated.
@@ -262,11 +262,11 @@ def _patiently(stopping: threading.Event) -> Retrying:
 
 
 def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
-    """Let the driver rent, and return its instances.
+    """Send an order with the driver's `launch`, and return the instances.
 
     Raises:
-        NoAnswer: the driver raised an ErrorGroup. It does so if several regions fail while it looks for the machines
-            that it made.
+        NoAnswer: the driver raised an ErrorGroup. Drivers do so if several regions fail while they look for the
+            machines that they made.
         Exception: any other error of the driver, unchanged.
     """
     try:
@@ -278,8 +278,8 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
     """Return text that says how the instances of a launch differ from the order; "" if they do not.
 
-    The machines must be those of the first nodes of the order. Fewer than ordered are allowed, but not none, and not
-    with a private network. Slices (several hosts rented together) must be complete and separate.
+    The machines must be those of the first nodes of the order. There must be at least one, and with a private network
+    as many as were ordered. Slices (several machines rented together at one price) must be complete and separate.
     """
     ranked = sorted(instances, key=lambda each: each.node)
     got = [each.node for each in ranked]
@@ -305,23 +305,24 @@ def place(offer: Offer) -> tuple[str, ...]:
 
 
 _Bar = tuple[str, str, str]
-"""A key of offers that a refusal covers: (provider, region, quota). "" stands for all regions, or for all quotas."""
+"""A key that offers share: (provider, region, quota). "" stands for all regions, or for all quotas. A refusal of one
+offer bars a key, and so all offers that have this key."""
 
 
 def _bars(offer: Offer) -> list[_Bar]:
-    """Return the keys of this offer: its provider, its region there, and its quota.
+    """Return the keys under which other offers' refusals may bar this offer.
 
-    A refusal bars one key, and so all offers that have it.
+    They stand for its provider, its region at this provider, and its quota.
     """
     return [(offer.provider, "", ""), (offer.provider, offer.region, ""), (offer.provider, "", offer.quota)]
 
 
 def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
-    """Return the key of all offers that a refusal covers; None if it is for this offer alone.
+    """Return the key of all offers that a refusal covers; None if the refusal is for this offer alone.
 
     A quota error covers the offers of the same quota. An error of credentials or funds, or a failed connection, covers
-    all offers of the provider. AccessError, RateLimitError and other failures to get an answer cover those in the same
-    region. All other errors, such as CapacityError, are for this offer alone.
+    all offers of the provider. AccessError, RateLimitError and any other NoAnswer cover the provider's offers in the
+    same region. All other errors, such as CapacityError, are for this offer alone.
     """
     match error:
         case QuotaError():

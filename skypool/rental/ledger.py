@@ -96,18 +96,19 @@ class Ledger:
     ) -> None:
         """Record that this process begins a pool. Call it before anything is rented.
 
-        It also deletes records of pools that are over for more than a year.
+        It also deletes the records of pools that ended more than a year ago.
 
         Args:
             pool: name of the pool.
             session: id of this run of the pool.
-            lease: seconds that its machines live on without this process.
-            budget: limit of its cost; None for none.
-            drivers: its providers. They are recorded without their secrets.
+            lease: seconds for which its machines live on without this process.
+            budget: limit of its cost; None for no limit.
+            drivers: drivers of its providers. They are recorded without their secrets.
 
         Raises:
             LedgerError: the file cannot be written; rent nothing.
-            UsageError: a pool of that name is running or is being ended, or machines of a lost one may still run.
+            UsageError: a pool of that name is running or is being ended. Or its process is gone, but its machines may
+                still run, as the lease is not over.
         """
         now = time.time()
         me = Process.this()
@@ -133,7 +134,7 @@ class Ledger:
 
         Args:
             pool: name of the pool.
-            lease: seconds that its machines live on without this process; None or 0 leaves the lease as it is.
+            lease: seconds for which its machines live on without this process. None or 0 keeps the recorded lease.
 
         Returns:
             The pool's record as it was before; None if there is no such pool.
@@ -164,8 +165,8 @@ class Ledger:
     def intend(self, session: str, token: str, offer: Offer, nodes: Sequence[int]) -> None:
         """Record that an order (a request for machines) is about to be sent. Call it before each attempt to send it.
 
-        An order that is recorded already becomes unanswered again. It keeps the time when it was first sent, unless the
-        provider had refused it.
+        An order that is recorded already counts as unanswered again. It keeps the time when it was first sent, unless
+        the provider had refused it.
 
         Args:
             session: id of the run of the pool.
@@ -214,9 +215,9 @@ class Ledger:
     ) -> None:
         """Record that the provider carried out an order (a request for machines), and the machines that it made.
 
-        Machines that are recorded already keep their records. If a machine belongs to a slice (several machines at one
-        price), its price is the slice's price divided by the number of the slice's machines in `instances`. Does not
-        raise if the ledger's file cannot be written.
+        Machines that are recorded already keep their records. The price of a slice (several machines that are rented
+        together at one price) is divided equally among its machines in `instances`. Does not raise if the ledger's file
+        cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -279,8 +280,8 @@ class Ledger:
         Args:
             session: id of the run of the pool.
             instances: the instances. Their `billed_from` is the time that the provider says.
-            since_request: if the provider does not say, use the time of the request instead of now. It is meant for
-                machines that nobody watched until now.
+            since_request: if True, use the time of the request instead of now where the provider does not say. It is
+                meant for machines that nobody watched until now.
         """
         now = clock.now()
         unsaid = "launched" if since_request else "?"
@@ -296,8 +297,8 @@ class Ledger:
     def sent(self, session: str, token: str, at: float) -> None:
         """Correct the time when an order (a request for machines) was sent. Does nothing if the order was answered.
 
-        It becomes the start time of machines of the order that are found later. Does not raise if the file cannot be
-        written.
+        Machines of the order that are found later get this time as the time of their launch. Does not raise if the file
+        cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -311,17 +312,17 @@ class Ledger:
     def found(
         self, session: str, instances: Sequence[Instance], waits: Collection[str], *, since_request: bool = True
     ) -> None:
-        """Record machines that were found at a provider by their tags, and the start of billing of those that run.
+        """Record machines that were found at providers by their tags, and since when the running ones are billed.
 
-        They may belong to orders (requests for machines) without an answer. Machines that are recorded already are not
-        added again. Does not raise if the file cannot be written.
+        Such machines may belong to orders (requests for machines) without an answer. Machines that are recorded already
+        are not added again. Does not raise if the file cannot be written.
 
         Args:
             session: id of the run of the pool.
             instances: the machines.
             waits: names of the providers that bill a machine only once it runs.
-            since_request: bill running machines from the time of the request if their provider does not say; if False,
-                from now.
+            since_request: which time counts if a provider in `waits` does not say since when it bills a running
+                machine. True means the time of the request, False means now.
         """
         orders: dict[tuple[str, str], list[Instance]] = {}
         for each in instances:
@@ -363,7 +364,7 @@ class Ledger:
         self._note(_answered(session, token, "refused", error))
 
     def ended(self, session: str, provider: str, *ids: str) -> None:
-        """Record that these instances have ended now. Instances that have ended already keep their time.
+        """Record that these instances have ended now. Instances on record as ended are not changed.
 
         Does not raise if the file cannot be written.
 
@@ -376,10 +377,11 @@ class Ledger:
         self.ended_at(session, provider, dict.fromkeys(ids, now))
 
     def ended_at(self, session: str, provider: str, times: Mapping[str, float]) -> None:
-        """Record when these instances have ended. Instances that have ended already keep their time.
+        """Record when these instances have ended. Instances on record as ended are not changed.
 
-        A time in the future counts as now. A time before billing began, or before the launch, counts as that moment.
-        Does not raise if the file cannot be written.
+        A time in the future counts as now. A time before billing began counts as the time when it began. If billing has
+        not begun, a time before the launch counts as the time of the launch. Does not raise if the file cannot be
+        written.
 
         Args:
             session: id of the run of the pool.
@@ -393,16 +395,16 @@ class Ledger:
             self._note(*((sql, (at, now, session, provider, id_)) for id_, at in times.items()))
 
     def cleared(self, pool: str, provider: str, seen: Sequence[str] = ()) -> None:
-        """Record that a provider has nothing of the pools of this name any more, whichever process ran them.
+        """Record that a provider has no machines of the pools of this name any more, whichever process ran the pools.
 
-        All their instances there count as ended. Orders (requests for machines) without an answer become refused. Does
-        not raise if the file cannot be written.
+        All instances of these pools at this provider count as ended. Orders (requests for machines) without an answer
+        count as refused. Does not raise if the file cannot be written.
 
         Args:
             pool: name of the pools.
             provider: name of the driver.
-            seen: ids of instances that existed just now; their end is now. Others ended themselves before: their end is
-                now, or the end of their pool's lease if that was earlier.
+            seen: ids of instances that existed just now. They count as ended now. All others must have ended before:
+                they count as ended when their pool's lease was over, or now if it is not over yet.
         """
         now = clock.now()
         marks = ", ".join("?" * len(seen))
@@ -416,9 +418,9 @@ class Ledger:
         )  # fmt: skip
 
     def beat(self, session: str) -> bool:
-        """Record that the process that runs the pool is alive. Returns False if a process has begun to end the pool.
+        """Record that the process that runs the pool is alive. Return False if a process has begun to end the pool.
 
-        Returns True otherwise, also if the file cannot be read or does not have the pool. Does not raise if the file
+        Otherwise return True, also if the file cannot be read or does not have the pool. Does not raise if the file
         cannot be written.
         """
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
@@ -432,8 +434,9 @@ class Ledger:
     def ending(self, pool: str) -> None:
         """Record that this process begins to end the pools of this name. No process can rent anything more for them.
 
-        This process becomes the one that holds them. If another process has begun to end them, its start time is kept.
-        Pools that have ended are not changed. Does not raise if the file cannot be written.
+        From now on, this process is on record as the pools' process. If a process has begun to end a pool already, the
+        recorded time of that is kept. Pools that have ended are not changed. Does not raise if the file cannot be
+        written.
         """
         me = Process.this()
         sql = "UPDATE pools SET ending = COALESCE(ending, ?), host = ?, pid = ?, birth = ?"
@@ -447,7 +450,7 @@ class Ledger:
 
         Args:
             session: id of the run of the pool.
-            error: why it ended; "" for no error, which keeps an error that was recorded before.
+            error: the error that ended the pool. "" means none, and keeps an error that was recorded before.
         """
         sql = "UPDATE pools SET ended = COALESCE(ended, ?), error = COALESCE(NULLIF(?, ''), error) WHERE session = ?"
         self._note((sql, (clock.now(), error, session)))
@@ -459,8 +462,8 @@ class Ledger:
     def _note(self, *todo: Statement) -> None:
         """Write these SQL statements, together with earlier ones that could not be written. Does not raise LedgerError.
 
-        If they cannot be written, they are kept in memory for the next call; the newest 20,000 are. The user is told at
-        the first failure, and again only if a write succeeded in between.
+        Statements that cannot be written are kept in memory for the next call, at most the newest 20,000. The user is
+        told at the first failure. A later failure is told only if a write succeeded in between.
         """
         with self._lock:
             owed = [*self._owed, *todo]
@@ -497,7 +500,7 @@ class Ledger:
         If the file was replaced while this process runs the pool, the pool is first written into the new file.
 
         Raises:
-            LedgerError: the file cannot be read or, in that case, written.
+            LedgerError: the file cannot be read, or the pool cannot be written into the new file.
         """
         found = self._file.read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
         if found is None and self._file.holds(session):
@@ -508,7 +511,7 @@ class Ledger:
     def receipt(self, session: str, now: float | None = None) -> Receipt:
         """Return what a pool's instances cost so far, as a `Receipt`. It has no lines if the pool is not known.
 
-        If the file cannot be read or written, what this process has in memory is used. So a budget is kept without the
+        If the file cannot be read or written, what this process has in memory is used. So budgets work without the
         file, too.
 
         Args:
@@ -578,8 +581,8 @@ class Ledger:
     def drivers_of(self, name: str) -> tuple[Driver, ...]:
         """Make the drivers of the newest pool of this name again, without secrets, and return them.
 
-        A pool that has not ended is preferred to one that has. Secrets are never recorded. They get their defaults, so
-        credentials come from the environment.
+        A pool that has not ended is preferred to one that has. As secrets are never recorded, each driver takes its
+        credentials from the environment.
 
         Raises:
             UsageError: no pool has this name, or a driver cannot be made again. The message suggests similar names.

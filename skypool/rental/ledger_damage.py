@@ -41,7 +41,7 @@ Schema = list[tuple[str, str, str, str | None]]
 
 
 def _passes(error: BaseException) -> bool:
-    """Return True if an error says nothing about the file's content, as when the file is locked or its disk is full.
+    """Return True if an error says nothing about the file's content, as when the file is locked or the disk is full.
 
     Return False if the error may come from damage: `Damaged`, UnicodeDecodeError, and all other errors of SQLite.
     """
@@ -51,7 +51,7 @@ def _passes(error: BaseException) -> bool:
 
 
 def version(book: sqlite3.Connection) -> int:
-    """Return the version of a ledger's tables, from 1. It may be that of a newer skypool.
+    """Return the version of a ledger's tables, a number from 1. It may be the version of a newer skypool.
 
     Raises:
         Damaged: the version and its second copy (see `MARK`) do not match, or the file has no version.
@@ -77,7 +77,7 @@ def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | No
         file: the ledger file.
         shape: newest version of the tables that this skypool reads.
         schema: tables and indexes of that version.
-        patience: seconds to wait while another process holds the file.
+        patience: seconds to wait while another process locks the file.
 
     Raises:
         sqlite3.Error, OSError: the file cannot be checked now, for example because it is locked or does not exist.
@@ -103,7 +103,7 @@ def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | No
 
 
 def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
-    """Let SQLite check every page and index of a ledger, and read every value. Return nothing if all is good.
+    """Check a ledger for damage: every page and index with SQLite, and every value. Return nothing if all is good.
 
     Args:
         book: connection to the ledger.
@@ -132,11 +132,11 @@ def schema_of(book: sqlite3.Connection) -> Schema:
 
 
 def connected(file: Path, patience: float) -> sqlite3.Connection:
-    """Return a connection to an existing database, in autocommit mode. It does not make a file.
+    """Return a connection to an existing database, in autocommit mode. A missing file is not made.
 
     Args:
         file: the database file.
-        patience: seconds that a statement waits while another process holds the file.
+        patience: seconds for which an SQL statement waits while another process locks the file.
 
     Raises:
         sqlite3.Error: the file does not exist or cannot be opened.
@@ -147,8 +147,8 @@ def connected(file: Path, patience: float) -> sqlite3.Connection:
 def set_aside(file: Path) -> Path:
     """Rename a damaged database and its log files, and return the new path.
 
-    The new name is like "ledger.damaged-20261121T152800Z.sqlite3". If that is taken, a number is added. The caller must
-    make sure that no process uses the database meanwhile.
+    The new name is like "ledger.damaged-20261121T152800Z.sqlite3". If a file has that name already, a number is added.
+    The caller must make sure that no process uses the database meanwhile.
 
     Raises:
         OSError: a file cannot be renamed.

@@ -1,7 +1,7 @@
 """The file of the ledger (the local SQLite database of rented machines): transactions, locking, recovery from damage.
 
 A damaged file gets a new name, and a fresh one takes its place. Each process that runs pools then writes what it knows
-of them into the fresh file.
+of its pools into the fresh file.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class LedgerFile:
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in a read transaction, and return its result.
 
-        If the file is damaged, a fresh one takes its place, and `work` runs again on that. Waits up to 30 s while
-        another process holds the file. An exception of `work` that the file did not cause is raised unchanged.
+        If the file is damaged, a fresh one takes its place, and `work` runs again on the fresh file. Waits up to 30 s
+        while another process locks the file. An exception of `work` that the file did not cause is raised unchanged.
 
         Raises:
             LedgerError: the file cannot be read.
@@ -70,15 +70,15 @@ class LedgerFile:
         """Run `work` in one write transaction, and return its result. All of its changes are made, or none.
 
         If `work` raises, nothing is changed, and its exception is raised. If the file is damaged, a fresh one takes its
-        place, and `work` runs again on that. Pools that this process runs are first written back if the file does not
-        have them.
+        place, and `work` runs again on the fresh file. Pools that this process runs are first written back if the file
+        does not have them.
 
         Args:
             work: makes the changes on a connection. It may be called twice.
-            patience: seconds to wait while another process holds the file; None is 30.
+            patience: seconds to wait while another process locks the file; None means 30.
             thoroughly: check the whole file for damage first.
-            holds: takes the result of `work`, and returns the session (id of a run of a pool) that this process runs
-                from now on; "" for none. Its rows are kept in memory.
+            holds: called with the result of `work`. It returns the session (id of one run of a pool) that this process
+                runs from now on, whose rows are then kept in memory. If it returns "", no further session is kept.
 
         Raises:
             LedgerError: the file cannot be written, or is locked for longer than `patience`.
@@ -99,16 +99,16 @@ class LedgerFile:
         return done
 
     def holds(self, session: str) -> bool:
-        """Return True if this process runs the pool of this session, and so has its rows in memory.
+        """Return True if this process keeps the rows of this session in memory, because it runs the session's pool.
 
-        A session is the id of one run of a pool. False for any other session.
+        A session is the id of one run of a pool. Returns False for any other session.
         """
         return session in self._held
 
     def let_go(self, session: str) -> None:
         """Delete the rows of a session (one run of a pool) from memory. The file is not changed.
 
-        Call it when this process does not run the pool any more. Does nothing for a session that is not in memory.
+        Call this when this process does not run the pool any more. Does nothing for a session that is not in memory.
         """
         self._held.pop(session, None)
 
@@ -116,7 +116,7 @@ class LedgerFile:
     def remembered(self) -> Iterator[sqlite3.Connection]:
         """Return a context with a ledger in memory, which has the rows of the pools that this process runs.
 
-        The file is not used. Changes of this ledger are lost when the context ends.
+        The file is not used. Changes in this temporary ledger are lost when the context ends.
         """
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
             bring_up(book, 0)
@@ -124,7 +124,7 @@ class LedgerFile:
             yield book
 
     def _restore(self, book: sqlite3.Connection) -> None:
-        """Write the rows of the pools that this process runs into the ledger, if it does not have them any more.
+        """Write into the ledger `book` the rows in memory of those pools of this process that the ledger lacks.
 
         Pools that the ledger has are not changed.
         """
@@ -132,10 +132,10 @@ class LedgerFile:
             put_back(book, session, rows)
 
     def _healed(self, attempt: Callable[[], T], patience: float) -> T:
-        """Run `attempt`, and return its result. If the file causes an error, replace a damaged file, and run it again.
+        """Run `attempt`, and return its result. If the file causes an error, run `attempt` once more.
 
-        There is no second run if the error says that another process holds the file. Other exceptions of `attempt` are
-        raised.
+        Before the second run, the file is checked, and replaced if it is damaged. There is no second run if the error
+        says that another process locks the file. Exceptions that the file did not cause are raised unchanged.
 
         Args:
             attempt: uses the file.
@@ -158,7 +158,8 @@ class LedgerFile:
     def _set_aside(self, patience: float) -> None:
         """Check the file and, if it is damaged, rename it, make a fresh one in its place, and tell the user.
 
-        Does nothing if the file is good, which is so if another process has just replaced it, or if there is none.
+        Does nothing if there is no file, or if the file is good. It is good, for example, if another process has just
+        replaced it.
 
         Args:
             patience: seconds to wait for other processes that use the file.
@@ -246,12 +247,12 @@ class LedgerFile:
 
 
 def _take(lock: int, kind: int, patience: float) -> None:
-    """Lock the open lock file in the given way, and wait until that succeeds. A lock that it had is released first.
+    """Lock the open lock file, and wait until that succeeds. A lock that this descriptor already has is released first.
 
     Args:
         lock: file descriptor of the lock file.
         kind: `fcntl.LOCK_SH` (shared) or `fcntl.LOCK_EX` (exclusive).
-        patience: seconds to wait. A process that is stopped may hold the lock, so no wait is endless.
+        patience: seconds to wait. The wait is limited, as a process that hangs may hold the lock for ever.
 
     Raises:
         TimeoutError: the lock was not free within that time.
@@ -299,13 +300,14 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _is_full(file: Path, error: BaseException) -> bool:
-    """Return True if the disk of the file is full, as the error says, or because less than 64 KiB are free.
+    """Return True if the error says that the disk of the file is full, or if less than 64 KiB of the disk are free.
 
-    The free space is checked because SQLite may call a full disk an I/O error. Returns False if it cannot be read.
+    The free space is checked because SQLite may report a full disk as an I/O error. Returns False if the error says
+    nothing of the kind and the free space cannot be read.
 
     Args:
         file: the ledger file.
-        error: the error that using it caused.
+        error: the error that using the file caused.
     """
     if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
         return True
@@ -319,7 +321,8 @@ def _is_full(file: Path, error: BaseException) -> bool:
 def _trouble(file: Path, error: BaseException) -> str:
     """Return the message for an error of the file: what is wrong, and what to do.
 
-    It tells apart a file locked by another process, a full disk, and any other reason that it cannot be written.
+    There are three messages: another process locks the file, its disk is full, or it cannot be written for another
+    reason.
     """
     if _is_locked(error):
         return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"

@@ -67,8 +67,8 @@ def bring_up(book: sqlite3.Connection, version: int) -> None:
 def schema() -> ledger_damage.Schema:
     """Return the tables and indexes that a ledger of the current version has.
 
-    Each is (type, name, table, SQL statement that made it). They are made once, in memory; later calls return the same
-    list.
+    Each is (type, name, table, SQL statement that made it). The list is computed at the first call; later calls return
+    the same list.
     """
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
         bring_up(book, 0)
@@ -78,13 +78,13 @@ def schema() -> ledger_damage.Schema:
 def rows_of(book: sqlite3.Connection, session: str) -> Rows:
     """Return all rows of one session (one run of a pool) in the ledger, by table.
 
-    Every table has a key. Its list is empty if the ledger has no rows of the session there.
+    Every table is a key. Its list is empty if the table has no rows of the session.
     """
     return {each: book.execute(f"SELECT * FROM {each} WHERE session = ?", (session,)).fetchall() for each in KEPT}
 
 
 def put_back(book: sqlite3.Connection, session: str, rows: Rows) -> None:
-    """Write the rows of a session (one run of a pool) into the ledger. Do nothing if it has the session already.
+    """Write the rows of a session (one run of a pool) into the ledger. Do nothing if they are there already.
 
     Args:
         book: connection to the ledger, in a transaction.

@@ -33,17 +33,17 @@ Pause = Callable[[float], Awaitable[None]]
 class Planning:
     """The plan of one pool: the offers that meet its requirements, the best first.
 
-    A new plan is made when it is 5 minutes old, or when too little was in stock.
+    A new plan is made when the last one is 5 minutes old, or when too few machines were in stock.
 
     Args:
         terms: checked arguments of the pool.
         tell: shows notices to the user.
-        stopping: set when the pool is stopped.
+        stopping: event that is set when the pool is stopped.
 
     Attributes:
-        plan: the last plan; None before the first, and after a shortage.
-        lacking: errors of places that accepted an order and then had no machine, by `launch.place`. The launcher skips
-            these places. A new plan clears them.
+        plan: the last plan; None before the first one, and after a shortage until a new one is made.
+        lacking: errors of places that accepted an order and then had no machine. `launch.place` gives the key of a
+            place. The launcher skips these places. A new plan clears them.
     """
 
     def __init__(self, terms: Terms, tell: Tell, stopping: threading.Event) -> None:
@@ -56,16 +56,18 @@ class Planning:
         self.lacking: dict[tuple[str, ...], ProviderError] = {}
 
     def keep_budget(self, budget: Budget | None) -> None:
-        """Set the budget of plans that are made from now on; None for no budget. The present plan stays as it is."""
+        """Set the budget that plans made from now on must keep; None for no budget. The present plan is not changed."""
         self._terms = replace(self._terms, budget=budget)
 
     async def look(self) -> Plan:
-        """Return the plan of what would be rented now. A plan of the last 5 minutes is returned again.
+        """Return the plan: the offers on which machines would be rented now, the best first.
+
+        A plan that is at most 5 minutes old is returned again.
 
         Raises:
-            NoOffers: no offer serves.
+            NoOffers: no offer meets the requirements.
             PoolClosed: the pool is stopped.
-            UsageError: no machine that serves can keep the budget.
+            UsageError: offers meet the requirements, but none of them can keep the budget.
             ProviderError: the error of the provider, if it is the only one and could not be asked.
         """
         if self._stopping.is_set():
@@ -81,9 +83,9 @@ class Planning:
         return self.plan
 
     def _within_budget(self, plan: Plan) -> Plan:
-        """Return the plan without offers that cannot keep the budget, and with a note that says so.
+        """Return the plan without the offers that cannot keep the budget, and with a note that they are left out.
 
-        These are machines that cost something and cannot end themselves. The plan is returned unchanged without a
+        The machines of such offers cost something and cannot end themselves. The plan is returned unchanged without a
         budget, with a `best_effort` budget, or if there are no such offers.
 
         Raises:
@@ -109,14 +111,15 @@ class Planning:
         return plan
 
     def waiting(self, pause: Pause) -> AsyncRetrying:
-        """Return a tenacity retry object that repeats a function after a shortage, for as long as the pool waits.
+        """Return a tenacity retry object that repeats a function after a shortage, until the pool's `wait` is over.
 
-        The function is repeated while its error, or the error of its empty `Rented`, is one for which `is_short` is
-        True. After that the last result is returned, or the last error raised. The pauses grow from about 2 s to about
-        2 minutes. Before each, the user is told, and the plan is dropped.
+        The function is repeated if it raises an error for which `is_short` is True. It is also repeated if it returns a
+        `Rented` that has such an error and no instances. When the time is over, the last result is returned, or the
+        last error raised. The pauses grow from about 2 s to about 2 minutes. Before each pause, the user is told, and
+        the plan is dropped.
 
         Args:
-            pause: sleeps between two attempts.
+            pause: sleeps between two attempts; called with seconds.
         """
         from tenacity import (
             AsyncRetrying,
@@ -138,9 +141,10 @@ class Planning:
         )
 
     def is_short(self, error: BaseException | None) -> bool:
-        """Return True if an error is a shortage that may pass, so that it is worth waiting. Return False for None.
+        """Return True if an error says that machines are out of stock, so that waiting may help. False for None.
 
-        Once the pool has begun to wait, other errors of a provider that may pass count, too.
+        Once the pool has begun to wait, the result is also True for other errors of a provider that may pass by
+        themselves.
         """
         if isinstance(error, NoOffers) and isinstance(error.plan, Plan):
             failures = error.plan.failures

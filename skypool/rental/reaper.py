@@ -28,7 +28,7 @@ from skypool.wire.keys import Keys
 PATIENCE = 120.0
 """Seconds for which a termination is tried again while the user waits."""
 SETTLING = 30.0
-"""Seconds after an order in which a machine of it may still turn up, as lists of a provider may lag behind."""
+"""Seconds after an order for which its machines may still be missing from the provider's lists."""
 _HOPELESS = (CredentialsError, AccessError, UsageError)
 """Errors that do not pass by themselves."""
 Say = Callable[[str], None]
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 def silently(text: str) -> None:
-    """Do nothing with a line of progress. It is the default of the argument `say` of `terminate_all`."""
+    """Ignore a line of progress. This is the default of arguments called `say`."""
 
 
 def terminate_all(
@@ -51,22 +51,22 @@ def terminate_all(
 ) -> None:
     """Terminate everything that a pool has at these providers, and prove it. Machines are found by their tags.
 
-    After that all runs of the pool are closed in the ledger, and the pool's keys are deleted. The function blocks and
-    uses only the calling thread, so that it works while the interpreter exits. A pool without machines is no error.
+    After that all runs of the pool are closed in the ledger, and the pool's ssh keys are deleted. The function blocks.
+    It starts no threads, so it also works while the interpreter exits. A pool without machines is no error.
 
     Args:
         drivers: providers that may have machines of the pool.
         pool: name of the pool.
         ledger: records what has ended; None for no record.
-        session: id of this run of the pool, which is closed even if the ledger cannot be read; None if unknown.
+        session: id of this run of the pool; None if unknown. This run is closed even if the ledger cannot be read.
         patience: seconds for which failures are tried again, with pauses of up to a minute. Default 120.
         stubborn: if True, try again even after errors that do not pass by themselves, as the user may renew
             credentials.
         say: called with each line of progress.
 
     Raises:
-        StillRunning: instances may still run. It names the known ones, and says why.
-        ErrorGroup: every instance has ended, but something else is left.
+        StillRunning: instances may still run. The error names the known instances, and says why.
+        ErrorGroup: every instance has ended, but other resources of the pool are left.
     """
     errand = _Errand(tuple(drivers), pool, ledger, say)
     again(errand.run, patience, stubborn, say)
@@ -77,14 +77,15 @@ def terminate_all(
 
 
 def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -> None:
-    """Call `work` until it succeeds, or until its error cannot pass or the time limit is over. Raise the last error.
+    """Call `work` until it succeeds. Give up if the time is over, or if its error cannot pass by itself.
 
-    The pauses double from half a second up to an eighth of the time limit, but at most a minute.
+    On giving up, the last error is raised. The pauses between two calls double from half a second up to an eighth of
+    the time limit, but at most a minute.
 
     Args:
         work: the function.
         patience: time limit in seconds. An attempt that has begun is not cut short.
-        stubborn: if True, every error is worth another attempt. Otherwise only those that `may_pass` are.
+        stubborn: if True, another attempt follows every error; if False, only an error for which `may_pass` is True.
         say: called with a line about each error before the next attempt.
     """
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
@@ -105,8 +106,8 @@ def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -
 def may_pass(error: BaseException) -> bool:
     """Return True if an error may pass by itself, so that another attempt is useful.
 
-    An error group may pass if one of its errors may. A StillRunning error that has a cause may pass if the cause may.
-    Errors of credentials, permissions and usage do not pass; all others may.
+    Errors of credentials, permissions and usage do not pass by themselves; all others may. For an error group, it is
+    enough that one of its errors may pass. For a StillRunning error that has a cause, the cause decides.
     """
     if isinstance(error, ErrorGroup):
         return any(map(may_pass, error.exceptions))
@@ -140,7 +141,7 @@ class _Errand:
 
         Raises:
             StillRunning: instances may still run.
-            ErrorGroup: every instance has ended, but something else is left.
+            ErrorGroup: every instance has ended, but other resources of the pool are left.
         """
         running: list[tuple[Driver, Exception]] = []
         left: list[Exception] = []
@@ -185,7 +186,8 @@ class _Errand:
     def _write_down_found(self, driver: Driver, instances: Sequence[Instance]) -> None:
         """Record these instances in the ledger if it lacks them, so that the pool's cost includes them.
 
-        Orders without an answer may have made them. Instances of pools that the ledger does not have are ignored.
+        Such instances may come from orders without an answer. Instances of pools that the ledger does not have are
+        ignored.
 
         Args:
             driver: driver of the instances.
@@ -204,7 +206,7 @@ class _Errand:
     def records(self) -> list[Record]:
         """Return the ledger's records of pools of this name; [] without a ledger, or if it cannot be read.
 
-        In the last case, the error is reported with `say`.
+        If the ledger cannot be read, the error is reported with `say`.
         """
         try:
             return self.ledger.pools(self.pool) if self.ledger is not None else []
@@ -213,11 +215,10 @@ class _Errand:
             return []
 
     def _late(self, provider: str) -> list[str]:
-        """Return what may still turn up at a provider: tokens of open orders, and ids of instances never listed.
+        """Return tokens of open orders, and ids of instances never listed, whose machines a provider may list late.
 
-        An open order is a request for machines without an answer.
-
-        Only those of the last 30 s are returned. Older ones would be in the provider's lists by now.
+        An open order is a request for machines that got no answer. Only orders and instances of the last 30 s are
+        returned. The provider would list the machines of older ones by now.
         """
         seen = self.seen.get(provider, ())
         new = [each for record in self.records() for each in record.since(clock.now() - SETTLING)]
@@ -226,8 +227,9 @@ class _Errand:
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:
         """Record in the ledger what is proved to have ended. Do nothing without a ledger.
 
-        At a provider that did not fail, everything has ended. At one that failed, those seen instances have ended that
-        its error does not name as running. If the error names none, nothing is recorded.
+        At a provider that did not fail, everything has ended. At a provider that failed, the error names instances that
+        may still run; all other instances that were seen there have ended. If the error names no instance, nothing is
+        recorded for that provider.
 
         Args:
             failed: the drivers of this attempt that failed, and their errors.
@@ -255,7 +257,7 @@ class _Errand:
         )
 
     def _known(self, provider: str) -> list[Instance]:
-        """Return the machines of the pool at a provider that the ledger does not know to have ended.
+        """Return the pool's machines at a provider for which the ledger has no end.
 
         Returns [] without a ledger, or if it cannot be read.
         """

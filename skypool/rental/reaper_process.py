@@ -32,9 +32,9 @@ _READY = b"ready\n"
 def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str) -> int:
     """Start a process that terminates all machines of a pool, and return its pid once it is at work.
 
-    The process outlives this one and its terminal, tries for a day, and writes a log to `log_of(pool, session)`. It
-    gets the drivers, secrets included, through a pipe, and never from disk. This function waits until the process has
-    read its task, but not for the end of the machines.
+    The new process outlives this one and its terminal. It tries for up to a day, and writes a log to
+    `log_of(pool, session)`. It gets the drivers, secrets included, through a pipe, and never from disk. This function
+    waits until the new process has read its task, but not for the end of the machines.
 
     Args:
         drivers: providers that may have machines of the pool.
@@ -64,8 +64,8 @@ def _not_begun(pool: str, why: str) -> str:
 def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
     """Start the process that ends a pool, and return it without waiting for it.
 
-    The process waits for its task on stdin, answers on stdout, and logs to `file`. It has its own session, so signals
-    of the terminal do not reach it.
+    The process waits for its task on stdin, answers on stdout, and logs to `file`. It is detached from the terminal, so
+    signals of the terminal, as after Ctrl-C, do not reach it.
 
     Raises:
         OSError: the process could not be started.
@@ -107,9 +107,9 @@ def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
 
 
 def log_of(pool: str, session: str) -> Path:
-    """Return the path of the log of the process that ends a pool. The file may not exist.
+    """Return the path of the log of the background process that ends a pool. The file may not exist.
 
-    It is in the user's state folder, and has the pool's name and session in its name.
+    The log is in the user's state folder. Its name has the pool's name and the session (id of this run of the pool).
     """
     import platformdirs  # imported here, as nodes import this module without having platformdirs
 
@@ -117,10 +117,10 @@ def log_of(pool: str, session: str) -> Path:
 
 
 def _opened_log(file: Path) -> int:
-    """Open a log file for appending, and return its file descriptor. If that fails, it is one for the null device.
+    """Open a log file for appending, and return its file descriptor. If that fails, open the null device instead.
 
-    The folder is made if it does not exist. Logs in it that are older than 30 days are deleted. Only this user can read
-    a new log.
+    The folder is made if it does not exist. Logs in this folder that are older than 30 days are deleted. Only this user
+    can read a new log.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -136,8 +136,9 @@ def _opened_log(file: Path) -> int:
 def main() -> int:
     """Run the process that `terminate_in_background` starts. Return its exit status.
 
-    The pickled task is on stdin: drivers, pool name and session. The line "ready" is written to stdout once it is read.
-    After that, stderr is the log, and so is stdout. Blocks until the machines have ended, or for a day.
+    The process reads its pickled task from stdin: drivers, pool name and session. It then writes the line "ready" to
+    stdout. After that, stdout goes to the log, as stderr does from the start. Blocks until the machines have ended, or
+    for up to a day.
 
     Returns:
         0 if every machine has ended, otherwise 1.

@@ -30,7 +30,7 @@ _NAME = re.compile(r"[\w-]+")
 
 
 class Damaged(Exception):
-    """The error of a ledger that contains something that skypool never writes, so that its file must be damaged."""
+    """Raised if the ledger contains a value that skypool never writes, so that the ledger's file must be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,17 @@ class Record:
     Attributes:
         pool: name of the pool.
         session: id of this run of the pool.
-        client: process that runs the pool, or that ends it.
+        client: process that runs or ends the pool, or that did so last.
         started: time when the pool began.
         beat: time of the last sign of life of `client`.
-        lease: seconds that machines live on without `client`.
+        lease: seconds for which machines live on without `client`.
         budget: limit of the cost; None for none.
         ending: time since when a process ends the pool; None if none does.
         ended: time when the pool's end was complete; None before.
-        error: why it ended; "" for no error.
-        lines: its instances and their costs, ordered by launch.
-        intents: its orders without an answer, ordered by time.
-        notes: its drivers as JSON (see `registry.noted`).
+        error: the error that ended the pool; "" for none.
+        lines: the pool's instances and their costs, ordered by launch.
+        intents: the pool's orders (requests for machines) without an answer, ordered by time.
+        notes: the pool's drivers as JSON objects (see `registry.noted`).
     """
 
     pool: str
@@ -97,7 +97,7 @@ class Record:
     def lasts(self) -> float:
         """The time, in seconds since 1970, when the lease is over if the client gives no further sign of life.
 
-        Machines that can end themselves have ended then.
+        By then, machines that can end themselves have ended.
         """
         return self.beat + self.lease
 
@@ -116,8 +116,8 @@ class Record:
     def has(self, instance: Instance) -> bool:
         """Return True if this pool rented the instance.
 
-        That is so if the instance's token begins with this pool's session, or is that of an open order. It is also so
-        if the pool has a receipt line for the same provider and instance id.
+        That is so if the instance's token begins with this pool's session, or is the token of one of its open orders.
+        It is also so if the pool has a receipt line for the same provider and instance id.
         """
         return (
             instance.token.rpartition("-")[0] == self.session
@@ -126,9 +126,9 @@ class Record:
         )
 
     def since(self, time: float) -> list[tuple[str, str]]:
-        """Return what may still turn up at a provider: open orders sent, and running instances launched, after `time`.
+        """Return the open orders that were sent, and the running instances that were launched, after `time`.
 
-        An open order is a request for machines without an answer.
+        A provider's lists may lack these machines so far. An open order is a request for machines that got no answer.
 
         Args:
             time: the time in seconds since 1970.
@@ -160,20 +160,20 @@ class Record:
 
 
 def newest(records: Sequence[Record]) -> Record | None:
-    """Return the record of the pool that began last; None for no records.
+    """Return the record of the pool that began last; None if there are no records.
 
-    A pool that has not ended is preferred to all that have, even if it began earlier.
+    A pool that has not ended is preferred to all pools that have ended, even if it began earlier.
     """
     return max(records, key=lambda each: (each.ended is None, each.started), default=None)
 
 
 def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: object) -> list[Record]:
-    """Return the pools that match a condition, the oldest first; [] if none does.
+    """Return the records of the pools that match an SQL condition, the oldest first; [] if none does.
 
     Args:
         book: connection to the ledger.
         now: time until which running instances are charged, in seconds since 1970.
-        where: SQL condition; the table of pools is called `p`. Default: all pools.
+        where: the SQL condition, in which `p` is the table of pools. The default selects all pools.
         values: parameters of the condition.
 
     Raises:
@@ -198,8 +198,8 @@ def _earlier_prices(
 ) -> dict[tuple[object, object, object], list[tuple[float, float]]]:
     """Return the earlier prices of instances, by (session, provider, id), the oldest first.
 
-    Instances whose price never changed have no key. Each price is as in `Line.earlier`: (time until which it was valid,
-    US dollars per hour). `where` and `values` are as in `read`.
+    Instances whose price never changed are missing. Each price is a pair as in `Line.earlier`: (time until which the
+    price was valid, US dollars per hour). The arguments are as in `read`.
 
     Raises:
         Damaged: a time or price is not a valid number.

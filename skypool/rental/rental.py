@@ -1,4 +1,4 @@
-"""The machines of one pool: rents and terminates them, keeps their tags and the ledger current, watches the budget.
+"""Rents and terminates the machines of one pool, keeps their tags and the ledger current, and watches the budget.
 
 The ledger is the local database of rented machines.
 """
@@ -29,14 +29,14 @@ from skypool.rental.request import Terms
 from skypool.wire.keys import Keys
 
 _BOOT = 120.0
-"""Seconds that are added to the lease in a new machine's tag, as the machine boots after the tag is written."""
+"""Seconds that are added to the lease for the expiry time in a machine's tag, as a new machine must boot first."""
 REPRICE = 600.0
 """Seconds after which the prices of spot machines are read again."""
 _HEADROOM = 1.25
-"""Factor on its price that limits the cost of a spot machine if the pool has a budget.
+"""Largest price of a spot machine in a pool with a budget, as a multiple of the price in the machine's offer.
 
-At a higher price the provider is to take the machine back. Spot prices move gradually. With a smaller factor a pool
-would lose machines to every small rise.
+If the price rises above that, the provider takes the machine back. With a smaller factor, a pool would lose machines to
+every small rise of the price.
 """
 
 
@@ -46,9 +46,10 @@ class Rental:
     Args:
         terms: checked arguments of the pool.
         emit: called with events for the user.
-        stopping: set when nothing more is to be rented. Default None: a new one.
+        stopping: event that is set when nothing more is to be rented. If it is None, a new event is made.
 
     Attributes:
+        stopping: event that is set when nothing more is to be rented.
         attempts: offers that were refused, each with its error.
     """
 
@@ -86,18 +87,22 @@ class Rental:
     def plan(self) -> Plan | None:
         """The last plan: the offers that meet the pool's requirements, and why others do not.
 
-        None before the first plan, and after too little was in stock.
+        None before the first plan. Also None after machines were out of stock, until a new plan is made.
         """
         return self._planning.plan
 
     @property
     def there(self) -> list[Instance]:
-        """The instances that were rented or taken over, and are not proved to have ended. The list is a copy."""
+        """The instances that the pool rented or took over, except those proved to have ended. The list is a copy."""
         return self._holdings.there
 
     @property
     def receipt(self) -> Receipt:
-        """The cost of each instance, until its end or until now. It has no lines before `begin` or `adopt`."""
+        """The cost of each instance, until its end or until now.
+
+        The receipt has no lines before `begin` or `adopt`. It also has none if the ledger does not have the pool that
+        `adopt` took over.
+        """
         return self._holdings.receipt
 
     def driver_of(self, instance: Instance) -> Driver:
@@ -111,33 +116,38 @@ class Rental:
     # --- before anything is rented ---------------------------------------------------------------------------
 
     async def look(self) -> Plan:
-        """Return the plan of what would be rented now. A plan of the last 5 minutes is returned again.
+        """Return the plan: the offers on which machines would be rented now, the best first.
+
+        A plan that is at most 5 minutes old is returned again.
 
         Raises:
-            NoOffers, PoolClosed, UsageError, ProviderError: there is no plan; see `Planning.look`.
+            NoOffers, PoolClosed, UsageError, ProviderError: there is no plan. `Planning.look` says when each is raised.
         """
         return await self._planning.look()
 
     async def look_out(self, pause: Pause) -> Plan:
-        """Return the plan of what would be rented. While no offer serves, look again for as long as the pool waits.
+        """Return the plan, as `look` does. If machines are out of stock, look again until the pool's `wait` is over.
 
         Args:
             pause: sleeps between two attempts; called with seconds.
 
         Raises:
-            NoOffers, ProviderError: the last error when the time is over.
-            PoolClosed, UsageError: the pool is stopped, or no offer can keep the budget; raised at once. See
-                `Planning.look`.
+            NoOffers: no offer meets the requirements. It is raised at once if waiting cannot help, and otherwise when
+                the `wait` time is over.
+            ProviderError: the only provider could not be asked. It is raised at once, unless the pool has begun to wait
+                and the error may pass by itself.
+            PoolClosed: the pool is stopped.
+            UsageError: no offer can keep the budget.
         """
         plan: Plan = await self._planning.waiting(pause)(self.look)
         return plan
 
     def begin(self) -> None:
-        """Record the pool in the ledger, the local database of rented machines. Call it once the plan is made.
+        """Record the pool in the ledger, the local database of rented machines. Call this after a plan was made.
 
         Raises:
             UsageError: a pool of this name is running, or its machines may still run.
-            BudgetExceeded: the budget is below the price of the first hour of the fewest nodes.
+            BudgetExceeded: the first hour of the fewest nodes that the pool needs costs more than the budget.
             LedgerError: the ledger cannot be written.
         """
         terms = self._terms
@@ -150,12 +160,12 @@ class Rental:
     def adopt(self) -> list[Instance]:
         """Take over the instances of the pool of this name that another process left, and return them.
 
-        If the pool has no budget of its own, it gets the one in the ledger. A pool that this machine's ledger does not
-        have is taken over without any record.
+        If this pool was made without a budget, it gets the budget that the ledger has for it. If the ledger on this
+        computer does not have the pool, the pool is taken over all the same, but its costs are not recorded.
 
         Raises:
-            SkypoolError: no provider has instances of the pool, or one could not be asked.
-            UsageError: another process still runs the pool.
+            SkypoolError: no provider has instances of the pool, or a provider could not be asked.
+            UsageError: another process still runs the pool or is ending it.
             LedgerError: the ledger cannot be written.
         """
         name = self._terms.name
@@ -182,20 +192,21 @@ class Rental:
     async def rent(self, nodes: Sequence[int], hosts: int | None, pause: Pause) -> Rented:
         """Rent a machine for each of these nodes, on the best offers of the plan that are in stock.
 
-        While too few are in stock, this is repeated for as long as the pool waits. Machines of an incomplete attempt
-        are terminated first, as nobody wants to pay for machines that wait for others. Those of the last attempt are
-        kept. A slice (several hosts that are rented only together) counts as one machine.
+        A slice (several machines that are rented together at one price) counts as one machine here. If too few
+        machines are in stock, another attempt is made, until the pool's `wait` time is over. The machines of the
+        earlier attempt are terminated first, so that they cost nothing while they wait for others. If their end is not
+        proved, there is no other attempt. The machines of the last attempt are kept, even if they are too few.
 
         Args:
             nodes: node numbers; for a slice, that of its first host.
-            hosts: use only offers with this many hosts; None for any.
+            hosts: use only offers with this many hosts (1, or the size of a slice); None for any.
             pause: sleeps between two attempts; called with seconds.
 
         Returns:
             The instances, and an error if they are fewer than asked for.
 
         Raises:
-            NoOffers: no offer serves.
+            NoOffers: no offer meets the requirements.
             PoolClosed: the pool is stopped.
             UsageError: no offer can keep the budget.
             ProviderError: the error of the provider, if it is the only one and could not be asked.
@@ -237,10 +248,10 @@ class Rental:
         )
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Record that an instance was given up before it was ready, so that its driver may avoid it from now on.
+        """Record that an instance was given up before it was ready, so that its driver may avoid such machines.
 
-        After a CapacityError the same kind of machine in the same place is skipped until the next plan. If the driver
-        fails, the user is told, and nothing is raised. The instance is not terminated.
+        After a CapacityError, the same kind of machine in the same place is skipped until the next plan. If the driver
+        fails to record this, the user is told, and nothing is raised. The instance is not terminated.
 
         Args:
             instance: the instance.
@@ -261,23 +272,23 @@ class Rental:
 
     @property
     def pulse(self) -> float:
-        """Recommended seconds between two calls of `tend`: a third of the lease, but at most 60, or 5 with a budget.
+        """Recommended seconds between two calls of `tend`: a third of the lease, but at most 60 (5 with a budget).
 
-        The lease is the time that machines live on without this process."""
+        The lease is the time for which machines live on without this process."""
         return min(self._terms.lease / 3, 60.0 if self._terms.budget is None else 5.0)
 
     def tend(self) -> float:
         """Renew the pool's lease in the ledger and in its machines' tags, update prices, and check the budget. Blocks.
 
-        It also warns the user once the set share of the budget is spent. Errors of a provider are told to the user, and
-        not raised.
+        The user gets a warning when the share `warn` of the budget is spent. Errors of a provider are shown to the
+        user, and not raised.
 
         Returns:
             Seconds for which the rest of the budget lasts; `math.inf` without a budget.
 
         Raises:
             BudgetExceeded: the budget is spent.
-            PoolClosed: another process ends the pool.
+            PoolClosed: another process has begun to end the pool.
         """
         name = self._terms.name
         ledger = self._holdings.ledger
@@ -308,7 +319,7 @@ class Rental:
         return left
 
     def _reprice(self) -> None:
-        """Request the current prices of the pool's spot machines and record them, at most every 600 seconds.
+        """Ask for the current prices of the pool's spot machines, and record them. Do so at most every 600 seconds.
 
         If a provider cannot be asked, the user is told, and its last prices stay valid. Does nothing without a ledger.
         """
@@ -339,10 +350,10 @@ class Rental:
             ledger.repriced(self.session, moved)
 
     def _left(self, more: Sequence[Offer] = ()) -> float:
-        """Return the seconds until the budget is spent if these offers are rented, too.
+        """Return the seconds until the budget is spent, if one more machine is rented on each of the offers in `more`.
 
-        Returns `math.inf` without a budget, or if no machine costs anything. Returns 0 if the budget is spent and costs
-        go on.
+        A slice (several machines that are rented together at one price) counts as one machine here. Returns `math.inf`
+        without a budget, or if no machine costs anything. Returns 0 if the budget is spent and costs go on.
 
         Raises:
             LedgerError: there is a budget, and the costs cannot be read from the ledger or from memory.
@@ -374,8 +385,8 @@ class Rental:
 
         Args:
             instances: instances to terminate.
-            silent: seconds since the last sign of life, by node, of nodes that gave one. A machine that is gone already
-                is charged until then.
+            silent: for nodes that gave a sign of life, the seconds since the last one, by node number. If such a
+                machine no longer exists, it is charged only until its last sign of life.
 
         Returns:
             The errors of instances whose end could not be proved, by node; empty if all have ended.
@@ -383,21 +394,24 @@ class Rental:
         return self._holdings.terminate(instances, silent)
 
     def note_ended(self, instance: Instance) -> None:
-        """Record that an instance has ended. Call it if that is proved, or if it costs nothing and is out of reach."""
+        """Record that an instance has ended.
+
+        Call this if its end is proved, or if it costs nothing and cannot be reached.
+        """
         self._holdings.note_ended(instance)
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
         """Remove resources that the pool still has at its providers, and close its record in the ledger.
 
-        These are machines that orders without an answer may have made, and leftovers such as key pairs. The pool's
-        local ssh keys are deleted, too. The caller has ended all known instances before.
+        Call this after all known instances were terminated. What remains is machines that orders without an answer may
+        have made, and leftovers such as key pairs. The pool's local ssh keys are deleted, too.
 
         Args:
-            error: the error that ended the pool; None for none.
-            proved: True if the end of every known instance is proved. If it is False, nothing is done.
+            error: the error that ended the pool; None if it ended without one.
+            proved: True if the end of every known instance is proved. If False, nothing is done.
 
         Raises:
-            StillRunning, ErrorGroup: something is left. The record in the ledger then stays open.
+            StillRunning, ErrorGroup: a machine or another resource is left. The record in the ledger then stays open.
         """
         if not proved:
             return
@@ -418,7 +432,7 @@ class Rental:
     def terminate_in_background(self) -> str:
         """Start a process that terminates everything of this pool, and return a notice for the user with its pid.
 
-        The process goes on if this one ends. This method returns once it has begun.
+        The new process goes on if this one ends. This method returns once the new process has begun its work.
 
         Raises:
             SkypoolError: the process could not be started.

@@ -38,10 +38,10 @@ class Terms:
         name: name of the pool.
         drivers: providers that may be used.
         need: requirements of each node.
-        minimum: number of nodes with which the pool is ready. If the accelerator is a slice of several hosts, the
-            number of slices.
+        minimum: number of nodes with which the pool is ready. If the accelerator is a slice (several machines that are
+            rented together at one price), the number of slices.
         maximum: largest number of nodes, or of slices.
-        lease: seconds that a node lives on without hearing from this client.
+        lease: seconds for which a node lives on without hearing from this client.
         lifetime: seconds after which every node ends itself in any case; None for no such limit.
         liveness: seconds of silence after which a node is given up.
         grace: seconds that a call has to stop after it was asked to.
@@ -56,7 +56,7 @@ class Terms:
         allow_results: names of the classes that results may contain besides plain data, if they are read as data.
 
     Raises:
-        UsageError: `maximum` is above 1, and the accelerators allow slices with different numbers of hosts.
+        UsageError: `maximum` is above 1, and the accelerators have different numbers of machines.
     """
 
     name: str
@@ -81,9 +81,9 @@ class Terms:
         hosts_alike(self.need.accelerators, self.maximum)
 
     def ends_itself(self, offer: Offer) -> bool:
-        """Return True if a machine rented on this offer ends itself, and its cost, when its lease is over.
+        """Return True if a machine of this offer ends itself, and is no longer billed, when its lease is over.
 
-        Return True, too, if the pool has no driver for the offer's provider.
+        Also return True if the pool has no driver for the offer's provider.
         """
         return all(ends_itself(each, offer) for each in self.drivers if each.name == offer.provider)
 
@@ -105,10 +105,12 @@ def pool_name(name: str | None) -> str:
 
 
 def budget_asked(budget: Any) -> Budget | None:
-    """Return a budget as a Budget: None and a Budget as they are, and a number as that many US dollars.
+    """Return the `budget` argument of a pool as a `Budget`. A number becomes a budget of that many US dollars.
+
+    None (no budget) and a `Budget` are returned unchanged.
 
     Raises:
-        UsageError: the value is something else, or a number that is not above 0 and finite.
+        UsageError: `budget` is of another type, or is a number that is not positive and finite.
     """
     if budget is None or isinstance(budget, Budget):
         return budget
@@ -129,12 +131,12 @@ class TrustTerms(TypedDict):
 def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
     """Check the trust arguments of a pool, and return them as the fields `trust` and `allow_results` of `Terms`.
 
-    Classes become their full names. The names are not looked up, so a class may be unknown here.
+    A class in `allow_results` becomes its full name. Names are not looked up, so the classes need not exist here.
 
     Args:
         trust: "full", "data", or None to leave it to the offers.
-        allow_results: classes that results may contain besides plain data. A class, or a name such as "mypkg.Point", or
-            "mypkg.*" for a package; or several of these.
+        allow_results: classes that results may contain besides plain data: a class, a name such as "mypkg.Point", or
+            "mypkg.*" for all classes of a package. Several of these are given as a list, tuple or set.
 
     Raises:
         UsageError: `trust` has another value, or `allow_results` has something that names no class.
@@ -149,13 +151,14 @@ def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
 
 
 def packed(image: Any, progress: Any = None) -> tuple[Any, dict[str, str]]:
-    """Return the archive of the image's files (None for no files), and the image's secrets as a dict by name.
+    """Return an archive of the image's files, and the image's secrets as a dict by name.
 
-    Files and environment variables are read now, before anything is rented. It blocks meanwhile.
+    The archive is None if the image has no files. Files and environment variables are read now, before anything is
+    rented. The function blocks until all are read.
 
     Args:
         image: the image.
-        progress: see `skypool_images.payload.pack`.
+        progress: called with the bytes read so far and the total, as in `skypool_images.payload.pack`; or None.
 
     Raises:
         UsageError: a local file or an environment variable is missing, or has an invalid value.
