@@ -112,8 +112,8 @@ class Connector:
     async def _access(self, node: int) -> Access:
         """Ask the driver how to reach the machine of a node, and return the answer. The driver runs in another thread.
 
-        A TPU slice is several hosts that are rented together. The driver is asked about its first host first, and about
-        the others when that question was answered or has failed.
+        A TPU slice is several hosts that are rented together. The driver is asked about the first host before the
+        others. They wait until that request was answered or has failed.
 
         Raises:
             ProviderError: the driver cannot say how to reach the machine.

@@ -115,12 +115,12 @@ class PoolEngine:
     async def start(self) -> None:
         """Rent the machines and set them up, or take over those of another process. Return when the pool is ready.
 
-        If this task is cancelled, rented machines are ended before CancelledError is raised. Machines of another
-        process keep running.
+        If this task is cancelled, rented machines are ended before CancelledError is raised. Machines that were to be
+        taken over keep running.
 
         Raises:
             SkypoolError: the pool could not become ready. Rented machines were ended; if the end of some is not
-                confirmed, the error has a note. Machines of another process keep running.
+                confirmed, the error has a note. Machines that were to be taken over keep running.
         """
         if self.terms.attach:
             await self._adopt()
@@ -514,7 +514,7 @@ class PoolEngine:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
 
     def _on_welcome(self, node: int, welcome: Welcome) -> None:
-        """Take over the calls that a former process sent to a node. It is called when a connection to the node begins.
+        """Take over the calls that a former process sent to a node. Called when a connection to the node begins.
 
         The futures of the calls are added to `inherited`. Does nothing when the node connects again, and in a pool that
         was not taken over with `attach`.

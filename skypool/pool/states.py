@@ -241,7 +241,7 @@ class Pressure:
 class Stop:
     """An event: the pool must end, with all its machines.
 
-    If the pool is ending already, only its error is replaced.
+    If the pool is ending or has ended already, a new error only replaces its error.
 
     Attributes:
         error: the reason, which becomes the error of the pool. None if the user stopped the pool: its error is kept.

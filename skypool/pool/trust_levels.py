@@ -108,7 +108,7 @@ class TrustLevels:
         return self._readers[node] is not None
 
     def announce(self) -> None:
-        """Tell the user for which providers results are read as plain data only, and why. Say the same only once.
+        """Tell the user for which providers results are read as plain data only, and why. Say the same thing only once.
 
         Call this after `judge` was called for new nodes; each message has the number of nodes. If the results of all
         nodes may be unpickled, the user is told nothing.
