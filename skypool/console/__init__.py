@@ -2,13 +2,13 @@
 
     python script.py > out.txt      # out.txt has what functions print on stdout; skypool's own lines go to stderr
 
-A pool is a set of rented machines, its nodes, on which functions run. Until a live view is drawn, this package needs
-only the standard library: loading rich takes as long as starting a node.
+A pool is a set of rented machines, its nodes, on which functions run. The library rich is loaded only when a live view
+is drawn, because that takes time. Everything else needs only the standard library.
 
 - `plain`: lines for files, pipes and CI; `live`: the live view for terminals.
 - `words`: turns events into lines of text; `board`: turns them into the state that a live view shows.
 - `view`: layout of the live view; `screen`: draws it on the terminal, in a thread of its own.
-- `printer`: prints functions' output, marked with its node; `lines`: cuts streams of text into whole lines.
+- `printer`: prints functions' output, marked with the node; `lines`: cuts streams of text into whole lines.
 - `outlet`: writes to the user's stdout and stderr without blocking the caller for long.
 """
 
@@ -28,9 +28,9 @@ Mode = Literal["auto", "live", "plain", "off"]
 
 
 def attach(stream: events.EventStream, mode: Mode) -> Callable[[], None]:
-    """Start to show a pool's events on stdout and stderr. Return a function that ends this.
+    """Start to show a pool's events on stdout and stderr. Return a function that stops showing them.
 
-    The returned function shows what is left, and blocks until all of it is written.
+    The returned function shows what has not been shown yet, and blocks until all of it is written.
 
     Args:
         stream: the pool's events.

@@ -1,4 +1,4 @@
-"""State of the live view: applies a pool's events, and returns one row for each node. It draws nothing."""
+"""State of the live view: collects a pool's events, and returns one row for each node. `view` and `screen` draw it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from skypool import events
 
 _TAIL = 400
-"""Maximum number of characters that are kept of what a node printed. The last line of them is shown."""
+"""Maximum number of characters that are kept of what a node printed. The view shows the last line of this text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class Row:
         node: number of the node.
         phase: phase of the node's life, such as "launching" or "ready".
         since: when this phase began, in seconds since 1970.
-        detail: reason or step that belongs to the phase; "" for none.
+        detail: reason for the phase, or the current step of it; "" for none.
         slots: number of slots with devices, or of all slots if no slot has a device.
-        busy: number of these slots that run a call.
+        busy: number of the slots counted in `slots` that run a call.
         cpu_slots: number of further slots without a device (CPU slots).
         cpu_busy: number of CPU slots that run a call.
         waiting: number of calls that wait on the node for a free slot.
@@ -56,7 +56,7 @@ class Picture:
         began: time of the first event, in seconds since 1970; 0.0 before it.
         failed: number of calls that failed.
         gone: number of nodes that have ended.
-        done: number of calls that have completed, also on nodes that have ended.
+        done: number of calls that have completed, including those on nodes that have ended.
         rows: the nodes that have not ended, in the order of their numbers.
     """
 
@@ -87,7 +87,7 @@ class Board:
     def hear(self, e: events.Event) -> None:
         """Apply one event to the state.
 
-        Kinds of events that the view does not show are only counted. Any thread may call this.
+        Events of kinds that the view does not show change only the number of events. Any thread may call this.
         """
         with self._lock:
             self.changes += 1

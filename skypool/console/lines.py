@@ -1,6 +1,6 @@
-"""Cuts streamed output into whole lines. A line that is redrawn, such as a progress bar, keeps its last state.
+"""Cuts streamed output into whole lines. Of a line that redraws itself, such as a progress bar, the last state stays.
 
-Other functions remove control codes of terminals from text, or put a mark before each line.
+Other functions of this module remove control codes of terminals from text, or put a mark before each line.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 LONGEST = 4 << 20
-"""Maximum number of characters of an unfinished line. A longer line is broken there."""
+"""Maximum number of characters of an unfinished line. A longer line gets a newline, and a new line begins."""
 
 _LINE_END = re.compile(r"\r+\n")
 _REDRAWN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
@@ -34,8 +34,8 @@ class Lines:
     def feed(self, text: str) -> str:
         """Add text to the stream. Return the lines that are complete now, each with its newline; "" if there are none.
 
-        Of a line with carriage returns, only the text after the last of them is returned. An unfinished line of more
-        than 4 million characters (`LONGEST`) is returned, too, with a newline added.
+        Of a line with carriage returns, only the text after the last carriage return is returned. An unfinished line of
+        more than 4 million characters (`LONGEST`) is returned, too, with a newline added.
         """
         if self.redrawn or "\r" in text:
             text = self._redraw(text)
@@ -45,9 +45,9 @@ class Lines:
         return whole if self._size <= LONGEST else whole + self.finish()
 
     def finish(self) -> str:
-        """End the stream. Return the unfinished line with a newline; "" if there is none.
+        """End the stream. Return the unfinished line with a newline added; "" if there is none.
 
-        After that the object can be used for another stream.
+        After that, this object can be used for another stream.
         """
         text = self._take().rstrip("\r")
         self.redrawn = False
@@ -55,9 +55,9 @@ class Lines:
 
     @property
     def unfinished(self) -> str:
-        """Return the line that has no newline yet, as a terminal would show it; "" if there is none.
+        """Return the line that has no newline yet, and keep it; "" if there is none.
 
-        That is only the text after its last carriage return. The line is kept.
+        Of a line with carriage returns, only the text after the last carriage return is returned.
         """
         text = "".join(self._pieces).rstrip("\r")
         return text[text.rfind("\r") + 1 :]
@@ -96,9 +96,10 @@ def marked(lines: str, mark: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """Return text without control codes that move a terminal's cursor or change its modes. Carriage returns are kept.
+    """Return text without control codes that move a terminal's cursor or change its modes.
 
-    Colours are kept, too. If the text contains an escape code, colours are reset at its end.
+    Carriage returns and colours are kept. If the text contains an escape code, a code that resets colours is added at
+    its end.
     """
     text = text.replace("\b", "").replace("\f", "").replace("\v", "")
     if "\x1b" not in text:
@@ -113,7 +114,7 @@ def bare(text: str) -> str:
 
 
 def last_line(tail: str) -> str:
-    """Return the last line that is not blank, without colours, control characters and surrounding spaces.
+    """Return the last line of a text that is not blank, without colours, control characters and surrounding spaces.
 
     A carriage return counts as the end of a line. Returns "" if all lines are blank.
     """

@@ -16,8 +16,8 @@ class Live(Plain):
     """Console for terminals: a live view of the pool, and plain lines above it for what the view cannot show.
 
     Args:
-        show: function that starts to draw a board (the state of a pool). It returns the function that ends this, which
-            takes the maximum seconds to wait, None for no limit. The default draws on stderr.
+        show: function that starts to draw a board (the state of a pool). It returns a function that removes the board
+            again, which takes the maximum seconds to wait; None for no limit. The default draws on stderr.
     """
 
     def __init__(self, show: Callable[[Board], Callable[[float | None], None]] = show) -> None:
@@ -31,12 +31,14 @@ class Live(Plain):
         super().hear(e)
 
     def end(self, timeout: float | None = None) -> None:
-        """Show what is left, end the view and restore the terminal. Blocks until that is done.
+        """Show what has not been shown yet, and remove the pool from the view. Blocks until that is done.
 
-        The view is ended even if something goes wrong before.
+        If no other pool is in the view, the view ends and the terminal is restored. This is done even if an error is
+        raised before.
 
         Args:
-            timeout: maximum seconds to wait for a slow terminal, in each of several steps; None waits without limit.
+            timeout: maximum seconds to wait for a slow terminal. The time counts anew for stdout, for stderr and for
+                the view. Default None: no limit.
         """
         try:
             super().end(timeout)

@@ -1,7 +1,8 @@
 """Writes to the user's stdout and stderr without blocking the calling thread for long.
 
-The thread that receives events also keeps the nodes' connections alive. It must not be blocked by a reader that has
-stopped reading (`script.py | less`, Ctrl-S), or the pool would lose its nodes.
+The reader of the output, a terminal or another program, may have stopped reading (`script.py | less`, Ctrl-S). The
+thread that receives events must not wait for the reader then, because this thread also keeps the nodes' connections
+alive.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Literal, TextIO
 from skypool.console.lines import Lines, harmless
 
 MOST = 64 << 20
-"""Maximum number of characters that wait for a slow reader."""
+"""Maximum number of characters that wait for a slow reader (the terminal or program that takes the output)."""
 PATIENCE = 1.0
 """Seconds that a writer waits for room. Then its text is dropped, and a note about that is written."""
 _PIECE = select.PIPE_BUF
@@ -28,7 +29,7 @@ _PIECE = select.PIPE_BUF
 
 
 class Backlog:
-    """Queue of text that waits to be written, with a maximum size. Any thread may use it.
+    """Queue of text that waits to be written, with a maximum size. Any thread may use the queue.
 
     Args:
         most: number of characters at which the queue is full.
@@ -46,8 +47,8 @@ class Backlog:
     def put(self, text: str) -> None:
         """Add text to the queue. If the queue is full, wait for room, at most `patience` seconds.
 
-        If there is still no room then, the text is dropped, and no error is raised. Further text is then dropped at
-        once, until `take` has emptied the queue.
+        If there is no room after that time, the text is dropped, and no error is raised. Further text is then dropped
+        without waiting, until `take` has emptied the queue.
         """
         with self._changed:
             if self._size >= self._most and not self._dropped:
@@ -61,7 +62,7 @@ class Backlog:
     def take(self) -> str:
         """Return all waiting text and empty the queue. Return "" if no text waits. Does not block.
 
-        If text was dropped, a note at the end tells how many characters.
+        If text was dropped, the returned text ends with a note that says how many characters are missing.
         """
         with self._changed:
             text = "".join(self._waiting)
@@ -77,8 +78,8 @@ class Backlog:
 class Above:
     """Stand-in for `sys.stdout` or `sys.stderr` while a live view is drawn on their terminal: text goes above the view.
 
-    A line without an end, such as a progress bar, is kept for the view to show. All other attributes are those of the
-    file.
+    A line that has no newline yet, such as a progress bar, is kept, and the view shows it at the bottom. All attributes
+    that this class does not define are those of the file.
 
     Args:
         file: the file that is replaced.
@@ -95,8 +96,8 @@ class Above:
     def write(self, text: str) -> int:
         """Write text above the view, or to the file itself after the view has ended. Return the length of the text.
 
-        While the view is drawn, the text is only queued. A last line without a newline is kept until its newline comes.
-        Control codes that move the cursor are removed.
+        While the view is drawn, the text is queued, without control codes that move the cursor. A last line without a
+        newline is kept until its newline comes.
         """
         with self._lock:
             if not self._drawn:
@@ -127,9 +128,9 @@ class Above:
 
     @property
     def unfinished(self) -> str:
-        """Return the line that has no newline yet, in its last state if it is redrawn; "" if there is none.
+        """Return the line that has no newline yet, and keep it; "" if there is none.
 
-        The line is kept.
+        Of a line that redraws itself with carriage returns, such as a progress bar, only the last state is returned.
         """
         with self._lock:
             return self._lines.unfinished
@@ -140,7 +141,7 @@ class Above:
             return self._lines.finish().removesuffix("\n")
 
     def end(self) -> str:
-        """Write to the file itself from now on.
+        """Make `write` write to the file itself from now on, because the view has ended.
 
         Return the line that has no newline yet, and forget it; "" if there is none.
         """
@@ -149,9 +150,10 @@ class Above:
             return self._lines.finish().removesuffix("\n")
 
     def forget(self) -> None:
-        """Write to the file itself from now on, in a forked child process. An unfinished line is not written.
+        """Make `write` write to the file itself from now on, in a forked child process, which has no view.
 
-        The lock is replaced, because another thread may have held it during the fork.
+        An unfinished line is not written. The lock is replaced by a free one, because another thread may have held it
+        during the fork.
         """
         self._lock = threading.RLock()
         self._drawn = False
@@ -163,9 +165,9 @@ class Above:
 class Outlet:
     """Writer to the current `sys.stdout` or `sys.stderr`. Any thread may use it.
 
-    Writing never blocks for long. Text that a pipe or terminal does not take at once is written by a thread, which
-    lives while the reader is behind. If the file breaks (`script.py | head`), this is reported once, on stderr. Later
-    text is dropped until `sys.stdout` or `sys.stderr` is another file.
+    Writing never blocks for long. Text that a pipe or terminal does not take at once is written by a background thread,
+    which ends when nothing is left. If stdout breaks (`script.py | head`), this is reported once, on stderr. Text for a
+    broken file is dropped, until `sys.stdout` or `sys.stderr` is replaced by another file.
 
     Args:
         name: "stdout" or "stderr". The file is looked up at each write.
@@ -179,10 +181,10 @@ class Outlet:
         self._broken: TextIO | None = None
 
     def write(self, text: str) -> None:
-        """Write whole lines. Any thread may call this. It raises nothing if the file is missing, closed or broken.
+        """Write whole lines. Any thread may call this. If the file is missing, closed or broken, the text is dropped.
 
-        Text that cannot be written at once is queued for a background thread. If very much text waits already, this
-        blocks for up to a second and may drop the text (see `Backlog`).
+        Text that cannot be written at once is queued for a background thread. If the queue is full, this blocks for up
+        to a second, and then may drop the text (see `Backlog`).
         """
         with self._lock:
             if self._thread is None:
@@ -194,7 +196,7 @@ class Outlet:
             self._backlog.put(text)
 
     def drain(self, timeout: float | None = None) -> None:
-        """Wait until all text is written. Also returns, without an error, when the time is over.
+        """Wait until all text is written. When the time is over, return without an error.
 
         Args:
             timeout: maximum seconds to wait; None waits without limit.
@@ -217,10 +219,10 @@ class Outlet:
             self._write(text, wait=True)
 
     def _write(self, text: str, *, wait: bool) -> str:
-        """Write text to the current file, and return the part that would have blocked; "" if all is written.
+        """Write text to the current file, and return the part that would have blocked; "" if no part is left.
 
-        With `wait` it blocks until all is written, and returns "". Text for a missing or broken file is dropped, and ""
-        is returned.
+        With `wait`, block until all is written, and return "". Text for a missing or broken file is dropped, and "" is
+        returned.
         """
         file: TextIO | Above | None = getattr(sys, self._name)
         if file is None or file is self._broken:
@@ -261,11 +263,10 @@ os.register_at_fork(after_in_child=_shared.clear)
 def _context() -> contextvars.Context:
     """Return the `contextvars` context in which to write to a file that may belong to a notebook.
 
-    It is an empty context in skypool's own threads, and a copy of the current context in others.
+    In skypool's own threads the context is empty. In other threads it is a copy of the current context.
 
-    A notebook shows text in the cell whose context it was written in. Python and ipykernel give skypool's threads the
-    context of the cell that started them, but these threads belong to no cell. With an empty context, the text appears
-    in the cell that runs now, which is the one that waits for a call.
+    A notebook shows text below the cell that the context names. In skypool's threads that would be the cell that
+    started them, which may have ended long ago. With an empty context, the text appears below the cell that runs now.
     """
     is_ours = threading.current_thread().name.startswith("skypool-")
     return contextvars.Context() if is_ours else contextvars.copy_context()
@@ -277,7 +278,7 @@ def _write_to(file: TextIO, text: str) -> None:
 
 
 def _may_block(file: TextIO) -> int | None:
-    """Return the descriptor of a file whose reader may be slow, such as a pipe or a terminal.
+    """Return the descriptor of a file if writing to it may block, as with a pipe or a terminal.
 
     Returns None for regular files, and for objects that are not an ordinary text file with a descriptor.
 
@@ -296,14 +297,14 @@ def _may_block(file: TextIO) -> int | None:
 def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
     """Write text to the file's descriptor, and return the part that would have blocked; "" if all is written.
 
-    The file's own buffer is not used, so that nothing remains in it if the reader is gone. Text that is in that buffer
-    already is written first. Characters that the file's encoding does not have are escaped.
+    The buffer of the Python file object is not used; text that is in this buffer already is written first. Characters
+    that the file's encoding does not have are written as backslash escapes.
 
     Args:
         file: the file that owns the descriptor.
         fd: the descriptor.
         text: the text to write.
-        wait: block until everything is written.
+        wait: True blocks until everything is written.
 
     Raises:
         OSError: the descriptor cannot be written to.

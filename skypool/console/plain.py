@@ -16,8 +16,9 @@ class Plain:
     """Console for files, pipes, notebooks and CI, where nothing can be redrawn. It shows the events of one pool.
 
     Args:
-        words: converts events into lines; None for one that describes all events.
-        printer: prints functions' output; None for one that also prints states of progress bars.
+        words: the object that converts events into lines. Default None: a `Words()`, which describes all events.
+        printer: the object that prints functions' output. Default None: a `Printer()`, which also prints states of
+            progress bars.
     """
 
     def __init__(self, *, words: Words | None = None, printer: Printer | None = None) -> None:
@@ -26,9 +27,9 @@ class Plain:
         self._unlisten: Callable[[], None] | None = None
 
     def follow(self, stream: events.EventStream) -> Callable[[], None]:
-        """Start to show a stream's events. Return a function that ends this, which is the method `end`.
+        """Start to show a stream's events. Return the method `end`, which stops showing them.
 
-        If nobody calls it, the console is ended when the interpreter exits.
+        If nobody calls `end`, it is called when the interpreter exits.
         """
         self._unlisten = stream.listen(self.hear)
         atexit.register(self._end_at_exit)
@@ -41,9 +42,9 @@ class Plain:
             self._say(self._words.tell(e))
 
     def end(self, timeout: float | None = None) -> None:
-        """Show what is left, and nothing after it.
+        """Show what has not been shown yet, and block until all of it is written. Later events are not shown.
 
-        Blocks until it is written. Does nothing if the console has not begun or has ended.
+        Does nothing if `follow` was not called, or if the console has ended.
 
         Args:
             timeout: maximum seconds to wait for a slow reader of each stream; None waits without limit.
@@ -60,7 +61,7 @@ class Plain:
     def _end_at_exit(self) -> None:
         """End the console when the interpreter exits.
 
-        It waits at most one second for each of stdout and stderr, because machines are ended after it.
+        This waits at most one second for each of stdout and stderr, because machines may still have to be ended.
         """
         self.end(PATIENCE)
 

@@ -10,10 +10,10 @@ from skypool.console.lines import Lines, marked
 from skypool.console.outlet import outlet
 
 REDRAW_EVERY = 10.0
-"""Minimum seconds between two printed states of a progress bar, for output that cannot be redrawn."""
+"""Minimum seconds between two printed states of a progress bar, where printed text cannot be redrawn."""
 
 _open: set[Printer] = set()
-"""All open printers of this process. If there are several, marks also name the pool."""
+"""All open printers of this process. If there are several, the mark before each line also names the pool."""
 
 
 @dataclass(slots=True)
@@ -22,9 +22,9 @@ class _Source:
 
     Attributes:
         call: id of the call whose output came last.
-        lines: splitter of the stream into lines.
-        shown: time at which the state of its progress bar was last shown, in seconds since 1970.
-        state: the state that was shown then; "" before the first.
+        lines: object that splits the stream into lines.
+        shown: when the state of a progress bar in this stream was last shown, in seconds since 1970; 0.0 before.
+        state: the state that was shown then; "" before.
     """
 
     call: int
@@ -41,7 +41,8 @@ class Printer:
     comes first: `[pool node.slot]`.
 
     Args:
-        states: print states of progress bars now and then. False if a view shows them.
+        states: True (the default) prints the state of progress bars now and then. False does not, because a live view
+            is shown instead.
     """
 
     def __init__(self, *, states: bool = True) -> None:
@@ -56,9 +57,10 @@ class Printer:
         _open.add(self)
 
     def hear(self, e: events.Event) -> None:
-        """Print the output in an event.
+        """Print the output that an event contains.
 
-        If a node runs no call any more, print its unfinished lines. Ignore other events.
+        If the event says that a node runs no call any more, print the unfinished lines of that node. Events of other
+        kinds print nothing.
         """
         match e:
             case events.Output():
@@ -73,7 +75,7 @@ class Printer:
                 pass
 
     def finish(self, node: int | None = None) -> None:
-        """Print the unfinished lines of one node, each with a newline, or of all nodes for None."""
+        """Print the unfinished lines of one node, or of all nodes for None. Each gets a newline."""
         with self._lock:
             for (number, slot, stream), source in self._sources.items():
                 if node is None or number == node:
@@ -104,9 +106,9 @@ class Printer:
                 self._show_state(e, source)
 
     def _show_state(self, e: events.Output, source: _Source) -> None:
-        """Print the state of a progress bar, at most once every 10 seconds (`REDRAW_EVERY`) and only if it has changed.
+        """Print the state of a progress bar if it has changed, at most once every 10 seconds (`REDRAW_EVERY`).
 
-        The first state is not printed.
+        The first state is only noted, not printed.
 
         Args:
             e: the event with the newest output of the bar.

@@ -1,6 +1,7 @@
 """Draws live views on the terminal, in a thread of its own. Other output is printed above the view.
 
-Threads that print only queue their text and do not wait for the terminal. It is written at most 8 times a second.
+Threads that print only queue their text, and do not wait for the terminal. The text is written to the terminal at most
+8 times a second.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _PAUSE = 0.125
-"""Minimum seconds between two drawings: more than 8 a second are not seen, and cost time."""
+"""Minimum seconds between two drawings of the view."""
 _AT_LEAST_EVERY = 1.0
-"""Maximum seconds between two drawings: durations in the view go on although nothing happens."""
+"""Seconds after which the view is drawn again although nothing has happened, because it shows durations."""
 _DUTY = 20
-"""Drawing takes at most one twentieth of the time."""
+"""The pause after a drawing is this many times as long as the drawing took, within the two limits above."""
 
 
 class Screen:
@@ -35,9 +36,9 @@ class Screen:
     Once the last pool has been removed, the view ends for good.
 
     Args:
-        file: the terminal. Text that is printed while the view is closed goes to it directly.
-        make: function that returns the rich console to draw with. By default rich is loaded in the drawing thread,
-            while nodes start.
+        file: the terminal.
+        make: function that takes the terminal and returns the `Console` of the library rich to draw with. Default None:
+            a usual one. It is called in the drawing thread.
     """
 
     def __init__(self, file: TextIO, make: Callable[[TextIO], Console] | None = None) -> None:
@@ -53,7 +54,7 @@ class Screen:
         self._thread = threading.Thread(target=self._run, name="skypool-view", daemon=True)
 
     def add(self, board: Board) -> None:
-        """Add a pool to the view, below the others. The first one starts the drawing thread. Does not wait for it."""
+        """Add a pool to the view, below the others. The first pool starts the thread that draws. Does not block."""
         self._boards = [*self._boards, board]
         if self._thread.ident is None:
             self._thread.start()
@@ -71,7 +72,7 @@ class Screen:
     def wait(self, timeout: float | None) -> None:
         """Wait until the view has ended and the terminal is restored.
 
-        Also returns, without an error, when the time is over.
+        When the time is over, return without an error.
 
         Args:
             timeout: maximum seconds to wait; None for no limit.
@@ -113,9 +114,9 @@ class Screen:
                 self._file.flush()
 
     def _let_ask(self) -> None:
-        """Wait while `input()` uses the terminal, until the user has answered or the view is to end.
+        """Pause the drawing while `input()` uses the terminal.
 
-        Nothing is drawn meanwhile.
+        Return when the user has answered, or when the view is to end. Return at once if `input()` is not running.
         """
         self._hidden.set()
         while self._asking.is_set() and not self._done.wait(_PAUSE):
@@ -123,18 +124,17 @@ class Screen:
         self._hidden.clear()
 
     def _begun(self) -> str:
-        """Return the unfinished lines of stdout and stderr, and forget them, so that `input()` continues after them."""
+        """Return the unfinished lines of stdout and stderr, and forget them. `input()` writes its prompt after them."""
         return "".join(above.take_unfinished() for _, above, _ in self._aboves)
 
     def _input(self, prompt: object = "", /) -> str:
         """Ask the user as `input()` does, and return the answer.
 
-        This function stands in for `input()` while a view is drawn. It hides the view until the user has answered,
-        because the view would overwrite the prompt and the answer. In other threads than the main thread, the view is
-        not hidden.
+        This method replaces `input()` while a view is drawn. In the main thread, the view is hidden until the user has
+        answered, because it would overwrite the prompt and the answer. In other threads, the view is not hidden.
 
         Args:
-            prompt: the text to print before the answer.
+            prompt: the text that is printed to ask the user. Default "": none.
         """
         if threading.current_thread() is not threading.main_thread():
             return self._ask(prompt)
@@ -186,7 +186,7 @@ class Screen:
     def _give_back(self) -> str:
         """Restore `sys.stdout`, `sys.stderr` and `input()`, and return the unfinished lines of stdout and stderr.
 
-        Something that other code has put in their place meanwhile is left there.
+        If other code has replaced one of them meanwhile, that replacement stays.
         """
         begun = ""
         self._give_back_input()
@@ -219,7 +219,7 @@ def _console(file: TextIO) -> Console:
 
 
 def _print_above(live: Live, text: str) -> None:
-    """Print text above the view unchanged: not wrapped, not cut, with its own colours. Does nothing for ""."""
+    """Print text above the view unchanged: not wrapped, not cut, in the colours that it has. Do nothing for ""."""
     if text:
         from rich.segment import Segment, Segments
 
@@ -235,8 +235,8 @@ _current: Screen | None = None
 def show(board: Board) -> Callable[[float | None], None]:
     """Show a pool on the terminal, below the others that are shown. Return a function that removes it again.
 
-    The view is drawn on stderr, in a thread of its own. The function takes the maximum seconds to wait for the end of
-    the view, None for no limit. It waits only if this was the last pool.
+    The view is drawn on stderr, in a thread of its own. The returned function takes the maximum seconds to wait for the
+    end of the view; None for no limit. It waits only if no other pool is shown, because then the view ends.
     """
     global _current
     with _lock:

@@ -1,4 +1,4 @@
-"""Lays out the live view with rich: headline, table of nodes, colours. It has no clock: the time is an argument."""
+"""Lays out the live view with the library rich: headline, table of nodes, colours. The time is always an argument."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Seque
     Args:
         pictures: the pools.
         now: the time in seconds since 1970.
-        height: number of lines available. Nodes that do not fit are counted in one line.
-        unfinished: lines of stdout and stderr that have no newline yet.
+        height: number of lines available. Nodes of a pool that do not fit are summed up in one line.
+        unfinished: lines of stdout and stderr that have no newline yet. Default (): none.
     """
     rooms = share_lines([len(each.rows) for each in pictures], height - 1 - len(unfinished))
     pools = zip(pictures, rooms, strict=True)
@@ -39,9 +39,9 @@ def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Seque
 def share_lines(rows: Sequence[int], height: int) -> list[int]:
     """Return the number of lines for each pool, in the order of `rows`.
 
-    A pool needs one line for its headline and one for each node. It gets these if there is room, otherwise an equal
-    share of what smaller pools leave. Each pool gets at least 2 lines, or 3 if it has several nodes, even if the sum is
-    then more than `height`.
+    A pool needs one line for its headline and one for each node. If there is not enough room for all, small pools get
+    what they need, and the larger pools share the rest equally. Each pool gets at least 2 lines, or 3 if it has several
+    nodes, even if the sum is then more than `height`.
 
     Args:
         rows: number of nodes of each pool.
@@ -70,8 +70,8 @@ def _pool(picture: Picture, now: float, room: int) -> list[RenderableType]:
 def _headline(picture: Picture, now: float) -> Text:
     """Return the first line of a pool: `train  ready  3 nodes  5/6 busy  12 done  0:42`.
 
-    Busy slots are left out while no node has a slot, and failed calls and ended nodes while there are none. The last
-    part is the time since the pool's first event.
+    Busy slots are left out while no node has a slot. Busy CPU slots, failed calls and, in a ready pool, ended nodes are
+    added if there are any. The last part is the time since the pool's first event.
 
     Args:
         picture: the pool.
@@ -136,9 +136,9 @@ def _phase(row: Row, now: float) -> Text:
 def _bar(row: Row) -> Text:
     """Return a bar of busy and free slots with their numbers, such as "██░░ 2/4"; empty text for a node without slots.
 
-    A slot is a place on a node where one call runs at a time. There is one block for each slot if there are at most
-    eight. More slots share eight blocks. CPU slots (slots without a device) have no blocks. If some are busy, their
-    numbers follow the bar.
+    A slot is a place on a node where one call runs at a time. Up to eight slots have one block each. More slots share
+    eight blocks. CPU slots (slots without a device) have no blocks. If some of them are busy, their numbers follow the
+    bar.
     """
     if not row.slots:
         return Text()
@@ -162,10 +162,10 @@ def _trouble(row: Row) -> Text | None:
 
 
 def _foremost(rows: Sequence[Row], room: int) -> Sequence[Row]:
-    """Return the rows that fit into `room` lines, in order of their node numbers. All are returned if they fit.
+    """Return the rows (one for each node) that fit into `room` lines, in the order of their node numbers.
 
-    If not, nodes that are not ready or have a broken connection are chosen first, then nodes with running calls, then
-    the lowest numbers. If there are any rows, at least one is returned.
+    If not all rows fit, nodes that are not ready or have a broken connection come first in the choice. Next come nodes
+    with running calls, then the lowest numbers. If there are any rows, at least one is returned.
     """
     if len(rows) <= room:
         return rows

@@ -1,6 +1,6 @@
-"""Converts a pool's events into the lines of text that the plain console and logs show. It has no clock of its own.
+"""Converts a pool's events into the lines of text that the plain console and logs show. Times come from the events.
 
-Times come from the events. Other functions put numbers and durations into words.
+Some functions put numbers and durations into words, such as "8 slots" and "3:07 min".
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from skypool import events
 WIDEST = 160
 """Maximum number of characters of a text that are shown in a line. A longer text is cut."""
 _BRISK = 1.0
-"""Seconds after a node's launch during which its phases before ready get no line of their own."""
+"""Seconds after a node's launch in which no lines about its setup are shown. A fast node is ready before that."""
 _FILES_EVERY = 5.0
 """Seconds between two lines about files that are packed or sent."""
 _BURST = 5
 """Maximum number of lines of one kind in one period of `_WINDOW` seconds. Further lines are only counted."""
 _WINDOW = 10.0
-"""Length of that period in seconds."""
+"""Length in seconds of a period in which at most `_BURST` lines of one kind are shown."""
 
 
 @dataclass(slots=True)
@@ -41,9 +41,10 @@ class _Limit:
     held: int = 0
 
     def admits(self, now: float) -> bool:
-        """Return True if a line may be shown at this time. Otherwise count the line as held back, and return False.
+        """Return True if a line may be shown now. Otherwise count the line as held back, and return False.
 
-        A new period of 10 seconds begins only when no line is held back, so call `summary` before.
+        A new period of 10 seconds begins only if no line is held back. Call `summary` before, which sets their number
+        to 0 when the period is over.
 
         Args:
             now: the time in seconds since 1970.
@@ -60,7 +61,8 @@ class _Limit:
     def summary(self, now: float) -> str:
         """Return a line with the number of lines that were held back, such as "… and 12 more calls failed".
 
-        The count is then set to 0. Returns "" if no line was held back, or if the period of 10 seconds is not over yet.
+        The number is then set to 0. Returns "" if no line was held back. While the period of 10 seconds is not over,
+        returns "" and keeps the number.
 
         Args:
             now: the time in seconds since 1970; infinity counts every period as over.
@@ -76,8 +78,8 @@ class Words:
     """Converter of one pool's events into lines of text.
 
     Args:
-        routine: also describe what goes as planned, such as a node that becomes ready. False if a view shows that; then
-            only problems and the pool's end are described.
+        routine: True (the default) also describes what goes as planned, such as a node that becomes ready. False
+            describes only problems, notices and the pool's end. It is for consoles where a live view shows the rest.
     """
 
     def __init__(self, *, routine: bool = True) -> None:
@@ -107,8 +109,8 @@ class Words:
     def tell(self, e: events.Event) -> list[str]:
         """Return the lines that describe an event, each with the time of day and a newline.
 
-        The list is empty for many events. At most 5 lines of one frequent kind are returned in 10 seconds. The number
-        of the others follows later, in a line of its own before the lines of some later event.
+        The list is empty for many events. Of frequent kinds, such as failed calls, at most 5 lines are returned in 10
+        seconds. How many more there were is returned with a later event, as a line before that event's own lines.
         """
         self._pool = e.pool
         self._began = e.time if self._began is None else self._began
@@ -119,10 +121,10 @@ class Words:
         return self._dated(e.time, [*self._summaries(e.time), *said])
 
     def close(self, now: float) -> list[str]:
-        """Return the last lines: the numbers of lines that were held back. Empty if there were none.
+        """Return the last lines, which say how many lines were left out since the last such line. Empty if none were.
 
         Args:
-            now: the time in seconds since 1970, which the lines show.
+            now: the time in seconds since 1970. The lines begin with it, as the time of day.
         """
         return self._dated(now, self._summaries(float("inf")))
 
@@ -215,9 +217,12 @@ class Words:
     def _about_loss(self, e: events.NodePhase) -> Iterator[str]:
         """Yield lines about a node that ends.
 
-        If the event has a reason, a line gives it, unless that reason was reported before for this node. The first such
-        line for a node says "lost", or "failed" if the node was never ready. Then, when the node has ended, "node 3
-        ended" follows. That line is left out if `routine` is False, and while the whole pool ends.
+        If the event has a reason, the first line says "node 3 lost" and the reason. If the node was never ready, it
+        says "failed" instead of "lost". Other reasons for the same node get a line later. For a reason that was
+        reported before, "" is yielded, which shows nothing.
+
+        When the node has ended, the line "node 3 ended" follows. It is left out if `routine` is False, and while the
+        whole pool ends.
         """
         ready = self._slots.pop(e.node, None) is not None
         self._cpu_slots.pop(e.node, None)
@@ -231,13 +236,13 @@ class Words:
             yield f"node {e.node} ended"
 
     def _news(self, text: str, detail: str, node: int | None = None) -> str:
-        """Return the text, or "" if the detail is empty or was reported before. A returned text is noted as reported.
+        """Return the text, or "" if its reason is empty or was reported before. Note the reason as reported.
 
         Args:
             text: the line.
             detail: the reason that the line gives.
-            node: the node that the reason is about; None for the pool. A reason that was reported for a node also
-                counts as reported for the pool, but not for other nodes.
+            node: the node that the reason is about. None (the default) means the whole pool: a reason that was reported
+                for any node counts as reported then.
         """
         key = detail if node is None else f"{node} {detail}"
         if not detail or key in self._told:
@@ -263,7 +268,7 @@ def brief(text: str) -> str:
 def span(seconds: float) -> str:
     """Return a duration in seconds as text: 0.3 s, 42 s, 3:07 min, 1:02 h. Negative durations count as 0.
 
-    From 10 seconds on, parts of a second (or, for hours, of a minute) are cut off.
+    From 10 seconds on, parts of a second are cut off. From an hour on, parts of a minute are cut off.
     """
     if seconds < 10:
         return f"{max(0.0, seconds):.1f} s"
@@ -278,8 +283,8 @@ def span(seconds: float) -> str:
 def split(slots: int, devices: int) -> str:
     """Return slots and devices in words: "1 slot with 8 devices", "8 slots with 1 device each".
 
-    If the devices do not divide evenly: "3 slots with 8 devices in all". If one of the numbers is 0, only the slots: "4
-    slots".
+    If the devices do not divide evenly, return "3 slots with 8 devices in all". If one of the numbers is 0, return only
+    the slots, as "4 slots".
     """
     if not devices or not slots:
         return many(slots, "slot")

@@ -85,7 +85,7 @@ class Connector:
         self._node_setup.pack(progress)
 
     async def reach(self, node: int) -> None:
-        """Ask the driver how to reach the machine of a node, and wait until its shell answers.
+        """Ask the driver how to reach the machine of a node, and wait until the machine answers.
 
         Report the result to the state machine (see `lifecycle`), as `Reached` or `Failed`. A failure is not raised.
 
@@ -112,11 +112,11 @@ class Connector:
     async def _access(self, node: int) -> Access:
         """Ask the driver how to reach the machine of a node, and return the answer. The driver runs in another thread.
 
-        The first host of a TPU slice is asked about before the others, which wait until it is answered or has failed.
-        So only one thread waits for the slice.
+        A TPU slice is several hosts that are rented together. The driver is asked about the first host before the
+        others. They wait until that request was answered or has failed.
 
         Raises:
-            ProviderError: the driver cannot say how to reach it.
+            ProviderError: the driver cannot say how to reach the machine.
         """
         instance = self._state().instance_of(node)
         came = self._came.setdefault(instance.slice or str(node), asyncio.Event())
@@ -128,7 +128,7 @@ class Connector:
             came.set()
 
     async def bootstrap(self, node: int) -> None:
-        """Run the image's script on a machine that was reached, connect to it and check its hardware.
+        """Set up a machine that was reached: run the image's script, connect to the machine and check its hardware.
 
         Report the result to the state machine (see `lifecycle`), as `Bootstrapped` or `Failed`. A failure is not
         raised.
@@ -137,7 +137,7 @@ class Connector:
             node: the number of the node.
 
         Raises:
-            KeyError: `reach` did not succeed before, or its connection was dropped.
+            KeyError: `reach` did not succeed for the node before, or `drop` has closed its connection.
         """
         access, setup, stream = self._reached.pop(node)
         instance = self._state().instance_of(node)
@@ -159,9 +159,9 @@ class Connector:
         self._apply(states.Bootstrapped(node))
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
-        """Report to the rental and to the state machine that an instance could not become a node.
+        """Report to the rental and to the state machine that an instance (a rented machine) could not become a node.
 
-        The state machine gets a `Failed` event, and decides what follows. The instance is not ended here.
+        The state machine gets a `Failed` event, and decides what follows. The instance is not ended by this method.
         """
         await asyncio.to_thread(self._rental.rejected, instance, error)
         self._apply(states.Failed(instance.node, error))
@@ -169,14 +169,15 @@ class Connector:
     async def open(
         self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False
     ) -> Welcome:
-        """Connect to the agent of an instance: the process on the node that runs calls.
+        """Connect to the agent of an instance: the process on the machine that starts and watches the calls.
 
         Args:
             instance: the machine.
             access: the driver's description of how to reach the machine.
             python: the path of the Python interpreter on the node; "" to look for one.
-            stream: a connection at whose other end skypool's loader already runs. Default None: a new one is made.
-            attach: True requires that the agent runs. False (the default) starts it.
+            stream: an open connection, at whose other end the loader (the program that starts the agent) runs. Default
+                None: a new connection is made.
+            attach: True requires that the agent runs already. False (the default) starts the agent.
 
         Returns:
             The first message of the agent. It is also in `welcomes`, and the connection in `links`.
@@ -210,10 +211,10 @@ class Connector:
         return welcome
 
     async def _agent_config(self, instance: Instance, access: Access) -> AgentConfig:
-        """Return the configuration of the agent (the process on the node that runs calls) of an instance.
+        """Return the configuration of the agent (the process on the node that starts the calls) of an instance.
 
-        `agent.start` describes its fields. It has the image's environment variables and secrets. The call may take
-        long, as a driver may be asked if the machine's results may be unpickled.
+        `agent.start` describes the fields. Among them are the image's environment variables and secrets. This also
+        decides if the results of the node may be unpickled. The driver may be asked about that, which may take long.
         """
         terms = self._terms
         state = self._state()
@@ -246,12 +247,13 @@ class Connector:
         )
 
     def _place(self, instance: Instance) -> SlicePlace:
-        """Return the place of a node in its TPU slice (hosts that are rented together), for `runtime.InstanceInfo`.
+        """Return the place of a node in its slice: one machine, or the hosts of a TPU that are rented together.
+
+        Functions on the node see it in `runtime.InstanceInfo`.
 
         Returns:
-            The node's position `host` (from 0) and the number of `hosts`; for a TPU also the `chips` of this node, and
-            the `slice_chips` of the whole slice. A machine of its own has host 0 of 1, and the chips are 0 without a
-            TPU.
+            The node's position `host` (from 0) and the number of `hosts`: 0 and 1 for one machine. Also the number of
+            TPU `chips` of this node, and of the whole slice (`slice_chips`); both are 0 without a TPU.
         """
         state = self._state()
         node = state.nodes.get(instance.node)
@@ -265,7 +267,10 @@ class Connector:
         )
 
     async def drop(self, node: int) -> None:
-        """Close the connection to a machine that was reached and whose setup has not begun. Do nothing without one."""
+        """Close the connection that `reach` opened to a machine.
+
+        Do nothing if there is none, or if `bootstrap` uses it already.
+        """
         reached = self._reached.pop(node, None)
         if reached is None:
             return

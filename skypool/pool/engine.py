@@ -44,7 +44,7 @@ _CALLED = {"cuda": "GPUs", "rocm": "GPUs", "tpu": "TPU chips"}
 _GROW_AGAIN = 5.0
 """Seconds until a pool that could not grow tries again. The pause doubles with every failure."""
 _GROW_AGAIN_AT_MOST = 300.0
-"""The longest such pause, in seconds."""
+"""The longest pause between two attempts to grow, in seconds."""
 
 
 class PoolEngine:
@@ -55,13 +55,13 @@ class PoolEngine:
 
     Args:
         terms: the checked arguments of the pool.
-        stream: gets the events for the user.
+        stream: receives the events for the user.
 
     Attributes:
         state: the state of the pool, as `lifecycle` keeps it.
         dispatch: sends calls to nodes.
         rental: rents and ends machines.
-        departures: follows the nodes with a spot notice: the provider's announcement that it takes the machine back.
+        departures: follows each node whose provider has announced that it takes the machine back, until it is gone.
         inherited: the futures of the calls of a former client, after an attach; otherwise empty.
     """
 
@@ -115,12 +115,12 @@ class PoolEngine:
     async def start(self) -> None:
         """Rent the machines and set them up, or take over those of another process. Return when the pool is ready.
 
-        If this is cancelled, the machines are ended before the cancellation is raised. Machines of a pool that is taken
-        over keep running then.
+        If this task is cancelled, rented machines are ended before CancelledError is raised. Machines that were to be
+        taken over keep running.
 
         Raises:
-            SkypoolError: the pool could not become ready. Its machines were ended; if the end of some is not confirmed,
-                the error has a note. Machines of a pool that could not be taken over keep running.
+            SkypoolError: the pool could not become ready. Rented machines were ended; if the end of some is not
+                confirmed, the error has a note. Machines that were to be taken over keep running.
         """
         if self.terms.attach:
             await self._adopt()
@@ -143,10 +143,10 @@ class PoolEngine:
         self._spawn(self._watch_pressure())
 
     async def _why_it_ended(self) -> BaseException:
-        """Return the error that ended the pool before it was ready, after ending what is left of it.
+        """End what is left of a pool that ended before it was ready, and return the error that ended the pool.
 
-        The error gets a note for each other node that failed differently. It gets another note if the end of a machine
-        is not confirmed. If there is no error, return PoolClosed: the pool was stopped.
+        The error gets a note for each other node that failed in another way. If the end of a machine is not confirmed,
+        that is a further note. If there is no error, return a PoolClosed: the pool was stopped.
         """
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         nodes = [node for node in self.state.nodes.values() if node.error is not None]
@@ -169,10 +169,10 @@ class PoolEngine:
     async def stop(self, reason: BaseException | None = None) -> None:
         """End all calls and machines, and wait until the provider confirms that the machines have ended.
 
-        If the pool has ended already, only wait for what is left of its end.
+        If the pool is ending or has ended, only wait until that is complete.
 
         Args:
-            reason: the error that calls raise which have not ended. Default None: a PoolClosed error.
+            reason: the error for the calls that have not ended. Default None: a PoolClosed error.
 
         Raises:
             StillRunning, ErrorGroup: the end of some machines is not confirmed.
@@ -197,19 +197,19 @@ class PoolEngine:
     def _unproved(self) -> list[StillRunning]:
         """Return the errors of machines whose end is not confirmed; [] if there are none.
 
-        An error of several machines is returned once.
+        An error that several machines share is returned only once.
         """
         errors = [node.error for node in self.state.nodes.values()]
         return list({id(e): e for e in errors if isinstance(e, StillRunning)}.values())
 
     def end_now(self) -> None:
-        """End every machine from the calling thread, and block until that is confirmed.
+        """End every machine from the calling thread, and block until the provider confirms that they have ended.
 
-        It is for the interpreter's exit, when no thread can be started. Any thread may call this.
+        This is used at the interpreter's exit, when no thread can be started. Any thread may call this.
 
         Raises:
-            StillRunning: the end of a machine is not confirmed. It is the first such error.
-            ErrorGroup: all known machines have ended, but other resources of the pool are left.
+            StillRunning: the end of a machine is not confirmed. Of several such errors, the first is raised.
+            ErrorGroup: all known machines have ended, but several other resources of the pool are left.
         """
         for link in self._links.values():
             link.bid_farewell()
@@ -229,7 +229,8 @@ class PoolEngine:
     def apply(self, event: states.Event) -> None:
         """Pass an event to the state machine, and perform the actions that follow.
 
-        It does not wait: actions that take time run as tasks. The user is told of changed phases, and `_until` wakes.
+        This does not wait: actions that take time run as tasks. Changed phases are reported to the user as events, and
+        wake tasks that wait in `_until`.
         """
         before = self.state
         self.state, actions = lifecycle.step(self.state, event)
@@ -257,7 +258,7 @@ class PoolEngine:
                 self.emit(phase)
 
     def _perform(self, action: states.Action) -> None:
-        """Perform an action of the state machine, or start a task that does. It does not wait for the task."""
+        """Perform an action of the state machine, or start a task that performs it, without waiting for the task."""
         match action:
             case states.Launch(nodes):
                 self._spawn(self._launch(nodes))
@@ -290,13 +291,13 @@ class PoolEngine:
                     self._closing = self._spawn(self._close())
 
     def advise_map(self, on_cpu: bool) -> None:
-        """Emit a notice that `slots="per-device"` would let `map` run more calls at once. Emit it once per pool.
+        """Tell the user that `slots="per-device"` would let `map` run more calls at once. Say it only once per pool.
 
-        Nothing is emitted if the user set `slots`, if no node has several devices, or if nodes are slices of several
-        hosts. Any thread may call this.
+        Nothing is said if the user set `slots`, if no node has several devices, or if several hosts are rented together
+        as a slice. Any thread may call this.
 
         Args:
-            on_cpu: True if the mapped function needs no device; then nothing is emitted either.
+            on_cpu: True if the mapped function needs no device; then nothing is said either.
         """
         if self._advised or on_cpu or self.terms.need.slots is not None or self.state.hosts > 1:
             return
@@ -311,9 +312,9 @@ class PoolEngine:
             )
 
     def _packing(self) -> Callable[[int, int], None]:
-        """Return a function that emits events about the packing of files, at most once a second, and one at the end.
+        """Return a function that tells the user how many bytes of the files have been packed.
 
-        The function takes the bytes that are packed and the bytes in all. Other calls of it do nothing.
+        It is called as (bytes done, bytes in all), and emits an event at most once a second, and one at the end.
         """
         said = time.monotonic()
 
@@ -331,7 +332,7 @@ class PoolEngine:
         self.emit(events.Notice(pool=self.terms.name, text=text))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task, and return the task at once. `stop` cancels all such tasks."""
+        """Start a coroutine as a task, and return the task. `stop` cancels all such tasks."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -354,10 +355,10 @@ class PoolEngine:
                 self.apply(states.Failed(node, rented.error))
 
     def _note_growth(self, error: Exception | None) -> None:
-        """Note the result of an attempt to add a node to a ready pool: its error, or None if it succeeded.
+        """Note the result of an attempt to launch nodes of a ready pool: its error, or None if it succeeded.
 
-        A failure delays the next attempt, by 5 s at first. Each further failure doubles the delay, up to 300 s; a
-        success resets it. The user is told of a failure, but not again while the same one repeats.
+        A failure delays the next attempt to grow, by 5 s at first. Each further failure doubles the delay, up to 300 s;
+        a success resets the delay. The user is told of a failure, but not again while the same failure repeats.
         """
         if error is None:
             self._grow_pause = _GROW_AGAIN
@@ -376,8 +377,8 @@ class PoolEngine:
     async def _tend(self) -> None:
         """Record regularly in the ledger that this pool is alive, and end the pool when its budget is spent.
 
-        The ledger is the local database of rented machines. The pool also ends if another process has begun to end it.
-        Nodes are told how long the budget lasts. Returns when the pool begins to end.
+        The ledger is the local database of rented machines. The pool also ends if another process has begun to end it,
+        such as `skypool down`. Nodes are told for how long the budget still lasts. Returns when the pool begins to end.
         """
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
             try:
@@ -391,9 +392,9 @@ class PoolEngine:
             await self._pause(min(left, self.rental.pulse))
 
     async def _close(self) -> None:
-        """Remove what is left of the rental, such as keys, and close the pool's record in the ledger.
+        """Remove what the pool still has at its providers, such as keys, and close its record in the ledger.
 
-        If the end of a machine is not confirmed, nothing is removed or closed.
+        The ledger is the local database of rented machines. If the end of a machine is not confirmed, do nothing.
 
         Raises:
             StillRunning, ErrorGroup: something could not be removed.
@@ -401,11 +402,11 @@ class PoolEngine:
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
-        """End the machines of these nodes, and report each as ended, or as not confirmed, to the state machine.
+        """End the machines of these nodes, and report each to the state machine, as `Terminated` or `StillThere`.
 
-        Attempts are repeated every 5 s, until the provider confirms the end of all machines. When the pool is ending,
-        there is one more attempt. A machine that was lost, and cannot be reached from here, is given up and counts as
-        ended; the user is told.
+        Attempts are repeated every 5 s, until the provider confirms the end of all machines. Once the pool is ending,
+        only one attempt follows. A machine of the user's own that was lost and cannot be reached counts as ended;
+        the user is told.
         """
         from tenacity import AsyncRetrying, retry_if_result
 
@@ -415,7 +416,7 @@ class PoolEngine:
         is_last = False
 
         async def end() -> Mapping[int, StillRunning]:
-            """Try once to end the machines that are left. Return the errors by node number; empty if all ended."""
+            """Try once to end the machines that are left. Return their errors by node number; {} if all have ended."""
             nonlocal is_last
             is_last = self.state.phase in (Phase.DRAINING, Phase.ENDED)
             return await self._end(left)
@@ -437,13 +438,13 @@ class PoolEngine:
                 self.apply(states.StillThere(node, error))
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
-        """Try once to end machines. Report each whose end is confirmed to the state machine, and remove it from `left`.
+        """Try once to end machines. Remove those whose end is confirmed from `left`, and report them as `Terminated`.
 
         Args:
-            left: the machines, by the number of their node.
+            left: the machines, by the number of their node. It is changed.
 
         Returns:
-            The error of each machine whose end is not confirmed, by the number of its node.
+            The error of each machine whose end is not confirmed, by the number of its node; empty if all have ended.
         """
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
@@ -463,16 +464,16 @@ class PoolEngine:
             await link.close(bye=True)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep for this many seconds, or until the pool begins to end. Return at once if it has begun."""
+        """Sleep for this many seconds, or until the pool begins to end. Return at once if it is ending or has ended."""
         until = time.monotonic() + seconds
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED) and time.monotonic() < until:
             await asyncio.sleep(0.05)
 
     async def _stop_reaching(self, node: int) -> None:
-        """Cancel the task that still connects to a node or sets it up, wait for its end, and close its connection.
+        """Cancel the task that still connects to a node or sets it up. Wait for the task, and close the connection.
 
-        Otherwise it might start an agent (the process that runs calls on the node) after the machine was reported as
-        ended. Does nothing if there is no such task or connection.
+        The task cannot start an agent (the process that runs calls on the node) afterwards. Does nothing if there is no
+        such task or connection.
         """
         task = self._reaching.pop(node, None)
         if task is not None and not task.done():
@@ -483,8 +484,8 @@ class PoolEngine:
     async def _adopt(self) -> None:
         """Connect to the nodes of a pool that another process started, and take them over. The pool is then ready.
 
-        If one node cannot be taken over, none is. The links are then closed, and all nodes keep running. Streams of
-        items that the former process was reading are cancelled.
+        If one node cannot be taken over, none is: the links (connections) are closed, and all nodes keep running.
+        Otherwise calls of generator functions are cancelled, because only the former process could read their items.
 
         Raises:
             SkypoolError: the pool is not found, is held by another process, or a node cannot be reached.
@@ -513,9 +514,10 @@ class PoolEngine:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
 
     def _on_welcome(self, node: int, welcome: Welcome) -> None:
-        """Take over the calls that another process sent to a node, at the first connection after `attach`.
+        """Take over the calls that a former process sent to a node. Called when a connection to the node begins.
 
-        Their futures are added to `inherited`. Does nothing at later connections, and in a pool that was not attached.
+        The futures of the calls are added to `inherited`. Does nothing when the node connects again, and in a pool that
+        was not taken over with `attach`.
 
         Args:
             node: the number of the node.
@@ -525,10 +527,10 @@ class PoolEngine:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
 
     async def _watch_pressure(self) -> None:
-        """Watch a pool that may grow. Report to the state machine when calls have been waiting for a second.
+        """Report to the state machine, as `Pressure`, when calls have been waiting for a second, to make the pool grow.
 
         Nothing is reported during the pause after a failed attempt to grow. Returns when the pool is no longer ready,
-        and at once if it may not grow.
+        and at once if the pool has a fixed number of nodes.
         """
         waited = 0
         while self.state.phase is Phase.READY and self.terms.maximum > self.terms.minimum:
@@ -558,13 +560,12 @@ class PoolEngine:
     def _on_notice(self, node: int, at: float) -> None:
         """Handle a node's notice that its provider takes the machine back. Does not block.
 
-        Any thread may call this. The node and its slice (hosts that are rented together) get no more calls from now on.
-        This does not wait for the engine's thread. A call may end because of the notice, and its caller may send the
-        next one at once.
+        Any thread may call this. When it returns, the node and the other hosts of its slice (hosts that are rented
+        together) get no more calls. The engine's thread reports the notice to the state machine later.
 
         Args:
             node: the number of the node.
-            at: when the machine goes, in seconds since 1970.
+            at: when the provider takes the machine, in seconds since 1970.
         """
         Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, node, at)  # before it is drained
         for each in self.state.slice_of(node):
@@ -593,9 +594,9 @@ class PoolEngine:
         Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
-        """Have item `n` (from 1) of a call's iterator argument number `arg` (from 0) read and sent to its node.
+        """Handle a node's request for item `n` (from 1) of iterator argument number `arg` (from 0) of a call.
 
-        The first request for an argument makes the `Feeder` that reads it; later ones use the same.
+        A thread reads the item from the iterator and sends it to the node (see `Feeder`). This does not wait for it.
         """
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:

@@ -4,11 +4,12 @@ It decides when to launch, replace, drain (give no more calls) and end nodes, al
 
     planned → launching → booting → bootstrapping → ready → draining → ended
 
-`engine` performs the actions and reports their results as events. A pool is ready when `minimum` of its slices are.
+These are the phases of a node. A pool has the same ones, except booting and bootstrapping. `engine` performs the
+actions and reports their results as events.
 
 The state machine launches, replaces and counts slices. A slice is one machine, or several hosts that a provider rents
-out only together. Each host is a node, and the number (node) of the first host stands for the slice. A slice is ready
-when all its hosts are, and ends as a whole.
+out only together. Each host is a node, and the slice is named by the node number of its first host. A slice is ready
+when all its hosts are, and ends as a whole. A pool becomes ready when `minimum` of its slices are.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
         event: what happened.
 
     Returns:
-        (pool, actions): the state after the event, and the actions that the engine must perform, in order. An event
-        that no longer matters gives the same state and no actions. But a `Stop` with an error always replaces the error
-        of the pool.
+        (pool, actions): the state after the event, and the actions that the engine must perform, in order. For an event
+        that no longer matters, the state is unchanged and there are no actions. But a `Stop` with an error always
+        replaces the error of the pool.
 
     Raises:
-        KeyError: the event names a node that the pool does not have.
+        KeyError: the event is about a node that the pool does not have. `Launched` and `StillThere` add such a node.
     """
     match event:
         case Start(hosts):
@@ -105,11 +106,11 @@ def _with(pool: Pool, node: int, **changes: Any) -> Pool:
 
 
 def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
-    """Launch the fewest slices of a planned pool. Do nothing if it is not planned any more.
+    """Launch the first slices of a pool, `pool.minimum` of them. Do nothing if the pool was started before.
 
     Args:
         pool: the state before.
-        hosts: the number of nodes of each slice (machines that are rented together).
+        hosts: the number of nodes of each slice; more than 1 if a provider rents out several hosts only together.
 
     Returns:
         (pool, actions), as for `step`.
@@ -123,12 +124,14 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
-    """Reach the instances of a slice that was rented, or end them if the pool is ending or has ended.
+    """Reach (connect to) the machines of a slice that was rented. If the pool is ending or has ended, end them instead.
+
+    A slice is one machine, or several hosts that are rented together.
 
     Args:
         pool: the state before.
-        head: the number of the first host.
-        instances: the hosts of the slice, in order.
+        head: the node number of the first host.
+        instances: the machines of the slice, in order.
 
     Returns:
         (pool, actions), as for `step`.
@@ -142,10 +145,11 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
 
 
 def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Mark a node as set up. When all hosts of its slice are, make them ready and give them calls.
+    """Mark a node as set up. When all hosts of its slice are set up, make them ready and give them calls.
 
-    If that makes the launching pool complete, the pool becomes ready. Does nothing for a node that was not being set
-    up. Returns (pool, actions), as `step` does.
+    A slice is one machine, or several hosts that are rented together. A launching pool becomes ready when
+    `pool.minimum` slices are ready. Does nothing for a node that was not being set up. Returns (pool, actions), as
+    `step` does.
     """
     if pool.nodes[node].phase is not Phase.BOOTSTRAPPING:
         return pool, []
@@ -163,10 +167,11 @@ def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
 
 
 def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
-    """End what is left of a slice whose node failed, and launch another slice in its place if that may help.
+    """End what is left of a slice whose node failed. Launch another slice in its place if one is missing.
 
-    If no other is launched and the pool cannot go on without it, end the pool with the error. Does nothing for a node
-    that is being ended or has ended. While the pool is ending, no slice is launched.
+    A slice is one machine, or several hosts that are rented together. No slice is launched if enough are left, if too
+    many failed before, if another would probably fail too, or while the pool is ending. If the pool cannot go on then,
+    it ends with this error or an earlier one. Does nothing for a node that is being ended or has ended.
 
     Args:
         pool: the state before.
@@ -212,15 +217,16 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
 
 
 def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool, list[Action]]:
-    """Let a slice that the provider takes back end its calls, and launch another if fewer than the minimum are left.
+    """Give no more calls to a slice that the provider takes back. Launch another if fewer than the minimum are left.
 
-    If the pool is not ready yet, no call runs, so the slice is ended at once. Does nothing if the node is not ready,
-    had a notice before, or the pool is ending.
+    A slice is one machine, or several hosts that are rented together. Calls that run there go on. If the pool is not
+    ready yet, no call runs, so the slice is ended at once. Does nothing in three cases: the node is not ready, the
+    provider announced this before, or the pool is ending.
 
     Args:
         pool: the state before.
         node: the number of the node whose machine the provider takes back.
-        at: when its machine goes, in seconds since 1970.
+        at: when the provider takes the machine, in seconds since 1970.
         served: the seconds for which the node was ready.
 
     Returns:
@@ -244,9 +250,10 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
 
 
 def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Note that no call is left on a node that the provider takes back. End its slice when that holds for all hosts.
+    """Note that no call is left on a node that the provider takes back.
 
-    Does nothing for other nodes. Returns (pool, actions), as `step` does.
+    When no call is left on any host of its slice (hosts that are rented together), end the slice. Does nothing for a
+    node that is not taken back. Returns (pool, actions), as `step` does.
     """
     if pool.nodes[node].taken is None:
         return pool, []
@@ -262,10 +269,11 @@ def _one_more(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
-    """Launch one more slice if the pool is ready, may be larger, and none is being launched.
+    """Launch one more slice (one machine, or several hosts that are rented together) for a ready pool.
 
-    Does nothing otherwise, and if new slices would probably fail or soon be taken back. Returns (pool, actions), as
-    `step` does.
+    Does nothing if the pool is not ready or has its maximum of slices, or while a slice is being launched or set up.
+    Does nothing, too, if a new slice would probably fail or soon be taken back. Returns (pool, actions), as `step`
+    does.
     """
     if pool.phase is not Phase.READY or pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING):
         return pool, []
@@ -275,10 +283,11 @@ def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
-    """Begin to end the pool: end every node that has an instance.
+    """Begin to end the pool: end the machines of all nodes.
 
-    Nodes that are still being launched are ended when they arrive. Does nothing if the pool is ending or has ended.
-    Without any node, it has ended at once. Returns (pool, actions), as `step` does.
+    A machine that is still being launched is ended when `Launched` reports it. A pool without nodes, or whose nodes
+    have all ended, has ended at once. Does nothing if the pool is ending or has ended. Returns (pool, actions), as
+    `step` does.
     """
     if pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
@@ -305,7 +314,7 @@ def _terminated(pool: Pool, node: int, error: BaseException | None) -> tuple[Poo
 
 
 def _closed(pool: Pool) -> tuple[Pool, list[Action]]:
-    """Mark an ending pool as ended if all its nodes have ended. Otherwise return it unchanged and no actions."""
+    """Mark an ending pool as ended if all its nodes have ended. Otherwise return the pool unchanged, and no actions."""
     if pool.phase is Phase.DRAINING and all(n.phase is Phase.ENDED for n in pool.nodes.values()):
         return replace(pool, phase=Phase.ENDED), [Announce(Phase.ENDED)]
     return pool, []

@@ -28,12 +28,12 @@ class NodeListener:
         pool: the name of the pool.
         dispatch: handles messages about calls.
         reports: handles output and status reports.
-        links: the links of the pool by the number of the node, this one among them.
+        links: the links of the pool by the number of the node, the link of this node among them.
         lenders: the senders of the user's modules, by the number of the node.
         emit: called with each event.
         on_welcome: called as (node, welcome) with the first message of each connection.
-        on_notice: called as (node, seconds since 1970) when the provider takes the machine back. It may be called in
-            any thread.
+        on_notice: called as (node, time) when the provider announces that it takes the machine back at this time, in
+            seconds since 1970. It may be called in any thread.
         on_lost: called as (node, error) when the link has given up the node.
     """
 
@@ -65,8 +65,8 @@ class NodeListener:
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
         """Pass messages of the node on, each to the object that handles it.
 
-        It is called in the engine's thread, or in that of a caller that waits for a result. Messages about calls are
-        passed on together, after all others. Requests for the source of a module are answered at once.
+        This is called in the engine's thread, or in a thread that waits for the result of a call. Messages about calls
+        are passed on together, after all others. Requests for the source of a module are answered at once.
 
         Args:
             arrivals: the messages, in the order they came.
@@ -87,9 +87,10 @@ class NodeListener:
             self._dispatch.arrived(self._node, about_calls)
 
     def _on_pong(self, said: Pong) -> None:
-        """Pass a status report on. If it says that the provider takes the machine back, pass on that notice, too.
+        """Pass a status report of the node on.
 
-        A notice that follows another within 0.1 s is ignored.
+        If the report says that the provider takes the machine back, `on_notice` is called first. It is called at most
+        once in 0.1 s.
         """
         now = time.monotonic()
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:

@@ -54,9 +54,9 @@ tracebacks.install()
 
 
 class PoolOptions(NodeTerms, total=False):
-    """The keyword arguments of `ComputePool` except `provider` and `name`. `ComputePool` describes each.
+    """The keyword arguments of `ComputePool` except `provider` and `name`. `ComputePool` describes each of them.
 
-    All of them may be left out.
+    Each may be left out.
     """
 
     accelerator: AcceleratorAsked
@@ -96,25 +96,26 @@ class ComputePool(Executor):
             "H100:8", or a list of alternatives. Default None: none.
         image: the packages, files and settings of each node. Default None: an empty `Image()`.
         nodes: the number of nodes, or (fewest, most). A pool starts with the fewest, and adds nodes while calls wait.
-            Default 1. If the accelerator is a TPU slice of several hosts, this counts slices, and each host is a node.
-        slots: the number of calls that a node runs at once with its devices, which are divided among them. Default
-            None: one call with all devices. "per-device": one call for each device. A node with devices also has a
-            slot for each CPU, for functions marked `@compute(devices=0)`. A node without devices runs one call for
-            each CPU, unless this is a number. See docs/slots.md.
+            Default 1. If the accelerator is a TPU slice (several hosts rented together), this is the number of slices,
+            and each host is a node.
+        slots: the number of calls that a node runs at once with its devices (accelerators). The devices are divided
+            among the calls. Default None: one call with all devices. "per-device": one call for each device. A node
+            with devices also has a slot for each CPU, for functions marked `@compute(devices=0)`. A node without
+            devices runs one call for each CPU, unless this is a number. See docs/slots.md.
         name: the name of the pool in logs, in the tags of its machines, and for `attach`. 1 to 40 of a-z, 0-9 and "-".
             Default None: a random name.
-        lease: the time that a node lives after the last message from this process; then it ends itself. Default "10m".
+        lease: the time after which a node ends itself if no message from this process arrives. Default "10m".
         max_lifetime: the time after which each node ends itself, also while it works. Default None: no limit.
-        liveness: the time without any message from a node after which it is given up. Its calls then raise
+        liveness: the time without any message from a node after which the node is given up. Its calls then raise
             ConnectionLost, unless they may run again. Default 90 s.
         grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout`. Default 5 s.
-        wait: the time to keep asking while every suitable offer is out of stock, at the start and for each
-            replacement. Default None: give up at once.
+        wait: the time to keep asking while every suitable offer is out of stock. It counts anew for each launch of
+            nodes. Default None: give up at once.
         console: the form of the output about the pool. "live" is a view that updates itself, "plain" is lines, and
             "off" is nothing. Default "auto": live on a terminal, otherwise plain. The output of functions is shown
             in any case.
-        order_by: the order of offers: "cheapest" (the default, by price), or by the price "per-device", "per-tflop"
-            (dense BF16) or "per-gb" (of device memory).
+        order_by: which offer is best. "cheapest" (the default) compares prices. "per-device", "per-tflop"
+            (dense BF16) and "per-gb" (device memory) compare the price divided by that amount.
         budget: the US dollars that the pool may cost, or a `Budget`. When they are spent, every machine ends, and the
             remaining calls raise BudgetExceeded. Default None: no limit.
         trust: "full" unpickles the results of nodes, so a malicious machine could run code here. "data" accepts plain
@@ -124,7 +125,7 @@ class ComputePool(Executor):
             "mypkg.*". Default (): none.
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
-            `max_usd_per_hour`: the highest price of one node or slice, in US dollars. Default None: no limit.
+            `max_usd_per_hour`: the highest price of one node (or TPU slice), in US dollars. Default None: no limit.
             `region`: a provider's name of a region, a pattern such as "eu-*", or a list. Default None: any.
             `vcpus`: the least number of CPUs. Default None: any.
             `memory`, `disk`: the least size, in GiB or as a string such as "64GB". Default None: any.
@@ -133,7 +134,7 @@ class ComputePool(Executor):
 
     Attributes:
         name: the name of the pool.
-        events: the stream of everything that happens; see `skypool.events`.
+        events: the stream of events, such as changed phases and printed output; see `skypool.events`.
 
     Raises:
         UsageError: an argument is not valid. The message has the nearest valid spelling.
@@ -250,7 +251,7 @@ class ComputePool(Executor):
                 replaced; otherwise they are not.
 
         Raises:
-            UsageError: the ledger does not know the pool, an argument is not valid, or its process still runs.
+            UsageError: the ledger does not know the pool, an argument is not valid, or the former process still runs.
             ConnectionLost: a node cannot be reached, or the former process is still connected to it.
             SkypoolError: the provider has no machine of that pool.
         """
@@ -263,14 +264,14 @@ class ComputePool(Executor):
     def stop(self) -> None:
         """End every call and every machine now, and wait until the provider confirms that the machines have ended.
 
-        Calls that have not ended raise PoolClosed. If the pool was not started, only mark it as ended, so that it
-        cannot be started. Does nothing if it has ended already, or belongs to the process that this one was forked
-        from. If this is interrupted, as by Ctrl-C, a separate process goes on ending the machines.
+        Calls that have not ended raise PoolClosed. A pool that was not started is only marked as ended, so that it
+        cannot be started. Does nothing if the pool has ended already. In a forked child process, the machines of the
+        parent are not ended. If this is interrupted, as by Ctrl-C, a separate process goes on ending the machines.
 
         Raises:
             StillRunning: the end of some machines is not confirmed, so they may still cost money. The message names
                 them.
-            ErrorGroup: several different failures of that kind.
+            ErrorGroup: there are several such errors.
         """
         begun = self._begun
         is_starting = begun is not None and self._starting.locked() and not self._terms.attach
@@ -340,9 +341,9 @@ class ComputePool(Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the calls and end the pool. If the block raised, end the calls at once. See `shutdown`.
+        """Wait for the calls, then end the pool. If the `with` block raised, end the calls at once. See `shutdown`.
 
-        The exception of the block is not suppressed.
+        The exception of the block is raised further.
         """
         if self in calls.current:
             calls.current.remove(self)
@@ -351,7 +352,7 @@ class ComputePool(Executor):
     async def __aenter__(self) -> ComputePool:
         """Start the pool in another thread, wait until it is ready, and return it. The event loop is not blocked.
 
-        If the task is cancelled meanwhile, end the pool and raise CancelledError. The errors are those of `start`.
+        If the task is cancelled meanwhile, end the pool and raise CancelledError. Raises the errors of `start`.
         """
         try:
             await asyncio.to_thread(self.start)
@@ -364,9 +365,10 @@ class ComputePool(Executor):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the calls and end the pool, in another thread. If the block raised, end the calls at once.
+        """Wait for the calls, then end the pool. If the `async with` block raised, end the calls at once.
 
-        The event loop is not blocked. The exception of the block is not suppressed. The errors are those of `stop`.
+        This runs in another thread, so that the event loop is not blocked. The exception of the block is raised
+        further. Raises the errors of `stop`.
         """
         if self in calls.current:
             calls.current.remove(self)
@@ -379,7 +381,7 @@ class ComputePool(Executor):
 
         Raises:
             PoolClosed: the pool has ended, or belongs to the process that this one was forked from.
-            SkypoolError: the error that ended the pool, or keeps it from starting.
+            SkypoolError: the error that ended the pool, or with which its start failed.
         """
         if self._engine is None:
             self.start()
@@ -412,9 +414,11 @@ class ComputePool(Executor):
 
         Args:
             call: the call, such as `train(3)`.
-            node: the number of the node that runs it. "all" or a list of numbers sends the call to each of these nodes,
-                and the future's result is a list, ordered by node number. Default None: the call's own `node` option.
-            world: for skypool's own use: the position of the node among those that run this call, and their addresses.
+            node: the number of the node that runs the call. "all" or a list of numbers sends the call to each of these
+                nodes; the future's result is then a list, ordered by node number. Default None: the call's own `node`
+                option.
+            world: for skypool's own use: the position of the node among those that run this call, and the addresses of
+                all of them.
 
         Raises:
             PickleError: the function or an argument cannot be pickled. The message names it.
@@ -451,7 +455,8 @@ class ComputePool(Executor):
             call: the call.
             outlet: the object that gets the result, such as a future.
             node: the number of the node that must run it; None for any.
-            world: for a call that runs on several nodes: the position of this node among them, and their addresses.
+            world: for a call that runs on several nodes: the position of this node among them, and the addresses of all
+                of them. None for other calls.
 
         Returns:
             (pending call, dispatch): the queued call, and the object that sends the pool's calls to nodes.
@@ -479,11 +484,11 @@ class ComputePool(Executor):
     def run(self, call: Call[T]) -> T:
         """Run a call on one node, wait for it, and return its value. `call >> pool` does the same.
 
-        For a generator, return a `Stream` of its items at once. If the call's option `node` is "all" or a list of
-        numbers, run it on each of these nodes. The result is then the list of values, ordered by node number.
+        For a generator function, return a `Stream` of the items at once. If the call's option `node` is "all" or a list
+        of numbers, run the call on each of these nodes. The result is then the list of values, ordered by node number.
 
-        Raise the exception that the function raised. If the wait is interrupted, as by Ctrl-C, stop the call. If the
-        pool was not started, start it first.
+        If the function raises, its exception is raised here. If the wait is interrupted, as by Ctrl-C, the call is
+        cancelled. If the pool was not started, start it first.
 
         Raises:
             PickleError: the function, an argument or the result cannot be pickled.
@@ -512,7 +517,8 @@ class ComputePool(Executor):
         Args:
             call: the call.
             node: the number of the node that must run it; None for any.
-            world: for a call that runs on several nodes: the position of this node among them, and their addresses.
+            world: for a call that runs on several nodes: the position of this node among them, and the addresses of all
+                of them. None for other calls.
 
         Raises:
             PickleError, UsageError, PoolClosed: the call cannot be sent; see `send`.
@@ -525,13 +531,13 @@ class ComputePool(Executor):
         """Run a call on every node, wait for all, and return the list of values. `call @ pool` does the same.
 
         The list is ordered by node number. If the call's option `node` is a number or a list of numbers, only these
-        nodes run it. For a generator, return a list of `Stream` objects at once. Nodes that their provider is taking
-        back are left out, unless they are named.
+        nodes run the call. For a generator function, return a list of `Stream` objects at once. A node whose machine
+        the provider takes back is left out, unless the call names it.
 
-        If the function raises on one node, that exception is raised when all nodes have ended.
+        If the call fails on one node, its exception is raised when the call has ended on all nodes.
 
         Raises:
-            ExceptionGroup: the function raised on several nodes.
+            ExceptionGroup: the call failed on several nodes.
             UsageError: the argument is not a call, or the pool does not have a node that the call names.
             PickleError: the function or an argument cannot be pickled.
             PoolClosed: the pool has ended.
@@ -542,16 +548,16 @@ class ComputePool(Executor):
         return results_of([self.send(call, node=node, world=world) for node, world in worlds.items()])
 
     def _worlds(self, named: NamedNodes) -> dict[int, World]:
-        """Choose the nodes of a call that runs on several. Start the pool if it was not started.
+        """Choose the nodes of a call that runs on several nodes. Start the pool if it was not started.
 
-        If no node is named and all are being replaced, block until the first new one is ready.
+        If the call names no node and all nodes are being replaced, block until a new node is ready.
 
         Args:
             named: the checked `node` of the call: a number, a tuple of numbers, or None or "all" for every node.
 
         Returns:
-            A mapping of each chosen node's number, in ascending order, to (position, addresses). The position is that
-            of the node among the chosen ones, from 0; the addresses are those of all of them.
+            A mapping of each chosen node's number, in ascending order, to (position, addresses): the node's position
+            among the chosen nodes, from 0, and the addresses of all chosen nodes.
 
         Raises:
             UsageError: the pool does not have a node that is named.
@@ -574,8 +580,8 @@ class ComputePool(Executor):
 
         Returns:
             A tuple of the values, in the order of the calls, when all have ended. For `gather(…, stream=True)`: an
-            iterator of the values, at once. It gives them in the order of the calls, or as they arrive, as `gather` was
-            told.
+            iterator of the values, at once. Its order is that of the calls if the group is `ordered`, otherwise the
+            order in which the values arrive.
 
         Raises:
             ExceptionGroup: several calls raised. If only one did, its exception is raised.
@@ -639,19 +645,22 @@ class ComputePool(Executor):
         """Call `fn` for each item on the nodes, and return an iterator of the results, in the order of the items.
 
         The calls are sent before this returns; see `buffersize`. A node runs as many calls at once as it has slots.
-        With the pool's default `slots=None`, a node with accelerators runs one call at a time. To use only some nodes,
-        name them: `pool.map(f.with_options(node=[0, 2]), items)`. If the pool was not started, this starts it first.
+        With the pool's default `slots=None`, a node with accelerators has one slot for functions that use them. To use
+        only some nodes, name them: `pool.map(f.with_options(node=[0, 2]), items)`. If the pool was not started, this
+        starts it first.
 
-        If a call raises, the iterator raises its exception in its place. When the iterator is closed or has raised, the
-        remaining calls are stopped.
+        If a call raises, the iterator raises that exception in place of the result. When the iterator is closed or has
+        raised, the remaining calls are cancelled.
 
         Args:
             fn: the function. It may be decorated with `@compute`, and need not be.
-            iterables: the items. With several, `fn` gets one argument from each, and the shortest ends the map.
+            iterables: the items. With several iterables, `fn` gets one argument from each, and the shortest ends the
+                map.
             timeout: seconds from now within which all results must arrive. Default None: no limit.
             chunksize: the number of calls that are sent together to one slot, which runs them one after the other.
-                Default None: short calls are sent together, long ones alone.
-            buffersize: the number of items that are read ahead of the results taken. Default None: all are read now.
+                Default None: short calls are sent together, long calls one by one.
+            buffersize: how many items may be read before their results are taken from the iterator. Default None: all
+                items are read now.
 
         Raises:
             TimeoutError: raised by the iterator when `timeout` is over.
@@ -679,8 +688,8 @@ class ComputePool(Executor):
     def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]:
         """Return a function as a `ComputeFunction`: unchanged if it is decorated, otherwise with default options.
 
-        Up to 257 undecorated functions are remembered, so that they are pickled only once. One more makes the pool
-        forget all earlier ones. Bound methods and other callable objects are not remembered.
+        Up to 257 undecorated functions are remembered, so that each is pickled only once. When a further one comes, all
+        earlier ones are forgotten. Bound methods and other callable objects are not remembered.
 
         Raises:
             UsageError: the argument is a call, or not callable.
@@ -708,8 +717,9 @@ class ComputePool(Executor):
     def put(self, value: T) -> Ref[T]:
         """Send a value to every node once, and return a reference to it, without waiting for the nodes.
 
-        Pass the reference as an argument of calls: the function gets the value. Nodes that join later get it too. Use
-        this for a large value that many calls need. `drop` frees it. If the pool was not started, this starts it first.
+        Pass the reference as an argument of calls: the function gets the value. Nodes that join later get the value,
+        too. Use this for a large value that many calls need. `drop` frees the value. If the pool was not started, this
+        starts it first.
 
         Raises:
             PickleError: the value cannot be pickled.
@@ -724,9 +734,9 @@ class ComputePool(Executor):
         return ref
 
     def drop(self, ref: Ref[T]) -> None:
-        """Free a value of `put` on all nodes. Calls must not use the reference afterwards.
+        """Free a value that `put` has sent, on all nodes. Calls must not use its reference afterwards.
 
-        It does not wait for the nodes. Does nothing if the pool has ended or the value was freed before.
+        This does not wait for the nodes. Does nothing if the pool has ended or the value was freed before.
 
         Raises:
             UsageError: the argument is not a reference that `put` returned.
@@ -761,7 +771,7 @@ class ComputePool(Executor):
         raise calls.no_call(value, ">")
 
     def __rand__(self, value: object) -> NoReturn:
-        """Raise a UsageError: `&` combines calls, and a pool is not a call."""
+        """Raise a UsageError for `value & pool`: `&` combines calls, and a pool is not a call."""
         raise calls.no_call(value, "&")
 
     # --- information about the pool --------------------------------------------------------------------------
@@ -770,8 +780,8 @@ class ComputePool(Executor):
     def phase(self) -> str:
         """The phase of the pool: "planned" until `start` has returned, then "ready", "draining" and "ended".
 
-        "draining" means that the machines are being ended. The phase is "ended" too while `stop` waits, and after
-        `start` has failed.
+        "draining" means that the pool ends by itself, as after an error, and its machines are being ended. While `stop`
+        ends a started pool, and after `start` has failed, the phase is "ended".
         """
         if self._engine is not None:
             return self._engine.state.phase.value
@@ -781,26 +791,35 @@ class ComputePool(Executor):
     def nodes(self) -> Mapping[int, str]:
         """The state of each node, by its number; empty until `start` has returned, and after the pool was stopped.
 
-        A state is "launching", "booting", "bootstrapping", "ready", "leaving", "reconnecting", "draining" or "ended".
-        "leaving" means that the provider takes the machine back: the node ends its calls and gets no new ones.
-        "reconnecting" means that the connection is down: the calls go on there, and the node gets no new ones.
-        A TPU slice of several hosts is one entry until its machines are launched, and then one for each host.
+        The states are:
+            "launching": the machine is being rented.
+            "booting": the machine was rented, but cannot be reached yet.
+            "bootstrapping": the machine is being set up as the image says.
+            "ready": the node runs calls.
+            "reconnecting": the connection is down. Calls go on there, but the node gets no new ones.
+            "leaving": the provider takes the machine back. Calls go on there, but the node gets no new ones.
+            "draining": the machine is being ended.
+            "ended": the machine has ended, or could not be rented.
+
+        A TPU slice (several hosts rented together) is one entry until its machines are launched, and then one for each
+        host.
         """
         return {} if self._engine is None else self._engine.words()
 
     @property
     def inherited(self) -> list[CallFuture[object]]:
-        """The futures of the calls that the former process had sent, after `attach`; otherwise an empty list.
+        """The futures of the calls that the former process had sent to a pool that was taken over with `attach`.
 
-        `future.name` is the name of the function. The list is a copy. It is also empty after the pool was stopped.
+        `future.name` is the name of the function. The list is a copy. It is empty for a pool that was not taken over,
+        and after the pool was stopped.
         """
         return [] if self._engine is None else list(self._engine.inherited)
 
     def explain(self) -> str:
-        """Return a text about the plan: each offer with its price or the reason against it, and each failed attempt.
+        """Return a text about the plan of what to rent: each offer with its price or the reason against it.
 
-        If the pool has no plan, the text says only that. It has none before it starts, and while it waits for machines
-        that are out of stock.
+        Attempts to rent that failed are listed below. If the pool has no plan, the text says only that. A pool has no
+        plan before it starts, and while it waits for machines that are out of stock.
         """
         rental = self._begun.rental if self._begun else None
         if rental is None or rental.plan is None:
@@ -810,9 +829,9 @@ class ComputePool(Executor):
 
     @property
     def receipt(self) -> Receipt:
-        """The costs of the pool in US dollars, with a line for each machine, until its end or until now.
+        """The costs of the pool so far, in US dollars, with a line for each machine that was rented.
 
-        It has no lines before the pool is started.
+        Before the pool is started, the receipt has no lines.
         """
         return Receipt(self.name, (), time.time()) if self._begun is None else self._begun.rental.receipt
 

@@ -11,19 +11,18 @@ from skypool.errors import CredentialsError, HostKeyMismatch, PythonMismatch, Us
 from skypool.pool.states import Node, Phase, Pool
 
 CERTAIN = (PythonMismatch, UsageError, CredentialsError, HostKeyMismatch)
-"""Errors after which no other machine is tried. It would fail too, or the error must not be bypassed."""
+"""Errors after which no other machine is tried: it would fail too, or the user must deal with the error first."""
 
 SAME_FAILURE_LIMIT = 2
-"""The number of slices that may fail with the same error text before they are ready. Then no more are launched."""
+"""When this many slices have failed with the same error text before they were ready, no more are launched."""
 
 REPLACEMENTS = 3
-"""The most replacements for each slice of the pool's maximum."""
+"""The most replacements, as a multiple of the number of slices that the pool may grow to (`Pool.maximum`)."""
 
 WORTHWHILE = 300.0
-"""Seconds of service after which an interruption is normal for a spot market, and is not counted.
+"""Seconds that a slice must have served, so that it was worth renting although the provider took it back.
 
-Slices that are taken back sooner are counted while they follow each other. A market that takes every machine back so
-soon is not worth renting on.
+`Pool.hasty` counts the slices in a row that were taken back sooner. If there are too many, no more are rented.
 """
 
 LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
@@ -33,8 +32,8 @@ LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
 def may_replace(pool: Pool, lost: Node) -> bool:
     """Return True if a lost slice (one machine, or several hosts rented together) may be replaced.
 
-    A slice that its provider took back may, unless `is_churning`. For other losses, the pool may have at most 3
-    replacements for each slice of its maximum.
+    A slice that its provider took back may be replaced unless `is_churning` is True. A slice that was lost otherwise
+    may be replaced if the pool has had fewer than 3 × `pool.maximum` replacements.
 
     Args:
         pool: the state of the pool.
@@ -44,10 +43,9 @@ def may_replace(pool: Pool, lost: Node) -> bool:
 
 
 def is_churning(pool: Pool) -> bool:
-    """Return True if the provider took back too many slices in a row soon (300 s) after they were ready.
+    """Return True if the provider took back too many slices in a row, each within 300 s after it was ready.
 
-    A slice is one machine, or several hosts rented together. Too many are more than 3 for each slice of the pool's
-    maximum.
+    A slice is one machine, or several hosts rented together. Too many means more than 3 × `pool.maximum`.
     """
     return pool.hasty > REPLACEMENTS * pool.maximum
 
@@ -61,24 +59,25 @@ def alike(error: BaseException) -> str:
 
 
 def is_hopeless(pool: Pool) -> bool:
-    """Return True if another machine would probably fail too.
+    """Return True if another machine would probably fail too, because too many have failed before they were ready.
 
-    That is so if two slices failed with the same text (see `alike`) before they were ready. It is also so if more than
-    3 for each slice of the pool's maximum failed in all.
+    Too many means two slices with the same error text (see `alike`), or more than 3 × `pool.maximum` slices in all. A
+    slice is one machine, or several hosts rented together.
     """
     times = pool.failures.values()
     return max(times, default=0) >= SAME_FAILURE_LIMIT or sum(times) > REPLACEMENTS * pool.maximum
 
 
 def can_go_on(pool: Pool, hopeless: bool) -> bool:
-    """Return True if a pool can go on after the loss of a slice that is not replaced.
+    """Return True if a pool can go on after the loss of a slice (one machine, or hosts rented together).
 
-    A ready pool can if a node is ready, or if one is being launched or set up. A pool that is not ready yet can if at
-    least `minimum` slices are left.
+    The lost slice is not replaced. A ready pool can go on if a node is ready, or is being launched or set up. A pool
+    that is not ready yet can go on if at least `pool.minimum` slices are left.
 
     Args:
         pool: the state after the loss.
-        hopeless: True if no other machine would succeed. Then only a ready node of a ready pool counts.
+        hopeless: True if launching machines is not expected to succeed. Then a pool can go on only if it is ready and
+            one of its nodes is ready.
     """
     if pool.phase is Phase.READY and any(node.phase is Phase.READY for node in pool.nodes.values()):
         return True

@@ -19,9 +19,9 @@ class Living(Protocol):
     """A protocol for objects that must be ended before the interpreter exits, such as the engine of a pool."""
 
     def end_now(self) -> None:
-        """End everything in the calling thread, without starting other threads.
+        """End everything that belongs to this object in the calling thread, without starting other threads.
 
-        Errors may be raised. They do not keep other objects from being ended; see `_end_all`.
+        An error that this raises does not keep other objects from being ended; see `_end_all`.
         """
         ...
 
@@ -32,9 +32,10 @@ _at_exit = threading.Event()
 
 
 def watch(each: Living) -> None:
-    """Call `each.end_now` when the interpreter exits, unless `forget` is called before.
+    """Call `each.end_now` when the interpreter exits, unless `forget(each)` is called before.
 
-    If this is called in the main thread, it also lets SIGTERM and SIGHUP exit the interpreter in the usual way.
+    In the main thread, also make SIGTERM and SIGHUP exit the interpreter in the usual way, so that `end_now` is called
+    then, too.
     """
     _living.add(each)
     if not _at_exit.is_set():
@@ -47,8 +48,7 @@ def watch(each: Living) -> None:
 def _exit_on_signals() -> None:
     """Let SIGTERM and SIGHUP exit the interpreter instead of killing it. Call it in the main thread.
 
-    A handler that the program has set stays, and so does SIG_IGN. For example, `nohup` ignores SIGHUP so that a program
-    goes on without its terminal.
+    A signal that the program handles or ignores is left as it is. For example, `nohup` makes a program ignore SIGHUP.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -71,9 +71,9 @@ def forget(each: Living) -> None:
 
 
 def is_elsewhere(each: Living) -> bool:
-    """Return True if an object belongs to the parent process, from which this process was forked.
+    """Return True if an object was watched in the parent process, from which this process was forked.
 
-    Such an object must not be ended here. False for objects of this process and for objects that were not watched.
+    Such an object must not be ended here. Return False for all other objects.
     """
     return each in _elsewhere
 

@@ -22,7 +22,9 @@ _ASK = 5.0
 
 
 class Departures:
-    """An observer of the nodes of one pool that providers take back. It reports this to the state machine as events.
+    """An observer of those nodes of a pool whose machines are taken back by their providers.
+
+    It reports to the state machine, as events, when a machine is to be taken back and when it is gone.
 
     Its methods run in the engine's thread.
 
@@ -48,11 +50,10 @@ class Departures:
         self._since[node] = time.monotonic()
 
     def noticed(self, node: int, at: float) -> None:
-        """Report the first spot notice of a node as an `Interrupted` event. Ignore further ones.
+        """Report the first spot notice of a node as an `Interrupted` event. Ignore further notices of that node.
 
-        A spot notice is the provider's announcement that it takes the machine back.
-
-        For a pool that was taken over from another process, the node counts as ready for an endless time.
+        A spot notice is the provider's announcement that it takes the machine back. The event also says how long the
+        node was ready. For a node that was taken over from another process, that time is infinite.
 
         Args:
             node: the number of the node.
@@ -65,9 +66,8 @@ class Departures:
     async def follow(self, node: int, at: float, is_up: Callable[[], bool]) -> None:
         """Wait until a node that its provider takes back is gone, and report it as failed. There is no time limit.
 
-        The provider is asked, because it often knows earlier than the connection. It is asked every 5 s once the
-        announced time has passed or the connection is down. Returns when the node is no longer ready, for whatever
-        reason.
+        The provider is asked every 5 s if the machine has ended. This begins when the announced time has passed, or
+        when the connection is down. Returns when the node is no longer ready, for whatever reason.
 
         Args:
             node: the number of the node.
@@ -85,7 +85,8 @@ class Departures:
     async def lost(self, node: int, error: ConnectionLost) -> None:
         """Report a node whose connection was given up as failed.
 
-        If it is a spot machine and the provider says that it has ended, report first that the provider took it back.
+        If the node is a spot machine, ask the provider first. If the machine has ended or is ending, report before the
+        failure that the provider took the machine back.
 
         Args:
             node: the number of the node.
@@ -97,9 +98,10 @@ class Departures:
         self._apply(states.Failed(node, error))
 
     async def _is_gone(self, node: int) -> bool:
-        """Ask the provider, and return True if the machine of a node has ended, is ending or is not listed any more.
+        """Ask the provider if the machine of a node has ended, is ending, or is not listed any more.
 
-        Returns False if it still runs, or if the provider cannot be asked. The request runs in another thread.
+        Return True if so, and False if the machine still runs or the provider cannot be asked. The request runs in
+        another thread.
         """
         instance = self._state().instance_of(node)
         try:

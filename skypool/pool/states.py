@@ -1,7 +1,7 @@
 """The state of a pool and its nodes, the events that change it, and the actions that follow. All are plain values.
 
 `lifecycle` is the state machine that uses them, and the engine performs the actions. A slice is one machine, or several
-hosts that a provider rents out only together. Each host is a node, and a field called `node` has the number of a node.
+hosts that a provider rents out only together. Each host is a node. A field called `node` is the number of a node.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from skypool.model import Instance
 
 
 class Phase(Enum):
-    """A phase in the life of a pool or a node, in the order they follow.
+    """A phase in the life of a pool or a node. The phases are listed in the order in which they follow each other.
 
-    A pool has no booting or bootstrapping phase: it is launching until it is ready.
+    A pool has no booting or bootstrapping phase: it is launching until it is ready. "draining" means that the machines
+    are being ended.
     """
 
     PLANNED = "planned"
@@ -37,10 +38,11 @@ class Node:
         phase: the phase of its life.
         instance: the machine that the driver launched; None before that.
         error: why the node failed; None if it did not.
-        taken: when the provider takes the machine back, in seconds since 1970; None if it has not announced that. The
-            node stays ready for the calls that it runs already.
+        taken: when the provider takes the machine back, in seconds since 1970; None if the provider has not announced
+            that. After the announcement, the phase stays ready while calls still run on the node.
         host: the position of the node in its slice (hosts that are rented together), from 0.
-        waits: True if the node waits for the other hosts of its slice, to become ready or to leave together.
+        waits: True if the node waits for the other hosts of its slice. They become ready together, and end together
+            when the provider takes them back.
     """
 
     node: int
@@ -53,17 +55,17 @@ class Node:
 
     @property
     def head(self) -> int:
-        """The number of the first host of the same slice (hosts that are rented together).
+        """The node number of the first host of this node's slice (hosts that are rented together).
 
-        For the first host, and for a machine of its own, that is the node's own number.
+        For the first host, and for a machine that is rented alone, that is the node's own number.
         """
         return self.node - self.host
 
     @property
     def word(self) -> str:
-        """The phase as users see it: "leaving" for a ready node whose machine is taken back, else the phase's value.
+        """The phase as users see it: a word such as "booting", "ready" or "leaving".
 
-        The value is a word such as "booting" or "ready".
+        "leaving" is a ready node whose machine the provider takes back. Other words are the values of `Phase`.
         """
         return "leaving" if self.taken is not None and self.phase is Phase.READY else self.phase.value
 
@@ -73,16 +75,17 @@ class Pool:
     """The state of a pool. A slice is one machine, or several hosts that a provider rents out only together.
 
     Attributes:
-        minimum: the number of slices that make the pool ready, and that are kept by replacement.
+        minimum: the number of slices with which the pool is ready. If fewer are left, lost slices are replaced.
         maximum: the number of slices that the pool may grow to.
         phase: the phase of its life.
         nodes: the nodes by number, also those that have ended.
-        failures: how often each kind of failure ended a rented node before it was ready, by the text of the failure.
-        replaced: the number of slices that replaced failed ones. Those that replaced a machine which was taken back do
+        failures: how many rented slices failed before they were ready, by the text of the error (see
+            `replacement.alike`).
+        replaced: the number of slices that replaced failed ones. Replacements of slices that the provider took back do
             not count.
         hasty: the number of slices in a row that were taken back before they had served `WORTHWHILE` (300) seconds.
-        first: the first failure that ended a rented node before it was ready. Later failures may follow from it.
-        error: the error that ended the pool; None if there is none.
+        first: the first error with which a rented slice failed before it was ready; None if none failed so.
+        error: the error that ended the pool; None if the pool goes on, or was ended without an error.
         hosts: the number of nodes of each slice, as expected before it is launched.
     """
 
@@ -120,9 +123,9 @@ class Pool:
         return instance
 
     def slice_of(self, node: int) -> list[Node]:
-        """Return all nodes of the slice (hosts that are rented together) that a node belongs to, itself included.
+        """Return all nodes of the slice (hosts that are rented together) that a node belongs to, also that node.
 
-        A machine of its own is a list of one.
+        For a machine that is rented alone, the list has only its node.
 
         Raises:
             KeyError: the pool has no such node.
@@ -136,7 +139,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """An event: the user has started the pool. It is ignored if the pool was started before.
+    """An event: the user has started the pool. The event is ignored if the pool was started before.
 
     Attributes:
         hosts: the number of nodes of each slice: 1, or more if the provider rents out several hosts only together.
@@ -147,14 +150,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """An event: a slice was rented: one machine, or several hosts that are rented only together.
+    """An event: a slice was rented, which is one machine, or several hosts that are rented only together.
 
-    If the pool is ending, its machines are ended at once.
+    If the pool is ending or has ended, the machines of the slice are ended at once.
 
     Attributes:
-        node: the number of its first host.
+        node: the node number of the first host.
         instance: the machine of the first host.
-        others: the machines of the other hosts; () for one machine. Their numbers are `node` + 1 and so on.
+        others: the machines of the other hosts; () for one machine. Their node numbers are `node` + 1 and so on.
     """
 
     node: int
@@ -166,7 +169,7 @@ class Launched:
 class Reached:
     """An event: the machine of the node with the number `node` accepts commands, so that its setup can begin.
 
-    It is ignored if the node is not booting.
+    The event is ignored if the node is not booting.
     """
 
     node: int
@@ -176,7 +179,8 @@ class Reached:
 class Bootstrapped:
     """An event: the node with the number `node` is set up as the image says, and its hardware is as expected.
 
-    The node gets calls once all nodes of its slice (hosts that are rented together) are set up.
+    The node gets calls once all nodes of its slice (hosts that are rented together) are set up. The event is ignored if
+    the node was not being set up.
     """
 
     node: int
@@ -186,8 +190,8 @@ class Bootstrapped:
 class Failed:
     """An event: a node could not be launched, reached or set up, or was lost later.
 
-    Its machine is ended, with all hosts that are rented together with it. It is ignored if the node is being ended or
-    has ended.
+    The machine is ended, together with all hosts of the same slice (hosts that are rented together). The event is
+    ignored if the node is being ended or has ended.
 
     Attributes:
         node: the number of the node.
@@ -202,11 +206,11 @@ class Failed:
 class Interrupted:
     """An event: the provider has announced that it will take a node's machine back.
 
-    It is ignored if the node is not ready, or if its provider announced that before.
+    The event is ignored if the node is not ready, if the provider announced this before, or if the pool is ending.
 
     Attributes:
         node: the number of the node.
-        at: when the machine goes, in seconds since 1970.
+        at: when the provider takes the machine, in seconds since 1970.
         served: the seconds for which the node was ready.
     """
 
@@ -219,7 +223,7 @@ class Interrupted:
 class Drained:
     """An event: no call is left on the node with the number `node`, whose machine is being taken back.
 
-    The machine is then ended, once that is so for all hosts that are rented together with it.
+    The machine is ended when no call is left on any host of its slice (hosts that are rented together).
     """
 
     node: int
@@ -227,7 +231,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """An event: calls have been waiting for a while, because every slot (place where one call runs) is busy.
+    """An event: calls have been waiting for about a second, because every slot (place where one call runs) is busy.
 
     A pool that may grow then launches one more slice: one machine, or several hosts that are rented only together.
     """
@@ -237,10 +241,10 @@ class Pressure:
 class Stop:
     """An event: the pool must end, with all its machines.
 
-    If it is ending already, only the error of the pool is replaced.
+    If the pool is ending or has ended already, a new error only replaces its error.
 
     Attributes:
-        error: the reason; None if the user stopped the pool, which keeps the error that the pool has.
+        error: the reason, which becomes the error of the pool. None if the user stopped the pool: its error is kept.
     """
 
     error: BaseException | None = None
@@ -250,7 +254,7 @@ class Stop:
 class Terminated:
     """An event: the provider has confirmed that the machine of the node with the number `node` has ended.
 
-    When that is so for all nodes of an ending pool, the pool has ended.
+    When the machines of all nodes of an ending pool have ended, the pool has ended.
     """
 
     node: int
@@ -258,12 +262,12 @@ class Terminated:
 
 @dataclass(frozen=True, slots=True)
 class StillThere:
-    """An event: an attempt to end a machine is over, but its provider has not confirmed the end.
+    """An event: attempts to end a machine have been given up, and its provider has not confirmed the end.
 
-    The node counts as ended all the same, with this error. It also becomes the error of the pool if the pool has none.
+    The node counts as ended all the same. Its error is kept, and also becomes the error of the pool if that has none.
 
     Attributes:
-        node: the number of its node.
+        node: the number of the machine's node.
         error: why the end is not confirmed.
     """
 
@@ -291,10 +295,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """An action of the engine: rent one slice for each number in `nodes`, which becomes that of its first host.
+    """An action of the engine: rent one slice for each number in `nodes`.
 
-    A slice is one machine, or several hosts that a provider rents out only together. The engine reports each as
-    `Launched`, and each that it could not rent as `Failed`.
+    A slice is one machine, or several hosts that a provider rents out only together. The number becomes the node number
+    of its first host. The engine reports each rented slice as `Launched`, and each that it could not rent as `Failed`.
     """
 
     nodes: tuple[int, ...]
@@ -331,7 +335,7 @@ class Admit:
 class Drain:
     """An action of the engine: send no more calls to a node, because the provider takes its machine back.
 
-    The calls that run there go on, and the machine is ended once they have ended.
+    The calls that run there go on. When they have ended, the engine reports `Drained`.
 
     Attributes:
         node: the number of the node.
@@ -344,13 +348,14 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """An action of the engine: send no more calls to a slice that failed. Its calls run on other nodes or fail.
+    """An action of the engine: send no more calls to a slice, because one of its nodes failed.
 
-    A slice is one machine, or several hosts that a provider rents out only together.
+    A slice is one machine, or several hosts that a provider rents out only together. Its calls that have not ended run
+    on other nodes, or fail.
 
     Attributes:
         node: the number of the node that failed.
-        error: why it failed.
+        error: why the node failed.
         others: the numbers of the other hosts of the slice, which are removed at the same time; () for one machine.
     """
 
@@ -363,8 +368,9 @@ class Dismiss:
 class Terminate:
     """An action of the engine: end the machines of the nodes with the numbers in `nodes`.
 
-    The engine tries until the provider confirms that, and reports each as `Terminated`. When the pool is ending it
-    gives up after one more attempt, and reports what is not confirmed as `StillThere`.
+    The engine tries until the provider confirms the end, and reports each node as `Terminated`. Once the pool is
+    ending, only one attempt follows. If the end of a machine is not confirmed then, its node is reported as
+    `StillThere`.
     """
 
     nodes: tuple[int, ...]

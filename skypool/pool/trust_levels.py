@@ -20,7 +20,7 @@ class Word:
 
     Attributes:
         trust: "full" to unpickle them, "data" to read them as plain data.
-        why: the reason, as the end of a sentence for the user.
+        why: the reason, in words for the user.
     """
 
     trust: Trust
@@ -30,8 +30,9 @@ class Word:
 def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
     """Decide if the results of a machine may be unpickled, or are read as plain data only.
 
-    The pool's own setting decides. Without one, the machine's offer does. Without an offer, as after an attach, the
-    driver does; if it makes no statement about all its machines, its offers are requested, which may block.
+    The first of these that says something decides: the pool's own setting, the machine's offer, the driver. A machine
+    has no offer after an attach. If the driver makes no statement about all its machines, its offers are requested,
+    which may block.
 
     Args:
         asked: the `trust` of the pool; None if the user left it out.
@@ -39,8 +40,8 @@ def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
         driver: the driver that rented it.
 
     Returns:
-        The decision and its reason. When the driver's offers are requested, it is "data" if some offer says so, or if
-        there are none or they cannot be requested. Otherwise it is "full".
+        The decision and its reason. When the driver's offers are requested, the decision is "data" in three cases: an
+        offer says so, there are no offers, or the request fails. Otherwise it is "full".
     """
     if asked is not None:
         return Word(asked, f'the pool has trust="{asked}"')
@@ -76,10 +77,10 @@ class TrustLevels:
     _told: set[tuple[str, Word]] = field(default_factory=set)
 
     def judge(self, instance: Instance, driver: Driver) -> Trust:
-        """Decide how the results of a machine are read from now on, and remember it for the machine's node.
+        """Decide how the results of a machine are read from now on, and remember the decision for the machine's node.
 
-        Return "full" if they may be unpickled, and "data" if they are read as plain data only. It may block; see
-        `trust_word`. A later call for the same node replaces the decision.
+        Return "full" if the results may be unpickled, and "data" if they are read as plain data only. This may block;
+        see `trust_word`. A second `judge` for the same node replaces the decision.
         """
         said = trust_word(self.asked, instance, driver)
         self._words[instance.node] = (instance.provider, said)
@@ -91,7 +92,7 @@ class TrustLevels:
         return said.trust
 
     def reader(self, node: int) -> Reader | None:
-        """Return the reader for the results of a node; None if they may be unpickled.
+        """Return the object that reads the results of a node as plain data; None if the results are unpickled instead.
 
         Raises:
             KeyError: `judge` was not called for the node.
@@ -99,7 +100,7 @@ class TrustLevels:
         return self._readers[node]
 
     def is_stranger(self, node: int) -> bool:
-        """Return True if the results of a node are read as data only.
+        """Return True if the results of a node are read as plain data only, as for a machine of a stranger.
 
         Raises:
             KeyError: `judge` was not called for the node.
@@ -107,10 +108,10 @@ class TrustLevels:
         return self._readers[node] is not None
 
     def announce(self) -> None:
-        """Tell the user for which providers results are read as plain data only. Each provider is named only once.
+        """Tell the user for which providers results are read as plain data only, and why. Say the same thing only once.
 
-        Call it when nodes have been judged; each message has the number of nodes. It does nothing if all results are
-        unpickled.
+        Call this after `judge` was called for new nodes; each message has the number of nodes. If the results of all
+        nodes may be unpickled, the user is told nothing.
         """
         for about in dict.fromkeys(self._words.values()):
             provider, said = about
