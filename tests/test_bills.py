@@ -93,6 +93,18 @@ def test_the_ends_of_many_machines_are_as_few_writes_as_that_of_one(
     assert writes(1) == writes(40)
 
 
+def test_after_a_shortage_only_a_machine_whose_end_is_not_proved_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were ended must not be taken for nodes of the pool."""
+    cloud = FakeCloud(tmp_path / "cloud", [Stock(capacity=2)], machines=False, patience=0.0)
+    rental = rented(cloud, monkeypatch, nodes=3, wait=60.0)
+    cloud.control.next_machines(undying=None)
+    there = rent(rental, 0, 1, 2)
+    assert [each.node for each in there] == [0]
+    assert [line.ended for line in rental.receipt.lines] == [False, True]
+
+
 def test_a_machine_that_never_runs_costs_nothing_where_its_cloud_bills_from_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

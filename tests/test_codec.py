@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import subprocess
 import sys
@@ -75,6 +76,12 @@ class Number(int):
 @pytest.mark.parametrize("value", [Number(3), [Number(3)], {"a": (Number(3),)}, {Number(3): 1}, lambda: 1, object()])
 def test_nothing_but_exact_builtin_types_takes_the_fast_path(value: object) -> None:
     assert not codec._is_plain(value)
+
+
+@pytest.mark.parametrize("file", [io.TextIOWrapper(io.BytesIO()), sys.__stderr__], ids=["without a name", "stderr"])
+def test_an_open_text_file_is_refused_with_what_to_send_instead(file: object) -> None:
+    with pytest.raises(TypeError, match="send the path or the content of the file instead"):
+        pickling.pickled([file])
 
 
 def test_a_list_inside_itself_comes_back_inside_itself() -> None:

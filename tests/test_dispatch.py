@@ -720,7 +720,7 @@ def test_a_stream_and_a_reader_of_an_iterator_say_why_they_end_with_a_leaving_no
     with pytest.raises(NodeInterrupted, match="the call had yielded 2 items, which cannot be taken back"):
         next(items)
     assert other.at == 1
-    assert "the items that the call read from an iterator argument cannot be read again" in str(error_of(read))
+    assert "the call may have read items of an iterator argument, which cannot be read again" in str(error_of(read))
 
 
 def test_a_leaving_node_whose_link_is_back_is_asked_again_for_what_it_has_not_begun() -> None:

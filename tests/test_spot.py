@@ -120,7 +120,7 @@ def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(clo
         with pytest.raises(NodeInterrupted, match=r"had yielded \d+ items, which cannot be taken back"):
             list(stream)
         with pytest.raises(
-            NodeInterrupted, match="the items that the call read from an iterator argument cannot be read again"
+            NodeInterrupted, match="the call may have read items of an iterator argument, which cannot be read again"
         ):
             fed.result(60)
     (again,) = pool.heard(events.CallRetried)

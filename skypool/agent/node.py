@@ -213,7 +213,7 @@ class Agent:
         """
         self._renew()
         self._lookout.tick(now)
-        self._kept.let_go(now)
+        self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused
         if time.monotonic() > self.page.deadline or os.getppid() != self._keeper:
             self._bye()
         if self._queue.suspects:

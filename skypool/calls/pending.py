@@ -132,7 +132,7 @@ class PendingCall:
         if begun and isinstance(self.outlet, Items) and self.outlet.seen > 0:
             return f"the call had yielded {self.outlet.seen} items, which cannot be taken back"
         if begun and self.feeds:
-            return "the items that the call read from an iterator argument cannot be read again"
+            return "the call may have read items of an iterator argument, which cannot be read again"
         return ""
 
     def finish(self, end: BaseException | Returned) -> None:

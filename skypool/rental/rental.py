@@ -194,8 +194,9 @@ class Rental:
 
         A slice (several machines that are rented together at one price) counts as one machine here. If too few
         machines are in stock, another attempt is made, until the pool's `wait` time is over. The machines of the
-        earlier attempt are terminated first, so that they cost nothing while they wait for others. If their end is not
-        proved, there is no other attempt. The machines of the last attempt are kept, even if they are too few.
+        earlier attempt are terminated first, so that they cost nothing while they wait for others. If the end
+        of a machine is not proved, that machine is returned, and there is no other attempt. The machines of the last
+        attempt are kept, even if they are too few.
 
         Args:
             nodes: node numbers; for a slice, that of its first host.
@@ -220,7 +221,7 @@ class Rental:
             if not rented.instances or not self._planning.is_short(rented.error) or time.monotonic() >= until:
                 return rented
             unproved = await asyncio.to_thread(self.terminate, rented.instances)
-            return rented if unproved else Rented((), rented.error)
+            return Rented(tuple(each for each in rented.instances if each.node in unproved), rented.error)
 
         rented: Rented = await self._planning.waiting(pause)(once)
         return rented

@@ -30,7 +30,8 @@ def _no_file(file: io.TextIOWrapper) -> Any:
     Raises:
         TypeError: the message advises to send the path or the content of the file instead.
     """
-    raise TypeError(f"cannot pickle the open file {file.name!r}; send the path or the content of the file instead")
+    name = getattr(file, "name", "")  # a text layer over bytes in memory has none
+    raise TypeError(f"cannot pickle the open file {name!r}; send the path or the content of the file instead")
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
