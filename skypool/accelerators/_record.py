@@ -35,15 +35,15 @@ def field(*, default: Any = _MISSING, default_factory: Callable[[], Any] | None 
 
 
 def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type], type]:
-    """Return a decorator that makes a frozen class with slots from annotations.
+    """Return a class decorator that works as `dataclasses.dataclass(frozen=True, slots=True)` does.
 
-    It supports the part of `dataclasses.dataclass` that the catalogue needs. The decorator returns a new class; the
-    decorated class is not changed. Setting an attribute of an object raises FrozenInstanceError.
+    Only the features that the catalogue needs are supported. The decorator returns a new class; the decorated class is
+    not changed. Setting or deleting an attribute of an object raises FrozenInstanceError.
 
     Args:
         frozen: must be True.
         slots: must be True.
-        repr: False keeps the class's own `__repr__`.
+        repr: True to make a `__repr__` that shows all fields; False to keep the class's own `__repr__`.
     """
     assert frozen
     assert slots

@@ -50,8 +50,8 @@ _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
 def refusal(kind: type[ProviderError], what: str, provider: str, text: str | None = None) -> ProviderError:
     """Return (not raise) the error for a request that the fake cloud refuses, with an error code, a text and advice.
 
-    The code and the advice follow from the class of the error. A class without an entry of its own in `_SAYS` gets
-    those of its nearest base class.
+    The code and the advice follow from the class of the error, by the table `_SAYS`. A class that the table lacks gets
+    the code and the advice of its nearest base class.
 
     Args:
         kind: the class of the error.
@@ -68,7 +68,7 @@ class Api:
     """A client's connection to a fake cloud: each method is one call of the cloud's API.
 
     Every method raises CredentialsError if the key is wrong. Every method also raises the error that a test prepared
-    for the call (see `FakeCloudControl.refuse`), and NoAnswer if the test let the call's reply be lost.
+    for the call (see `FakeCloudControl.refuse`), and NoAnswer if a test made the reply to the call get lost.
 
     Args:
         state: the stored state of the cloud.
@@ -91,9 +91,10 @@ class Api:
         return self._call("account", lambda world: dict(world.limits))
 
     def stock(self) -> list[tuple[Stock, bool]]:
-        """Return everything that the cloud sells, as pairs (stock, True if it is in stock now).
+        """Return everything that the cloud sells, as pairs of a `Stock` and a bool.
 
-        The list is empty if the cloud sells nothing.
+        The bool is True if at least one machine of this stock can be made now. The list is empty if the cloud sells
+        nothing.
         """
         return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
 
@@ -110,7 +111,7 @@ class Api:
             order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
             nodes: the numbers of the nodes that the machines become. One machine is made for each number.
             token: the idempotency token: a text that the client makes up for each new purchase.
-            said: tags of the client's own, which the machines get in addition; None for none.
+            said: further tags that the client wants on the machines; None for no further tags.
 
         Raises:
             CapacityError: the stock is sold out.
@@ -244,7 +245,7 @@ class Api:
             order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
             nodes: the numbers of the nodes that the machines become. One machine is made for each number.
             token: the idempotency token.
-            said: tags of the client's own, which the machines get in addition.
+            said: further tags that the client wants on the machines.
 
         Raises:
             CapacityError: the stock is sold out.
@@ -281,8 +282,9 @@ class Api:
             order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
             node: the number of the node that the machine becomes.
             token: the idempotency token.
-            slice_: the name of the slice that the machine is a host of; "" for none.
-            said: tags of the client's own, which the machine gets in addition.
+            slice_: the name of the slice (hosts that are sold together) to which the machine belongs; "" if the machine
+                is sold alone.
+            said: further tags that the client wants on the machine.
         """
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
@@ -360,7 +362,7 @@ class Api:
 
         Raises:
             CredentialsError: the client's key is wrong.
-            NoAnswer: a test let the reply be lost.
+            NoAnswer: a test made the reply get lost.
             Exception: another error that a test prepared, or an error of `effect`.
         """
 

@@ -319,7 +319,7 @@ class FakeCloudControl(Control):
         """Prepare a defect for the next machines that are made. Machines that exist already do not change.
 
         Args:
-            count: how many machines get the defect. Each host of a slice counts as one.
+            count: how many machines get the defect. In a slice (machines that are sold together), each machine counts.
             boots: seconds that the boot of each machine takes on the cloud's clock; None for a boot that never ends.
             deaf: True if the machines run but accept no connections.
             undying: how many requests to end each machine have no effect; None for all.
@@ -341,7 +341,8 @@ class FakeCloudControl(Control):
     def undying(self, instance: Instance, times: int | None = None) -> None:
         """Make a machine ignore requests to end it, for tests of what a driver then reports.
 
-        If one host of a slice ignores a request, all hosts of the slice stay alive.
+        A slice is several machines (hosts) that are sold together. If one host of a slice ignores a request, all hosts
+        of the slice stay alive.
 
         Args:
             instance: the machine.
@@ -360,7 +361,8 @@ class FakeCloudControl(Control):
         appears on the machines at once. This method does not wait for the end of the notice time.
 
         Args:
-            instance: the machine. If it has ended and is not a host of a slice, nothing happens.
+            instance: the machine. Nothing happens for a machine that has ended and is not a host of a slice (machines
+                that are sold together).
             notice: seconds between the announcement and the end of the machine, on the cloud's clock.
 
         Raises:
@@ -373,7 +375,9 @@ class FakeCloudControl(Control):
             world.settle()
 
     def kill(self, instance: Instance) -> None:
-        """End a machine at once, without telling the driver. Other hosts of the machine's slice stay alive.
+        """End a machine at once, without telling the driver.
+
+        If the machine belongs to a slice (machines that are sold together), the other machines of the slice stay alive.
 
         Raises:
             UsageError: the cloud never made this machine.
@@ -407,7 +411,7 @@ class FakeCloudControl(Control):
     # --- a client that dies ----------------------------------------------------------------------------------
 
     def kill_client(self, number: int, when: When) -> None:
-        """Prepare that the client process that makes a coming call is killed with SIGKILL.
+        """Let the call with a given number kill, with SIGKILL, the client process that makes this call.
 
         Args:
             number: the number of the call, from 1 (see `RecordedCall.number`). The number of a call that the cloud has

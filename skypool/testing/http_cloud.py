@@ -99,7 +99,8 @@ class Request:
         query: the parameters of the query, by name. If a parameter is repeated, the last value counts.
         key: the API key: the Authorization header without a leading "Bearer "; "" if there is no such header.
         body: the JSON object in the body; {} if there is no body.
-        parts: the values of the {names} in the route's path, such as "id".
+        parts: the parts of the path for which the route has a name in braces, by that name. For the route
+            "/v1/machines/{id}" and the path "/v1/machines/i-0001", this is {"id": "i-0001"}.
     """
 
     method: str
@@ -257,7 +258,10 @@ class HttpCloud:
         }
 
     def get_account(self, request: Request) -> Answer:
-        """Return the limits of the account, by name, as an answer with status 200.
+        """Return the account's limits, as an answer with status 200.
+
+        A limit is the maximum number of live machines that count toward a quota. The body has the limits by the name of
+        the quota.
 
         Raises:
             ProviderError: the key is wrong, or a test prepared a failure.

@@ -243,7 +243,8 @@ def inhabitants(folder: str) -> list[int]:
 def start_hypervisor(folder: str) -> None:
     """Start the background process (the hypervisor) that ends a cloud's machines on time while no client calls.
 
-    This function does not wait for the process. If a hypervisor runs already for this cloud, the new one exits at once.
+    This function does not wait for the process. If such a process already runs for this cloud, the new one exits at
+    once.
 
     Args:
         folder: the folder of the cloud.

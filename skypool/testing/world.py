@@ -137,7 +137,8 @@ class Machine:
         undying: how many more requests to end the machine have no effect; None for all.
         ended_at: when the machine ended; None while it is alive.
         tagged: False if the machine has no tags, so that clients cannot find it.
-        slice: the name of the slice that the machine is a host of; "" for none.
+        slice: the name of the slice (machines that are sold together) to which the machine belongs; "" if it is sold
+            alone.
         owner: the owner tag of the client that made the machine: "user@host".
         ran_at: when the machine's boot ended; None if the machine still boots, or ended before.
         tags: the tags that a client of `HttpCloud` wrote on the machine.
@@ -176,7 +177,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Thing:
-    """A key pair or a security group of a pool. It outlives the pool's machines, until the driver removes it.
+    """A key pair or a security group of a pool. It exists until the driver removes it, also after the pool's machines.
 
     Attributes:
         kind: "key-pair" or "security-group".
@@ -289,10 +290,10 @@ class World:
         return [each for each in self.machines.values() if each.lives]
 
     def together(self, one: Machine) -> list[Machine]:
-        """Return the live machines that end together with a given machine.
+        """Return the live machines that end together with a given machine. Empty if none of them is alive.
 
-        These are the live hosts of the machine's slice, or the machine alone if it is no host of a slice. The list is
-        empty if none of them is alive.
+        These are the live machines of its slice (machines that are sold together). For a machine that was sold alone,
+        it is this machine.
         """
         if not one.slice:
             return [one] if one.lives else []
@@ -322,7 +323,7 @@ class World:
     def end(self, each: Machine, at: float | None = None) -> None:
         """End a machine: kill its processes, remove its folder, and record the end.
 
-        Other hosts of the machine's slice stay alive.
+        If the machine belongs to a slice (machines that are sold together), the other machines of the slice stay alive.
 
         Args:
             each: the machine. Its state becomes "ended".
