@@ -137,8 +137,8 @@ class Machine:
         undying: how many more requests to end the machine have no effect; None for all.
         ended_at: when the machine ended; None while it is alive.
         tagged: False if the machine has no tags, so that clients cannot find it.
-        slice: the name of the slice (machines that are sold together) to which the machine belongs; "" if it is sold
-            alone.
+        slice: the name of the slice (machines that are sold together) to which the machine belongs; "" if the machine
+            was sold alone.
         owner: the owner tag of the client that made the machine: "user@host".
         ran_at: when the machine's boot ended; None if the machine still boots, or ended before.
         tags: the tags that a client of `HttpCloud` wrote on the machine.
@@ -290,10 +290,10 @@ class World:
         return [each for each in self.machines.values() if each.lives]
 
     def together(self, one: Machine) -> list[Machine]:
-        """Return the live machines that end together with a given machine. Empty if none of them is alive.
+        """Return the live machines that end together with a given machine.
 
-        These are the live machines of its slice (machines that are sold together). For a machine that was sold alone,
-        it is this machine.
+        If the machine belongs to a slice (machines that are sold together), these are all live machines of the slice.
+        Otherwise it is this machine alone. The list is empty if none of them is alive.
         """
         if not one.slice:
             return [one] if one.lives else []

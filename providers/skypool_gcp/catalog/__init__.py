@@ -343,7 +343,7 @@ class Ware:
         """Return how many more machines fit into the reservation of this machine type and zone.
 
         Returns 0 if the reservation is full. Returns None if no given reservation is for this machine type, zone and
-        attached GPUs. If several are, only the first of them counts.
+        attached GPUs. If several reservations are, only the first of them counts.
 
         Args:
             held: The reservations (capacity that was reserved before) to search.
@@ -405,8 +405,8 @@ def extras(region: str, market: Market, gb: int) -> float:
 def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tuple[str, int]:
     """Return the path of the image for a machine, or of an image family, and the size of the machine's disk in GB.
 
-    If the user chose no image, it is Google's image with the drivers of the accelerator, or Ubuntu 24.04 if there is no
-    such image. The disk has at least 120 GB with an accelerator, and at least 30 GB without an accelerator.
+    If the user chose no image, the result is Google's image with the drivers of the accelerator, or Ubuntu 24.04 if
+    there is no such image. The disk has at least 120 GB with an accelerator, and at least 30 GB without an accelerator.
 
     Args:
         asked: The image that the user chose: a path, or a key of `IMAGES`. "" means the image that fits the

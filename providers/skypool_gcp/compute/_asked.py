@@ -149,8 +149,8 @@ class ComputeApi:
     def machine_types(self, filter: str) -> Answers[compute_v1.MachineType]:
         """Return the machine types of all zones that match a filter of the API.
 
-        A type has one record for each of its zones. If a zone does not answer, its types are left out, a RuntimeWarning
-        is issued, and `lacks` of the result is not empty. The result is empty if nothing matches.
+        A type has one record for each of its zones. If a zone does not answer, the zone's types are left out, a
+        RuntimeWarning is issued, and `lacks` of the result is ("offers",). The result is empty if nothing matches.
 
         Args:
             filter: A filter expression of the API, such as 'name eq "n2-.*"'.
@@ -166,8 +166,8 @@ class ComputeApi:
     def accelerator_types(self, filter: str) -> Answers[compute_v1.AcceleratorType]:
         """Return the types of GPUs that machines can get, of all zones that match a filter of the API.
 
-        A type has one record for each of its zones. If a zone does not answer, its types are left out, a RuntimeWarning
-        is issued, and `lacks` of the result is not empty.
+        A type has one record for each of its zones. If a zone does not answer, the zone's types are left out, a
+        RuntimeWarning is issued, and `lacks` of the result is ("offers",). The result is empty if nothing matches.
 
         Args:
             filter: A filter expression of the API, such as 'name eq "n2-.*"'.
@@ -356,8 +356,8 @@ class ComputeApi:
         """Fetch and return the present state of an operation, Google's record of a change in progress.
 
         Args:
-            begun: The operation as the API returned it when the change was started. It names the zone or the region to
-                which the request is sent. If it names neither, the operation is one of the whole project.
+            begun: The operation as the API returned it when the change was started. This record names the zone or the
+                region of the change; if it names neither, the change is one of the whole project.
 
         Raises:
             ProviderError: The API refused the request, or did not answer within 60 s. If the operation has failed,
@@ -662,7 +662,7 @@ class ComputeApi:
         *,
         may_lack: bool = False,
     ) -> Answers[Scope]:
-        """Send a request for a list of the whole project, and return its parts, one for each zone and region.
+        """Send a request for a list of the whole project, and return the list's parts, one for each zone and region.
 
         Args:
             what: The request in words, for error messages.
@@ -723,9 +723,9 @@ def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
     """Make a client of the SDK for one kind of resource. The last 64 are cached: equal arguments give the same object.
 
     Args:
-        endpoint: The address of the API; None for Google's own.
+        endpoint: The address of the API; None for Google's own address.
         kind: The class of the client.
-        credentials: The credentials that its requests carry.
+        credentials: The credentials that the client's requests carry.
     """
     options = client_options.ClientOptions(api_endpoint=endpoint)
     return kind(credentials=credentials, client_options=options)
@@ -737,8 +737,8 @@ def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
 def look(method: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V:
     """Call a function that only reads, and return its result.
 
-    The call is repeated for up to 20 s if the API does not answer, or if it refuses because too many requests were
-    sent. Pauses between the calls are random.
+    The call is repeated for up to 20 s if the API does not answer, or refuses because too many requests were sent.
+    Pauses between the calls are random.
 
     Args:
         method: The function, such as a method of `ComputeApi` that returns a list.
@@ -801,7 +801,7 @@ def done(api: ComputeApi, operation: compute_v1.Operation | None, what: str, sec
 def _has_ended(api: ComputeApi, operation: compute_v1.Operation, what: str) -> bool:
     """Return True if an operation (Google's record of a change) has ended, and False if it still runs.
 
-    Reads its state once. The request is repeated for up to 20 s if the API does not answer.
+    Reads the state of the operation once. The request is repeated for up to 20 s if the API does not answer.
 
     Args:
         api: The API.

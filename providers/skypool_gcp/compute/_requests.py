@@ -302,7 +302,7 @@ def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
 def _boot_disk(
     *, name: str | None, image: compute_v1.Image, gb: int, disk_type: str, labels: Mapping[str, str]
 ) -> compute_v1.AttachedDisk:
-    """Return the boot disk of a machine, as the API takes it. Google deletes it together with the machine.
+    """Return the boot disk of a machine, in the form for the API. Google deletes the disk together with the machine.
 
     Args:
         name: The name of the disk; None lets Google choose the name.
@@ -327,11 +327,11 @@ def _boot_disk(
 
 
 def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str) -> compute_v1.NetworkInterface:
-    """Return a network interface with a public address, as the API takes it.
+    """Return a network interface with a public address, in the form for the API.
 
     Args:
         settings: The settings of the driver, which name the network.
-        offer: The offer that is rented. If it has an accelerator, the interface is of the faster type gVNIC.
+        offer: The offer that is rented. If the offer has an accelerator, the interface is of the faster type gVNIC.
         subnetwork: The path of the subnetwork. The argument is ignored if the settings name no subnetwork.
     """
     return compute_v1.NetworkInterface(
@@ -345,9 +345,9 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
     """Return the options that say when Google may stop or delete a machine. Sends no request.
 
-    When Google ends a machine, it deletes the machine if it is a spot machine or has a lifetime limit that Google
-    accepts. Before maintenance of the host, Google ends spot machines and machines with accelerators, and moves the
-    others to another host. Google never restarts a machine.
+    Spot machines, and machines with a lifetime that Google accepts as a limit, are deleted when Google ends them. Other
+    machines are only stopped. Before maintenance of the host, Google ends spot machines and machines with accelerators,
+    and moves other machines to another host. Google never restarts a machine.
 
     Args:
         offer: The offer that is rented. It gives the market and the accelerator.

@@ -46,8 +46,8 @@ class Groups(Tpu):
     """The part of the Google Cloud driver for TPU7x slices, whose hosts are machines of Compute Engine.
 
     A slice is a group of TPU hosts that are rented together. This class inherits from `Tpu`, and overrides the requests
-    that differ between Compute Engine and Cloud TPU. It also lists all other machines of Compute Engine and renews the
-    time until which they are needed, because one request lists all machines. All methods block.
+    that differ between Compute Engine and Cloud TPU. One request lists all machines of Compute Engine. So this part
+    lists the machines of the part `compute`, too, and renews the time until which they are needed. All methods block.
     """
 
     api: ClassVar[str] = "groups"
@@ -57,8 +57,8 @@ class Groups(Tpu):
     def offers(self, need: Need) -> Answers[Offer]:
         """Return offers of TPU7x slices. Slices of one host are included, although the part `compute` rents them.
 
-        If the need names no TPU7x, the result is empty and no request is sent. If a zone does not answer, its offers
-        are left out, a RuntimeWarning is issued, and `lacks` of the result is not empty.
+        If the need names no TPU7x, the result is empty and no request is sent. If a zone does not answer, the zone's
+        offers are left out, a RuntimeWarning is issued, and `lacks` of the result says that offers are missing.
 
         Args:
             need: The requirements of each node, with the accepted accelerators.

@@ -28,7 +28,7 @@ _NUMBERS = ("agent-worker-number", "worker-id", "tpu-env")
 """Keys of a machine's metadata that may hold the machine's number in its slice."""
 
 _YOUNG = 60.0
-"""Seconds after its creation in which a group may not report yet that it creates machines."""
+"""Seconds for which a new group may not yet report that Google creates its machines."""
 
 _LEAST_BILLED = 60.0
 """The shortest time that is billed, in seconds: a rule of Compute Engine's machine types."""
@@ -137,7 +137,7 @@ def state(
     that are missing. The state is "running" only if all machines run.
 
     Args:
-        group: The TPU slice's managed instance group; None if it does not exist.
+        group: The TPU slice's managed instance group; None if the group does not exist.
         machines: The machines that exist.
         hosts: The number of machines that the group is to have.
         age: Seconds since the group was created. In the first 60 s, missing machines count as being created.

@@ -89,8 +89,8 @@ class Tpu(Regional):
         """Return an offer for each TPU slice that meets the need, in each zone that has it, on each market.
 
         No offer is made for a market without a known price. If the need names no TPUs, the result is empty and no
-        request is sent. If a zone does not answer, its offers are left out, a RuntimeWarning is issued, and `lacks` of
-        the result is not empty.
+        request is sent. If a zone does not answer, the zone's offers are left out, a RuntimeWarning is issued, and
+        `lacks` of the result says that offers are missing.
 
         Args:
             need: The requirements of each node, with the accepted accelerators.
@@ -239,8 +239,8 @@ class Tpu(Regional):
     def _slice(order: Order, nodes: Sequence[int]) -> str:
         """Return the name of the TPU slice with these node numbers.
 
-        The slice's queued resource and its node have the same name. The name depends only on the order's token and the
-        first node number, so a repeated order finds the same slice.
+        Google's two objects for the slice, the queued resource and the node, also have this name. The name depends only
+        on the order's token and the first node number, so a repeated order finds the same slice.
         """
         return google.name(order.token, str(nodes[0]))
 
@@ -487,12 +487,12 @@ class Tpu(Regional):
             yield replace(made, slice=slice)
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
-        """Request the end of the TPU slices of these instances, without waiting.
+        """Request the end of the TPU slices of these instances, without waiting. Return the instances that still exist.
 
-        The result has the ids of the instances that have not ended yet. Its values are the reasons why Google
-        temporarily refused to end them, for example because a slice is being created; "" if Google did not refuse. Call
-        the method again to repeat the request. The result is {} if all instances have ended. The state of each slice is
-        requested by name, because a list may lack the newest slices.
+        The keys of the result are the ids of these instances. Each value is the reason why Google temporarily refused
+        to end the instance's slice, for example because the slice is being created; "" if Google did not refuse. The
+        result is {} if all instances have ended. Call the method again to repeat the request. The state of each slice
+        is requested by name, because a list may lack the newest slices.
 
         Args:
             region: The zone of the instances.
@@ -514,10 +514,10 @@ class Tpu(Regional):
         return left
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a TPU slice, unless it is already ending. Return True if a part of it still existed.
+        """Request the end of a TPU slice that is not ending yet. Return True if a part of the slice still existed.
 
-        The parts are the queued resource and the node. The method does not wait until the slice has ended. Raises
-        ProviderError if Google refuses or does not answer.
+        The parts are the queued resource (Google's object for the request) and the node (the running slice). The method
+        does not wait until the slice has ended. Raises ProviderError if Google refuses or does not answer.
         """
         what = f"to end the TPU slice {slice}"
         queued = self._calls.queued_resource(zone, slice, what)
@@ -545,8 +545,8 @@ class Tpu(Regional):
 def _labels(queued: tpu_v2.QueuedResource | None, node: tpu_v2.Node | None) -> dict[str, str]:
     """Return the labels of a TPU slice, from its node or else from its queued resource.
 
-    The node is Google's object for the running slice, and the queued resource is the one for the request. Returns {} if
-    both are None.
+    The node is Google's object for the running slice, and the queued resource is Google's object for the request.
+    Returns {} if both are None.
     """
     if node is not None:
         return dict(node.labels)

@@ -1,7 +1,7 @@
 """Sends requests to the API of Google's Cloud TPU. If the API refuses a request, skypool's errors are raised.
 
-A slice is a group of TPU hosts that are rented together. A queued resource is Google's object for the request for a
-slice, and a node is its object for the running slice.
+A slice is a group of TPU hosts that are rented together. Google has two objects for a slice: a queued resource, which
+is the request for the slice, and a node, which is the running slice.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class TpuApi:
         return f"projects/{self.settings.billed()}/locations/{zone}"
 
     def queued_path(self, zone: str, slice: str) -> str:
-        """Return the path of a TPU slice's queued resource (the request for the slice), even if it does not exist."""
+        """Return the path of a TPU slice's queued resource (the request for the slice), which need not exist."""
         return f"{self.zone_path(zone)}/queuedResources/{slice}"
 
     def node_path(self, zone: str, slice: str) -> str:
-        """Return the path of a TPU slice's node (the running slice), even if it does not exist."""
+        """Return the path of a TPU slice's node (the running slice), which need not exist."""
         return f"{self.zone_path(zone)}/nodes/{slice}"
 
     # --- what there is ---------------------------------------------------------------------------------------
@@ -132,9 +132,9 @@ class TpuApi:
         return [each for page in pages for each in page.queued_resources]
 
     def nodes(self, zone: str) -> list[tpu_v2.Node]:
-        """Return the nodes (running TPU slices) of a zone, or of all zones if the zone is "-". They have any state.
+        """Return the nodes (running TPU slices) of a zone, or of all zones if the zone is "-".
 
-        The list is empty if there are none.
+        Nodes in any state are returned, also nodes that are starting or ending. The list is empty if there are none.
 
         Raises:
             NoAnswer: The API or a zone did not answer.
@@ -146,7 +146,7 @@ class TpuApi:
         return [each for page in pages for each in page.nodes]
 
     def queued_resource(self, zone: str, slice: str, what: str) -> tpu_v2.QueuedResource | None:
-        """Return the queued resource of a TPU slice (the request for the slice), or None if it does not exist.
+        """Return the queued resource of a TPU slice (the request for the slice), or None if there is none.
 
         Args:
             zone: The zone of the slice.
@@ -164,7 +164,7 @@ class TpuApi:
         )
 
     def node(self, zone: str, slice: str, what: str) -> tpu_v2.Node | None:
-        """Return the node of a TPU slice (the running slice), or None if it does not exist.
+        """Return the node of a TPU slice (the running slice), or None if there is none.
 
         Args:
             zone: The zone of the slice.

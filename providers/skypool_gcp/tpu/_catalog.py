@@ -148,7 +148,7 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
 
 
 def state(queued: str, node: str) -> State:
-    """Return the state of all hosts of a TPU slice, from the states of Google's two objects for it.
+    """Return the state of all hosts of a TPU slice, from the states of Google's two objects for the slice.
 
     An unknown state counts as "ending". So does a slice whose queued resource is active and whose node no longer
     exists.

@@ -19,7 +19,7 @@ _DEFAULT_SCOPES = [
     "https://www.googleapis.com/auth/logging.write",
     "https://www.googleapis.com/auth/monitoring.write",
 ]
-"""The OAuth scopes of hosts, if the settings name no service account. They limit the rights of the default account.
+"""The OAuth scopes of hosts, if the settings name no service account. Scopes limit the rights of the default account.
 
 https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.types.ServiceAccount (read 2026-11-22).
 """
