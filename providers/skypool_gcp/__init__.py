@@ -161,8 +161,8 @@ class GCP:
     def access(self, instance: Instance) -> Access:
         """Return how to reach a machine by ssh. Waits until the machine has an address.
 
-        The wait is up to 120 s for a machine of Compute Engine. For a host of a TPU slice, it is up to half an hour
-        plus the seconds of the setting `queue`.
+        The wait is up to 120 s for a machine of Compute Engine. The wait for a host of a TPU slice (hosts that are
+        rented together) is up to half an hour plus the seconds of the setting `queue`.
 
         Args:
             instance: The machine, as `launch` or `instances` returned it.
@@ -175,7 +175,8 @@ class GCP:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End these machines of Compute Engine and Cloud TPU in parallel, and return when all have ended.
 
-        All hosts of a TPU slice end, even if only one host is given. Does not raise for machines that no longer exist.
+        All hosts of a TPU slice (hosts that are rented together) end, even if only one host is given. Does not raise
+        for machines that no longer exist.
 
         Args:
             instances: The machines, as `launch` or `instances` returned them.

@@ -164,10 +164,10 @@ class _Late:
 
 
 def memo(function: Any) -> Any:
-    """Return a function that caches every result of `function` by its positional arguments, without a limit.
+    """Return a version of a function that caches all results of the function, as `functools.cache` does.
 
-    The returned function takes hashable positional arguments only. An exception is not cached: the next call runs
-    `function` again.
+    The returned function takes hashable positional arguments only. An exception is not cached: the next call with the
+    same arguments runs `function` again.
     """
     kept: dict[tuple[Any, ...], Any] = {}
 

@@ -56,7 +56,7 @@ def Custom(
 ) -> Accelerator:
     """Return an accelerator that is not in the catalogue, or that differs from the catalogue's entry.
 
-    The value is not registered: `parse` recognises its name only after `register`.
+    The accelerator is not registered: `parse` does not know its name unless `register` adds the name.
 
     Args:
         name: the accelerator's name, not empty.

@@ -275,7 +275,7 @@ def needs(
 def dimensions(parameters: float) -> tuple[float, float]:
     """Return width and depth (number of layers) of a transformer with this many parameters, as unrounded floats.
 
-    They solve N = 12 L h² with h = 128 L, where N is the number of parameters, h the width and L the depth.
+    The two numbers solve N = 12 L h² with h = 128 L. N is the number of parameters, h the width and L the depth.
     """
     depth = (parameters / (12 * 128**2)) ** (1 / 3)
     return 128 * depth, depth

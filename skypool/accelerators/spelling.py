@@ -4,8 +4,9 @@ The format is `[count x] name [memory] [form] [@memory] [/partition] [:count]`, 
 "A100/2g.10gb:3". Case, spaces, dashes, underscores and dots do not matter. The name may also be any name that a cloud
 or a tool uses for its hardware, or for a machine type that holds it.
 
-The same word can mean different cards. For skypool, a bare A100 has 80 GB and a bare V100 has 16 GB. With `dialect=` a
-word is read as one source uses it: `parse("A100", dialect="skypilot")` has 40 GB.
+The same word can mean different cards. For skypool, a bare A100 has 80 GB and a bare V100 has 16 GB. The argument
+`dialect` names a source of names, such as a cloud or a tool. A word is then read as that source uses the word:
+`parse("A100", dialect="skypilot")` has 40 GB.
 """
 
 from __future__ import annotations

@@ -142,10 +142,11 @@ class Api:
         return self._call("describe", lambda world: _tagged(world.alive(), pool), pool=pool)
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """Ask the cloud to end machines, each together with all hosts of its slice.
+        """Ask the cloud to end machines.
 
-        The machines have ended when this method returns. The exception is a machine that a test made ignore such
-        requests: the machine and all hosts of its slice stay in the state "ending".
+        A machine that belongs to a slice (hosts that are sold together) ends together with all hosts of the slice. The
+        machines have ended when this method returns. The exception is a machine that a test made ignore such requests:
+        the machine and all hosts of its slice stay in the state "ending".
 
         Args:
             ids: the ids of the machines. Ids of unknown or ended machines are ignored.
@@ -183,7 +184,7 @@ class Api:
         self._call("tag", tagged, pool=pool)
 
     def make(self, kind: str, pool: str, until: datetime | None) -> None:
-        """Make a key pair or security group for a pool. Does nothing if it exists.
+        """Make a key pair or security group for a pool. Does nothing if the pool has it already.
 
         Args:
             kind: "key-pair" or "security-group".
@@ -209,7 +210,7 @@ class Api:
         return self._call("things", lambda world: _tagged(world.things.values(), pool), pool=pool)
 
     def remove(self, kind: str, name: str) -> None:
-        """Remove a key pair or a security group. Does nothing if it does not exist.
+        """Remove a key pair or a security group. Does nothing if there is no such resource.
 
         Args:
             kind: "key-pair" or "security-group".
@@ -237,7 +238,9 @@ class Api:
     def _made(
         self, world: World, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: dict[str, str]
     ) -> list[Machine]:
-        """Make one machine, or all hosts of one slice, and return them. Nothing is made if this method raises.
+        """Make one machine, or all hosts of one slice (several hosts that are sold together), and return them.
+
+        Nothing is made if this method raises.
 
         Args:
             world: the state of the cloud. The new machines are added to it.
@@ -271,7 +274,7 @@ class Api:
     def _machine(
         self, world: World, stock: Stock, order: Order, node: int, token: str, slice_: str, said: dict[str, str]
     ) -> Machine:
-        """Add one machine to the state of the cloud, make its folder, and return it.
+        """Add one machine to the state of the cloud, make a folder for the machine, and return the machine.
 
         The new machine has the state "starting". If a test has prepared defects of machines, the first of these is
         used up for this machine. Stock and limits are not checked.
@@ -356,8 +359,8 @@ class Api:
         Args:
             call: the name of the call, one of `control.CALLS`.
             effect: function that changes the state of the cloud and returns the result of the call.
-            place: instance type, zone and market of a create, to which prepared failures may be limited; three empty
-                texts for other calls.
+            place: for the call "create", the instance type, zone and market, to which prepared failures may be limited;
+                three empty texts for other calls.
             about: arguments of the call, for the journal.
 
         Raises:
@@ -487,7 +490,7 @@ def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Ex
     Args:
         world: the state of the cloud.
         call: the name of the call.
-        place: instance type, zone and market of a create; three empty texts for other calls.
+        place: instance type, zone and market, if the call is "create"; three empty texts for other calls.
         when: the rules to use: those that act "before" or those that act "after" the call takes effect.
 
     Returns:

@@ -50,8 +50,8 @@ class FakeCloud:
     Args:
         state: the folder for the cloud's state, which must hold nothing else and is made on first use. None means the
             value of $SKYPOOL_FAKE_CLOUD.
-        stock: the kinds of machines that a new cloud sells; None means `world.USUAL`. If the folder holds a cloud
-            already, that cloud keeps its stock.
+        stock: the kinds of machines that a new cloud sells; None means the default stock, `world.USUAL`. If the folder
+            holds a cloud already, that cloud keeps its stock.
         machines: True to run machines as processes on this computer, which needs Linux. False: machines are mere
             records, which cannot be reached and run nothing. All clients of one cloud must pass the same value.
         ends_itself: True if machines end when their lease is over. A lease is the time that a machine lives on without
@@ -223,7 +223,7 @@ class FakeCloud:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End machines, and repeat the request until the cloud no longer lists any of them. Blocks until then.
 
-        All hosts of a slice end together. Machines that no longer exist are ignored.
+        All hosts of a slice (machines that are sold together) end together. Machines that no longer exist are ignored.
 
         Raises:
             StillRunning: machines are still alive after `patience` seconds. The error's `instances` are these machines.

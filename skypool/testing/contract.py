@@ -94,7 +94,8 @@ class DriverContract(SliceContract):
     def driver(self) -> Driver:
         """Return the driver under test, ready to rent. A subclass must override this fixture.
 
-        The tests have at most three machines of the driver alive at once, or two slices (see `slice_need`).
+        The tests have at most three machines of the driver alive at once, or two slices. A slice is several machines
+        that are rented together (see `slice_need`).
 
         Raises:
             NotImplementedError: the subclass does not override this fixture.

@@ -158,9 +158,9 @@ class FakeCloudControl(Control):
     def stock_out(self, offer: Offer, left: int = 0) -> None:
         """Limit the stock of an offer: from now on at most `left` of its machines (or slices) can be alive at once.
 
-        A create beyond the limit raises CapacityError. Machines that are alive already count toward the limit, but are
-        not ended. The limit applies to the offer's instance type in the offer's zone and market. The limit stays until
-        a test sets another one: `relent` does not remove the limit.
+        A request beyond the limit fails with CapacityError. Machines that are alive already count toward the limit, but
+        are not ended. The limit applies to the offer's instance type in the offer's zone and market. The limit stays
+        until a test sets another one: `relent` does not remove the limit.
 
         Args:
             offer: the offer. An offer that the cloud does not sell is accepted, without effect.
@@ -194,7 +194,7 @@ class FakeCloudControl(Control):
     def limit(self, quota: str, most: int) -> None:
         """Set a limit of the account: at most `most` machines that count toward a quota may be alive at once.
 
-        A create beyond the limit raises QuotaError. Machines that are alive already are not ended.
+        A request beyond the limit fails with QuotaError. Machines that are alive already are not ended.
 
         Args:
             quota: the name of the quota, as in `Stock.quota`. A quota that no stock names is accepted, without effect.

@@ -154,8 +154,8 @@ class HttpCloud:
     Args:
         state: the folder for the cloud's state, which must hold nothing else. If it holds the cloud of an earlier run,
             that cloud goes on with its own machines, stock and key.
-        stock: the kinds of machines that a new cloud sells; None means `world.USUAL`. Slices (several hosts that are
-            sold together) are not supported.
+        stock: the kinds of machines that a new cloud sells; None means the default stock, `world.USUAL`. Slices
+            (several hosts that are sold together) are not supported.
         key: the API key that clients of a new cloud must send; "" accepts any key.
         machines: True to run machines as processes on this computer, which needs Linux. False: machines are mere
             records, which run nothing.

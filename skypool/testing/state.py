@@ -327,7 +327,7 @@ def _sign(lock: TextIO) -> None:
 
 
 def _mark(one: Machine) -> tuple[Any, ...]:
-    """Return the values of those fields of a machine that can change. Two such tuples show whether it has changed."""
+    """Return the values of a machine's fields that can change, as a tuple. Two tuples differ if the machine changed."""
     return (
         one.state,
         one.said,

@@ -226,7 +226,7 @@ def pairs(need: Need) -> dict[str, list[Card]]:
 
 @dataclass(frozen=True)
 class Ware:
-    """A machine type in a zone, with the accelerators that a machine would have. `offers` makes offers of it.
+    """A machine type in a zone, with the accelerators of its machines. The method `offers` makes the offers.
 
     Attributes:
         record: The API's record of the machine type.

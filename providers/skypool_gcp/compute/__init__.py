@@ -234,7 +234,8 @@ class Compute:
 
         The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, the network,
         zones, listing machines, prices, images and quotas. The checks run in parallel when the first finding is taken.
-        They only read, so they do not show if the account may create or delete machines. A failed check does not raise.
+        No check changes anything, so none shows if the account may create or delete machines. A failed check does not
+        raise.
         """
         network = self.settings.network
         questions = preflight.basics(

@@ -385,14 +385,15 @@ class ComputeApi:
     def insert_instance(
         self, zone: str, instance: compute_v1.Instance, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to create a machine, and return the operation without waiting for its end.
+        """Start to create a machine, and return the operation (Google's record of the change).
 
-        Returns None if a machine of this name exists already in the zone.
+        The method does not wait until the change is complete. Returns None if a machine of this name exists already in
+        the zone.
 
         Args:
             zone: The zone of the machine.
             instance: The machine to create.
-            request_id: A UUID. The API creates only one machine for it, even if the request is sent again.
+            request_id: A UUID. The API creates only one machine for this UUID, even if the request is sent again.
             what: The request in words, for error messages.
 
         Raises:
@@ -407,9 +408,9 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstancesClient).insert_unary, request)
 
     def delete_instance(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a machine, and return the operation without waiting for its end.
+        """Start to delete a machine, and return the operation (Google's record of the change).
 
-        Returns None if the machine does not exist.
+        The method does not wait until the change is complete. Returns None if the machine does not exist.
 
         Args:
             zone: The zone of the machine.
@@ -425,9 +426,9 @@ class ComputeApi:
     def set_labels(
         self, zone: str, name: str, labels: Mapping[str, str], fingerprint: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to replace all labels of a machine, and return the operation without waiting for its end.
+        """Start to replace all labels of a machine, and return the operation (Google's record of the change).
 
-        Returns None if the machine does not exist.
+        The method does not wait until the change is complete. Returns None if the machine does not exist.
 
         Args:
             zone: The zone of the machine.
@@ -452,9 +453,9 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.InstancesClient).set_labels_unary, request)
 
     def delete_disk(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a disk in a zone, and return the operation without waiting for its end.
+        """Start to delete a disk in a zone, and return the operation (Google's record of the change).
 
-        Returns None if the disk does not exist.
+        The method does not wait until the change is complete. Returns None if the disk does not exist.
 
         Args:
             zone: The zone of the disk.
@@ -468,9 +469,10 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.DisksClient).delete_unary, request)
 
     def insert_firewall(self, rule: compute_v1.Firewall, what: str) -> compute_v1.Operation | None:
-        """Start to create a firewall rule, and return the operation without waiting for its end.
+        """Start to create a firewall rule, and return the operation (Google's record of the change).
 
-        Returns None if a rule of this name exists already; the existing rule is not changed.
+        The method does not wait until the change is complete. Returns None if a rule of this name exists already; the
+        existing rule is not changed.
 
         Args:
             rule: The firewall rule to create.
@@ -483,9 +485,9 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.FirewallsClient).insert_unary, request)
 
     def delete_firewall(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a firewall rule by its name, and return the operation without waiting for its end.
+        """Start to delete a firewall rule by its name, and return the operation (Google's record of the change).
 
-        Returns None if the rule does not exist.
+        The method does not wait until the change is complete. Returns None if the rule does not exist.
 
         Args:
             name: The name of the rule.
@@ -498,10 +500,11 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.FirewallsClient).delete_unary, request)
 
     def insert_policy(self, region: str, policy: compute_v1.ResourcePolicy, what: str) -> compute_v1.Operation | None:
-        """Start to create a resource policy in a region, and return the operation without waiting for its end.
+        """Start to create a resource policy in a region, and return the operation (Google's record of the change).
 
-        A resource policy tells Google where to place machines, or how to connect their TPU chips. Returns None if a
-        policy of this name exists already; the existing policy is not changed.
+        The method does not wait until the change is complete. A resource policy tells Google where to place machines,
+        or how to connect their TPU chips. Returns None if a policy of this name exists already; the existing policy is
+        not changed.
 
         Args:
             region: The region of the policy.
@@ -519,9 +522,9 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.ResourcePoliciesClient).insert_unary, request)
 
     def delete_policy(self, region: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a resource policy of a region, and return the operation without waiting for its end.
+        """Start to delete a resource policy of a region, and return the operation (Google's record of the change).
 
-        Returns None if the policy does not exist.
+        The method does not wait until the change is complete. Returns None if the policy does not exist.
 
         Args:
             region: The region of the policy.
@@ -535,10 +538,11 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.ResourcePoliciesClient).delete_unary, request)
 
     def insert_template(self, template: compute_v1.InstanceTemplate, what: str) -> compute_v1.Operation | None:
-        """Start to create an instance template, and return the operation without waiting for its end.
+        """Start to create an instance template, and return the operation (Google's record of the change).
 
-        An instance template is the description from which the machines of a managed instance group are created. Returns
-        None if a template of this name exists already; the existing template is not changed.
+        The method does not wait until the change is complete. An instance template is the description from which the
+        machines of a managed instance group are created. Returns None if a template of this name exists already; the
+        existing template is not changed.
 
         Args:
             template: The instance template to create.
@@ -554,9 +558,9 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceTemplatesClient).insert_unary, request)
 
     def delete_template(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete an instance template by its name, and return the operation without waiting for its end.
+        """Start to delete an instance template by its name, and return the operation (Google's record of the change).
 
-        Returns None if the template does not exist.
+        The method does not wait until the change is complete. Returns None if the template does not exist.
 
         Args:
             name: The name of the template.
@@ -572,14 +576,15 @@ class ComputeApi:
     def insert_group(
         self, zone: str, group: compute_v1.InstanceGroupManager, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to create a managed instance group, and return the operation without waiting for its end.
+        """Start to create a managed instance group, and return the operation (Google's record of the change).
 
-        Google then creates the group's machines. Returns None if a group of this name exists already in the zone.
+        The method does not wait until the change is complete. Google then creates the group's machines. Returns None if
+        a group of this name exists already in the zone.
 
         Args:
             zone: The zone of the group.
             group: The group to create.
-            request_id: A UUID. The API creates only one group for it, even if the request is sent again.
+            request_id: A UUID. The API creates only one group for this UUID, even if the request is sent again.
             what: The request in words, for error messages.
 
         Raises:
@@ -594,9 +599,10 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceGroupManagersClient).insert_unary, request)
 
     def delete_group(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a managed instance group, and return the operation without waiting for its end.
+        """Start to delete a managed instance group, and return the operation (Google's record of the change).
 
-        All machines of the group are deleted with it. Returns None if the group does not exist.
+        The method does not wait until the change is complete. All machines of the group are deleted with it. Returns
+        None if the group does not exist.
 
         Args:
             zone: The zone of the group.

@@ -199,7 +199,8 @@ class Groups(Tpu):
         Args:
             zone: The zone of the slice.
             slice: The name of the slice and of its instance group.
-            operation: The operation (Google's progress record) that creates the group. None if it has ended.
+            operation: The operation (Google's progress record of the group's creation). None if the operation has ended
+                or is not known.
 
         Raises:
             CapacityError: Google has had no room for longer than the setting `queue`, or a host has stopped, or the
@@ -280,7 +281,7 @@ class Groups(Tpu):
     def _seen(self, zone: str, slice: str) -> tuple[compute_v1.InstanceGroupManager | None, list[compute_v1.Instance]]:
         """Return the managed instance group of a TPU slice, and the machines that carry the slice's label.
 
-        The group is None if it does not exist, and the list of machines may be [].
+        The first value is None if there is no such group. The list of machines may be [].
 
         Raises:
             ProviderError: Google refused a request, or did not answer.

@@ -320,7 +320,7 @@ class Tpu(Regional):
         """Yield the hosts of a requested TPU slice as instances with the state "starting". Sends no request.
 
         Args:
-            offer: The offer that is rented. Each instance has it as its `offer`.
+            offer: The offer that is rented, which becomes the `offer` of each instance.
             order: The request to rent: pool, node numbers, token and limits.
             nodes: The node numbers of the slice's hosts.
         """
@@ -365,7 +365,8 @@ class Tpu(Regional):
         Args:
             zone: The zone of the slice.
             slice: The name of the slice.
-            operation: The operation (Google's progress record) that creates the queued resource. None if it has ended.
+            operation: The operation (Google's progress record of the queued resource's creation). None if the operation
+                has ended or is not known.
 
         Raises:
             ProviderError: Google refused the slice, took it back, or found no chips in the time of the setting `queue`.

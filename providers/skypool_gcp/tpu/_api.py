@@ -60,11 +60,11 @@ class TpuApi:
     A TPU slice is a group of TPU hosts that are rented together. Its queued resource is Google's object for the
     request, and its node is the object for the running slice.
 
-    Each method that sends a request blocks, with a time limit of 60 s. It raises ProviderError if the API refuses the
-    request, and NoAnswer, a subclass of ProviderError, if the API does not answer. Methods that list items return the
-    items of all pages. They also raise NoAnswer if a zone did not answer, because the zone's items would be missing.
-    The argument `slice` is the name of a slice, `zone` is the name of its zone, and `what` names the request in words,
-    for error messages.
+    Each method that sends a request blocks, with a time limit of 60 s. The method raises ProviderError if the API
+    refuses the request, and NoAnswer, a subclass of ProviderError, if the API does not answer. Methods that list items
+    return the items of all pages. These methods also raise NoAnswer if a zone did not answer, because the zone's items
+    would be missing. The argument `slice` is the name of a slice, and `zone` is the name of its zone. The argument
+    `what` names the request in words, for error messages.
 
     Attributes:
         settings: The settings of the driver, which name the project.
