@@ -132,7 +132,8 @@ class GCP:
         further machines, and returns the same ones.
 
         Args:
-            offer: The machine type or slice, with zone and market, as `offers` returned it.
+            offer: The machine type, or the TPU slice (hosts rented together), with zone and market, as `offers`
+                returned it.
             order: The node numbers, the pool, and an idempotency token.
 
         Raises:
@@ -296,7 +297,7 @@ class GCP:
 
     @property
     def _apis(self) -> list[Compute | Tpu]:
-        """New objects for the parts of the driver that rent: Compute Engine, Cloud TPU, and TPU7x slices (`groups`)."""
+        """New objects for the parts of the driver that rent machines: `compute`, `tpu` and `groups`, in this order."""
         from skypool_gcp.compute import Compute
 
         listing = self._listing

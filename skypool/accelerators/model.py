@@ -113,7 +113,7 @@ class SliceModel:
         self.type = type
 
     def __call__(self) -> Accelerator:
-        """Return the accelerator that stands for all chips of one slice of this type. Takes no arguments.
+        """Return the accelerator for one TPU slice (chips that are sold as one unit) of this type. Takes no arguments.
 
         Raises:
             UsageError: Google sells no slice of this type.

@@ -51,8 +51,8 @@ def _pairs(key: str) -> set[str]:
 def _names() -> dict[str, str]:
     """Return every name of the catalogue that may be suggested: models, models with a memory size, and TPU slices.
 
-    The keys are the same names in lower case and without separators, as `squashed` returns them. Names that were added
-    with `register` are not included.
+    A TPU slice is a number of chips that are sold as one unit. The keys are the same names in lower case and without
+    separators, as `squashed` returns them. Names that were added with `register` are not included.
     """
     found = {squashed(name): name for name in tables.rows_by_name()}
     for name, group in tables.rows_by_name().items():

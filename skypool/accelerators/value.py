@@ -121,15 +121,18 @@ class Accelerator:
 
     @property
     def hosts(self) -> int:
-        """Return the number of virtual machines that hold the devices: several for most TPU slices, otherwise 1."""
+        """Return the number of virtual machines that hold the devices: 1, or several for most TPU slices.
+
+        A TPU slice is a number of chips that are sold as one unit.
+        """
         return self.slice.vms if self.slice else 1
 
     def with_count(self, count: int) -> Accelerator:
         """Return the same hardware with `count` devices. This value itself does not change.
 
         Raises:
-            UsageError: the count is not a whole number above 0, or this is a CPU or a TPU slice, whose count is fixed.
-                Nothing is raised if `count` is the present count.
+            UsageError: the count is not a whole number above 0, or this is a CPU or a TPU slice (chips that are sold as
+                one unit), whose count is fixed. Nothing is raised if `count` is the present count.
         """
         if count == self.count:
             return self
@@ -431,7 +434,8 @@ def _split(label: str) -> tuple[str, float | None, str | None]:
 def canonical(spelling: str) -> Accelerator | None:
     """Return the accelerator whose `str()` or bare catalogue name is `spelling`, such as "H100:8" or "A100-40GB".
 
-    Returns None for any other spelling, also for a partition, a TPU slice or an invalid count. It never raises.
+    Returns None for any other spelling, also for a partition, a TPU slice (chips that are sold as one unit) or an
+    invalid count. Nothing is raised.
     """
     label, colon, count = spelling.partition(":")
     if colon and not (count.isascii() and count.isdecimal() and 0 < int(count) < 10_000 and not count.startswith("0")):

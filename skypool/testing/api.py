@@ -456,7 +456,7 @@ class Api:
 
 
 def _left(world: World, stock: Stock) -> float:
-    """Return how many more machines (or slices) of a stock can be made now.
+    """Return how many more machines (or slices, which are several machines sold together) of a stock can be made now.
 
     Returns infinity if the stock has no limit, and 0 if the stock is sold out. The number is negative if a test lowered
     the limit below the number of live machines.

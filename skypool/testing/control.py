@@ -158,9 +158,10 @@ class FakeCloudControl(Control):
     def stock_out(self, offer: Offer, left: int = 0) -> None:
         """Limit the stock of an offer: from now on at most `left` of its machines (or slices) can be alive at once.
 
-        A request beyond the limit fails with CapacityError. Machines that are alive already count toward the limit, but
-        are not ended. The limit applies to the offer's instance type in the offer's zone and market. The limit stays
-        until a test sets another one: `relent` does not remove the limit.
+        A slice is several machines that are sold together. A request beyond the limit fails with CapacityError.
+        Machines that are alive already count toward the limit, but are not ended. The limit applies to the offer's
+        instance type in the offer's zone and market. The limit stays until a test sets another one: `relent` does not
+        remove the limit.
 
         Args:
             offer: the offer. An offer that the cloud does not sell is accepted, without effect.
@@ -357,12 +358,12 @@ class FakeCloudControl(Control):
     def interrupt(self, instance: Instance, notice: float = 120.0) -> None:
         """Announce that the cloud takes a machine back, and let the machine end when the notice time is over.
 
-        If the machine is a host of a slice, all live hosts of the slice are taken back together. The announcement
-        appears on the machines at once. This method does not wait for the end of the notice time.
+        If the machine belongs to a slice (machines that are sold together), all live machines of the slice are taken
+        back together. The announcement appears on the machines at once. This method does not wait for the end of the
+        notice time.
 
         Args:
-            instance: the machine. Nothing happens for a machine that has ended and is not a host of a slice (machines
-                that are sold together).
+            instance: the machine. Nothing happens if the machine has ended and does not belong to a slice.
             notice: seconds between the announcement and the end of the machine, on the cloud's clock.
 
         Raises:
@@ -411,7 +412,7 @@ class FakeCloudControl(Control):
     # --- a client that dies ----------------------------------------------------------------------------------
 
     def kill_client(self, number: int, when: When) -> None:
-        """Let the call with a given number kill, with SIGKILL, the client process that makes this call.
+        """Make the API call with a given number kill the process that makes the call, with SIGKILL.
 
         Args:
             number: the number of the call, from 1 (see `RecordedCall.number`). The number of a call that the cloud has

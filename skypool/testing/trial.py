@@ -52,7 +52,8 @@ class Trial:
 
     Args:
         driver: the driver under test.
-        control: an object with any of the methods in `ABILITIES`, with which the test changes the cloud; None for none.
+        control: an object with any of the methods in `ABILITIES`, with which the test changes the cloud. None if there
+            is no such object; `can` then skips the test.
         need: the requirements of a machine.
         patience: seconds within which a machine must boot or end.
         several: True if several machines can be rented on one offer; False if each offer is a single machine.

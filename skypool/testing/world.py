@@ -77,7 +77,7 @@ class Stock:
 
     @property
     def size(self) -> int:
-        """Return how many machines one purchase yields: the number of hosts of a slice, or 1 if no slice is sold."""
+        """Return how many machines one purchase yields: 1, or several for a slice (machines that are sold together)."""
         return self.hosts or 1
 
     @property
@@ -87,7 +87,7 @@ class Stock:
 
     @property
     def has(self) -> Accelerator | None:
-        """Return the accelerators of one machine or slice as an `Accelerator`; None if there are none."""
+        """Return the accelerators of one machine, or of one slice (machines sold together); None if there are none."""
         return self.accelerator if isinstance(self.accelerator, Accelerator) else None
 
 
@@ -251,8 +251,8 @@ class World:
         things: key pairs and security groups, by (kind, name).
         rules: failures and delays of the next calls, oldest first.
         flaws: defects of the next machines. The first entry is for the next machine.
-        capacity: how many machines (or slices) of a stock can be alive at once, by `Stock.place`. An entry overrides
-            `Stock.capacity`.
+        capacity: how many machines (or slices, which are several machines sold together) of a stock can be alive at
+            once, by `Stock.place`. An entry overrides `Stock.capacity`.
         limits: the account's limits: the maximum number of live machines, by the name of the quota.
         kills: the calls whose client is killed. Each key is the call's number, and "before" or "after" the call takes
             effect.

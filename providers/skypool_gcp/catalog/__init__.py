@@ -107,8 +107,8 @@ class MachineDetail:
     """The data of a Compute Engine offer for which `Offer` has no fields. An offer carries it as `detail["machine"]`.
 
     Attributes:
-        machine_type: The machine type of each machine, such as "g2-standard-4". If the offer is a TPU slice,
-            `Offer.instance_type` is the type of the slice instead.
+        machine_type: The machine type of each machine, such as "g2-standard-4". If the offer is a TPU slice (hosts
+            rented together), `Offer.instance_type` is the type of the slice instead.
         image: The path of the disk image, or of an image family.
         disk_gb: The smallest size of the disk in GB. The disk is larger if the image needs more.
         attached: GPUs to attach to the machine, as (Google's name, number). GPUs that are built into the machine type

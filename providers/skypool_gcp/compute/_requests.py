@@ -134,6 +134,8 @@ def template(
 ) -> compute_v1.InstanceTemplate:
     """Build the instance template from which Google creates the machines of a TPU slice. Sends no request.
 
+    A TPU slice is a group of hosts that are rented together.
+
     Args:
         settings: The settings of the driver.
         offer: The offer that is rented.
@@ -179,7 +181,7 @@ def group(
     hosts: int,
     description: str,
 ) -> compute_v1.InstanceGroupManager:
-    """Build the managed instance group of a TPU slice. Sends no request.
+    """Build the managed instance group of a TPU slice (hosts rented together). Sends no request.
 
     Google creates the machines of the group all at once or not at all, and does not replace a machine that fails.
 
@@ -267,7 +269,10 @@ def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scri
 
 
 def _machine_type(offer: Offer) -> str:
-    """Return the name of the machine type of an offer. For a TPU slice, that is the type of the slice's machines."""
+    """Return the name of the machine type of an offer. For a TPU slice, that is the type of the slice's machines.
+
+    A TPU slice is a group of hosts that are rented together.
+    """
     return machine_of(offer).machine_type
 
 
@@ -463,7 +468,7 @@ def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
 
 
 def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.ResourcePolicy:
-    """Build the resource policy that connects the TPU chips of a slice. Sends no request.
+    """Build the resource policy that connects the TPU chips of a slice (hosts rented together). Sends no request.
 
     Args:
         order: The request to rent: pool, node numbers, token and limits.

@@ -81,11 +81,17 @@ class TpuApi:
         return f"projects/{self.settings.billed()}/locations/{zone}"
 
     def queued_path(self, zone: str, slice: str) -> str:
-        """Return the path of a TPU slice's queued resource (the request for the slice), which need not exist."""
+        """Return the path of the queued resource (the request) for a TPU slice, a group of hosts rented together.
+
+        The queued resource need not exist.
+        """
         return f"{self.zone_path(zone)}/queuedResources/{slice}"
 
     def node_path(self, zone: str, slice: str) -> str:
-        """Return the path of a TPU slice's node (the running slice), which need not exist."""
+        """Return the path of the node (the running slice) of a TPU slice, a group of hosts rented together.
+
+        The node need not exist.
+        """
         return f"{self.zone_path(zone)}/nodes/{slice}"
 
     # --- what there is ---------------------------------------------------------------------------------------
@@ -106,6 +112,8 @@ class TpuApi:
     def accelerator_types(self, zone: str) -> list[tpu_v2.AcceleratorType]:
         """Return Google's records of the types of TPU slices that a zone has, such as v5p-8, also those out of stock.
 
+        A TPU slice is a group of hosts that are rented together.
+
         Args:
             zone: The name of the zone.
 
@@ -120,7 +128,7 @@ class TpuApi:
     def queued_resources(self, zone: str) -> list[tpu_v2.QueuedResource]:
         """Return the queued resources (requests for TPU slices) of a zone, or of all zones if the zone is "-".
 
-        The list is empty if there are none.
+        A TPU slice is a group of hosts that are rented together. The list is empty if there are none.
 
         Raises:
             NoAnswer: The API or a zone did not answer.
@@ -134,7 +142,8 @@ class TpuApi:
     def nodes(self, zone: str) -> list[tpu_v2.Node]:
         """Return the nodes (running TPU slices) of a zone, or of all zones if the zone is "-".
 
-        Nodes in any state are returned, also nodes that are starting or ending. The list is empty if there are none.
+        A TPU slice is a group of hosts that are rented together. Nodes in any state are returned, also nodes that are
+        starting or ending. The list is empty if there are none.
 
         Raises:
             NoAnswer: The API or a zone did not answer.
@@ -146,7 +155,9 @@ class TpuApi:
         return [each for page in pages for each in page.nodes]
 
     def queued_resource(self, zone: str, slice: str, what: str) -> tpu_v2.QueuedResource | None:
-        """Return the queued resource of a TPU slice (the request for the slice), or None if there is none.
+        """Return the queued resource (the request) for a TPU slice, a group of hosts that are rented together.
+
+        Returns None if there is no such queued resource.
 
         Args:
             zone: The zone of the slice.
@@ -164,7 +175,9 @@ class TpuApi:
         )
 
     def node(self, zone: str, slice: str, what: str) -> tpu_v2.Node | None:
-        """Return the node of a TPU slice (the running slice), or None if there is none.
+        """Return the node (the running slice) of a TPU slice, a group of hosts that are rented together.
+
+        Returns None if there is no such node.
 
         Args:
             zone: The zone of the slice.
@@ -186,7 +199,7 @@ class TpuApi:
     def create_queued_resource(
         self, zone: str, slice: str, resource: tpu_v2.QueuedResource, request_id: str, what: str
     ) -> Operation | None:
-        """Request a TPU slice, without waiting until it exists.
+        """Request a TPU slice (hosts rented together), without waiting until it exists.
 
         Return the operation (Google's progress record of the request). Returns None if the slice exists already, and
         also if the API answers "not found".
@@ -236,7 +249,7 @@ class TpuApi:
     def delete_node(self, zone: str, slice: str, what: str) -> None:
         """Start to delete a node (a running TPU slice), without waiting until the deletion is complete.
 
-        Does nothing if the node does not exist.
+        A TPU slice is a group of hosts that are rented together. Does nothing if the node does not exist.
 
         Args:
             zone: The zone of the slice.
@@ -256,7 +269,8 @@ class TpuApi:
     def set_labels(self, zone: str, slice: str, labels: Mapping[str, str], what: str) -> None:
         """Start to replace all labels of a node (a running TPU slice), without waiting until the change is complete.
 
-        Does nothing if the node does not exist, or is in a state in which the API does not change labels.
+        A TPU slice is a group of hosts that are rented together. Does nothing if the node does not exist, or is in a
+        state in which the API does not change labels.
 
         Args:
             zone: The zone of the slice.
@@ -299,7 +313,7 @@ def is_over(operation: Operation, what: str) -> bool:
 
 
 def raise_status(status: Status, what: str) -> NoReturn:
-    """Raise skypool's error for a `google.rpc.Status`, the record in which Google reports why a TPU slice failed.
+    """Raise skypool's error for a `google.rpc.Status`, the record in which Google reports why a request failed.
 
     The function never returns.
 

@@ -37,6 +37,8 @@ def queued_resource(
 ) -> tpu_v2.QueuedResource:
     """Build the queued resource, which is the request to Cloud TPU for one TPU slice. Sends no request.
 
+    A TPU slice is a group of hosts that are rented together.
+
     Args:
         settings: The settings of the driver.
         offer: The offer that is rented. For a spot offer, the reservation in the settings is not used.
@@ -93,7 +95,7 @@ def request_id(path: str) -> str:
 
 
 def _startup_script(settings: _api.Settings, order: Order, *, parent: str, slice: str) -> str:
-    """Return the shell script that each host of a TPU slice runs as root at boot.
+    """Return the shell script that each host of a TPU slice (hosts rented together) runs as root at boot.
 
     The script gives the ssh server the host key that the client expects. It also starts the process that acts when the
     lease is over. If the settings name a service account, this process deletes the whole slice. Otherwise it only
