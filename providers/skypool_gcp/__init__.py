@@ -206,7 +206,7 @@ class GCP:
         raise StillRunning(str(why), left) from why
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write a new time until which a pool is needed into the labels of all its machines.
+        """Record in the labels of all machines of a pool until when the pool is needed.
 
         `skypool gc` removes machines only after that time.
 

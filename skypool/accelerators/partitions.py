@@ -55,7 +55,7 @@ def fits(name: str, memory: float, wanted: Iterable[str]) -> bool:
     Args:
         name: model of the card.
         memory: memory of the card in GB.
-        wanted: profiles; list one several times if it is needed several times. An empty list always fits.
+        wanted: one profile for each partition, so the same profile may be repeated. An empty list always fits.
 
     Raises:
         UsageError: the card lacks one of the profiles.

@@ -323,8 +323,8 @@ def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ..
 def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestion]:
     """Return suggestions of several nodes with eight H100, H200 or B200 cards each.
 
-    At first, each device is taken to hold the activations of its own `batch` sequences. If no card has memory for that,
-    the devices of a node share the activations of the same sequences.
+    First, the calculation assumes that each device holds the activations of its own `batch` sequences. If no card has
+    memory for that, it assumes that the devices of a node share the activations of the same sequences.
 
     Raises:
         UsageError: no node can hold the activations of `batch` sequences.

@@ -99,7 +99,7 @@ class Accelerator:
 
     @property
     def profile(self) -> str | None:
-        """Return the name of the partition's profile, such as "2g.10gb". Returns None for whole cards."""
+        """Return the name of the profile (the kind of partition), such as "2g.10gb". Returns None for whole cards."""
         return self.part.profile if self.part else None
 
     @property

@@ -252,7 +252,7 @@ class FakeCloud:
             time.sleep(0.05 if ids else 0)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the time until which a pool needs its resources into the tags of these resources.
+        """Record in the tags of a pool's resources until when the pool needs these resources.
 
         The resources are the pool's machines, key pairs and security groups that were made from this computer.
 

@@ -322,7 +322,7 @@ class State:
 
 
 def _sign(lock: TextIO) -> None:
-    """Write the id of this process into a lock file, so that waiting processes can find out whether it is stopped."""
+    """Write the id of this process into a lock file, so that others can find out whether the process is stopped."""
     os.pwrite(lock.fileno(), f"{os.getpid():<20}".encode(), 0)
 
 

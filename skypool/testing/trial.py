@@ -74,6 +74,8 @@ class Trial:
     def can(self, *abilities: str) -> None:
         """Skip the running test if the control lacks one of the given methods. Otherwise do nothing.
 
+        The control is the object with which the test changes the cloud.
+
         Args:
             abilities: names of methods, which are keys of `ABILITIES`.
         """
@@ -83,6 +85,8 @@ class Trial:
 
     def pull(self, ability: str, *arguments: object) -> object:
         """Call a method of the control and return the result. Skip the test if the control lacks the method.
+
+        The control is the object with which the test changes the cloud.
 
         Args:
             ability: the name of the method, a key of `ABILITIES`.
@@ -95,7 +99,8 @@ class Trial:
     def pull_count(self, ability: str) -> int:
         """Call a method of the control that returns a number, and return that number.
 
-        The test is skipped if the control lacks the method.
+        The control is the object with which the test changes the cloud. The test is skipped if the control lacks the
+        method.
 
         Args:
             ability: the name of the method: "count" or "leftovers".
@@ -110,8 +115,8 @@ class Trial:
     def count(self) -> int:
         """Return how many machines are alive.
 
-        If the control has the method `count`, the machines of the whole cloud are counted. Otherwise only the machines
-        that the driver lists for this trial's pools are counted.
+        If the control (the object with which the test changes the cloud) has the method `count`, the machines of the
+        whole cloud are counted. Otherwise only the machines that the driver lists for this trial's pools are counted.
         """
         if hasattr(self.control, "count"):
             return self.pull_count("count")

@@ -293,7 +293,7 @@ class World:
         """Return the live machines that end together with a given machine.
 
         If the machine belongs to a slice (machines that are sold together), these are all live machines of the slice.
-        Otherwise it is this machine alone. The list is empty if none of them is alive.
+        Otherwise, the list has the given machine alone. The list is empty if no such machine is alive.
         """
         if not one.slice:
             return [one] if one.lives else []

@@ -91,7 +91,7 @@ class Groups(Tpu):
         return sold
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write a new time until which a pool is needed into the labels of all its machines of Compute Engine.
+        """Record in the labels of all machines of a pool on Compute Engine until when the pool is needed.
 
         A TPU slice that has no machines yet is not changed: its description got a late enough time when the slice was
         requested. Firewall rules and other resources without labels count as needed while the pool has machines.

@@ -185,7 +185,7 @@ class Tpu(Regional):
         )
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write a new time until which a pool is needed into the labels of its running TPU slices.
+        """Record in the labels of the running TPU slices of a pool until when the pool is needed.
 
         A TPU slice is a group of hosts that are rented together. Google changes the labels of running slices only.
         Other slices are not changed: their labels got a late enough time when the slices were requested.
@@ -235,7 +235,7 @@ class Tpu(Regional):
         return TpuApi(self.settings)
 
     def _regions(self) -> Sequence[str]:
-        """Return ["-"], the name with which Cloud TPU's API lists all zones in one request."""
+        """Return ["-"]. With the name "-" for the zone, Cloud TPU's API lists all zones in one request."""
         return ["-"]
 
     @staticmethod
@@ -290,7 +290,7 @@ class Tpu(Regional):
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Any:
         """Request one TPU slice (hosts rented together), without waiting until it exists.
 
-        Return the operation (Google's progress record of the request), or None if the slice exists already. Google may
+        Returns the operation (Google's progress record of the request), or None if the slice exists already. Google may
         still refuse the slice later. The request is valid for the seconds of the setting `queue` plus 8 s.
 
         Args:
@@ -542,7 +542,7 @@ class Tpu(Regional):
         return queued is not None or node is not None
 
     def _relabel(self, until: datetime, instance: Instance) -> None:
-        """Write a new time until which a TPU slice is needed into the labels of its node (the running slice).
+        """Record in the labels of a TPU slice's node (the running slice) until when the slice is needed.
 
         A TPU slice is a group of hosts that are rented together. The other labels of the node are kept. Does nothing if
         the node does not exist, or is in a state in which Google does not change labels. Raises ProviderError if Google

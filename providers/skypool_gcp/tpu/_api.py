@@ -201,14 +201,14 @@ class TpuApi:
     ) -> Operation | None:
         """Request a TPU slice (hosts rented together), without waiting until it exists.
 
-        Return the operation (Google's progress record of the request). Returns None if the slice exists already, and
-        also if the API answers "not found".
+        Returns the operation (Google's progress record of the request). Returns None if the slice exists already, or if
+        the API answers "not found".
 
         Args:
             zone: The zone of the slice.
             slice: The name of the slice.
             resource: The queued resource to create, which describes the slice.
-            request_id: A UUID. The API makes only one slice for it, even if the request is repeated.
+            request_id: A UUID. The API makes only one slice for this UUID, even if the request is repeated.
             what: The request in words, for error messages.
 
         Raises:
