@@ -185,8 +185,8 @@ A memory of None means that the name does not fix the memory size.
 def factory(name: str) -> Model[str, str] | SliceModel | None:
     """Return the factory with this name in `skypool.accelerators`, or None if there is none.
 
-    The name is that of a model ("A100"), a TPU slice ("TPUv5p_8", chips that are sold as one unit), or a constant of
-    the workflow tool Flyte ("A100_80GB"). Case matters.
+    The name is that of a model ("A100"), a TPU slice ("TPUv5p_8"), or a constant of the workflow tool Flyte
+    ("A100_80GB"). A TPU slice is a number of chips that are sold as one unit. Case matters.
     """
     from skypool.accelerators import tables
 

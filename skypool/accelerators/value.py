@@ -131,8 +131,8 @@ class Accelerator:
         """Return the same hardware with `count` devices. This value itself does not change.
 
         Raises:
-            UsageError: the count is not a whole number above 0, or this is a CPU or a TPU slice (chips that are sold as
-                one unit), whose count is fixed. Nothing is raised if `count` is the present count.
+            UsageError: the count is not a whole number above 0. Or the count is fixed, because this is a CPU or a TPU
+                slice (chips that are sold as one unit). Nothing is raised if `count` is the present count.
         """
         if count == self.count:
             return self

@@ -68,7 +68,7 @@ class Api:
     """A client's connection to a fake cloud: each method is one call of the cloud's API.
 
     Every method raises CredentialsError if the key is wrong. Every method also raises the error that a test prepared
-    for the call (see `FakeCloudControl.refuse`), and NoAnswer if a test made the reply to the call get lost.
+    for the call (see `FakeCloudControl.refuse`). It raises NoAnswer if a test made the reply to the call get lost.
 
     Args:
         state: the stored state of the cloud.

@@ -284,8 +284,8 @@ class HttpCloud:
         If a machine was made with the same `client_token` before, nothing is made, and that machine is returned.
 
         Raises:
-            Refused: the cloud does not sell the type in the given zone and market, or a field of the body is missing or
-                has the wrong type (status 400).
+            Refused: the cloud does not sell the type in the given zone and market. Or a field of the body is missing or
+                has the wrong type. The status is 400.
             ProviderError: the cloud refuses, for example because the type is out of stock or the key is wrong.
         """
         api = self._api(request)

@@ -186,8 +186,8 @@ class Rates:
         A price of the catalogue replaces that of the table for the same region and market.
 
         Args:
-            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, the generation is followed by " device" for a
-                slice (a group of TPU hosts) with one host, or by " pod" for a slice with several hosts.
+            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, a second word says which slices (groups of TPU
+                hosts) have the price: "v2 device" is for slices with one host, "v2 pod" for slices with several hosts.
         """
         found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
         for place, usd in self.usd.get(name, {}).items():

@@ -80,8 +80,8 @@ class Compute:
 
         A machine type without a known price is not offered. If the settings name a reservation (capacity reserved
         before), only the machine types in the reservation are offered, on demand. If a zone does not answer, the zone's
-        offers are left out, a RuntimeWarning is issued, and `lacks` of the result says that offers are missing. If no
-        known machine type could meet the need, no request is sent and the result is empty.
+        offers are left out. A RuntimeWarning is then issued, and `lacks` of the result says that offers are missing. If
+        no known machine type could meet the need, no request is sent and the result is empty.
 
         Args:
             need: The requirements that each machine must meet.

@@ -761,7 +761,7 @@ def insist(api: ComputeApi, what: str, change: Callable[[], compute_v1.Operation
     """Make a change, and block until it is complete.
 
     The change is started again if the API does not answer or refuses temporarily. The API refuses temporarily if too
-    many requests were sent, or if another request is changing the resource, or if the resource is still in use.
+    many requests were sent, if another request is changing the resource, or if the resource is still in use.
 
     Args:
         api: The API.

@@ -58,7 +58,7 @@ class Groups(Tpu):
         """Return offers of TPU7x slices. Slices of one host are included, although the part `compute` rents them.
 
         A TPU slice is a group of hosts that are rented together. If the need names no TPU7x, the result is empty and no
-        request is sent. If a zone does not answer, the zone's offers are left out, a RuntimeWarning is issued, and
+        request is sent. If a zone does not answer, the zone's offers are left out. A RuntimeWarning is then issued, and
         `lacks` of the result says that offers are missing.
 
         Args:

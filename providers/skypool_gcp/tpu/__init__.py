@@ -90,7 +90,7 @@ class Tpu(Regional):
 
         A TPU slice is a group of hosts that are rented together. No offer is made for a market without a known price.
         If the need names no TPUs, the result is empty and no request is sent. If a zone does not answer, the zone's
-        offers are left out, a RuntimeWarning is issued, and `lacks` of the result says that offers are missing.
+        offers are left out. A RuntimeWarning is then issued, and `lacks` of the result says that offers are missing.
 
         Args:
             need: The requirements of each node, with the accepted accelerators.
