@@ -100,9 +100,10 @@ class GCP:
     def offers(self, need: Need) -> Answers[Offer]:
         """Return all offers of Compute Engine and Cloud TPU that could meet the need.
 
-        All parts of the driver are asked in parallel. If one part fails and another has offers, the failure is only a
-        RuntimeWarning, and `lacks` of the result is not empty. But no warning is issued for a part that the account may
-        not use, or whose settings are wrong. The result is empty if no offer meets the need.
+        The parts of the driver (`compute`, `tpu` and `groups`) are asked in parallel. If one part fails and another has
+        offers, a RuntimeWarning is issued, and `lacks` of the result says that offers are missing. But a part that the
+        account may not use, or whose settings are wrong, is left out without a warning. The result is empty if no offer
+        meets the need.
 
         Args:
             need: The requirements that each machine must meet.
@@ -131,7 +132,8 @@ class GCP:
         further machines, and returns the same ones.
 
         Args:
-            offer: The machine type or slice, with zone and market, as `offers` returned it.
+            offer: The machine type, or the TPU slice (hosts rented together), with zone and market, as `offers`
+                returned it.
             order: The node numbers, the pool, and an idempotency token.
 
         Raises:
@@ -160,8 +162,8 @@ class GCP:
     def access(self, instance: Instance) -> Access:
         """Return how to reach a machine by ssh. Waits until the machine has an address.
 
-        The wait is up to 120 s for a machine of Compute Engine. For a host of a TPU slice, it is up to half an hour
-        plus the seconds of the setting `queue`.
+        The wait is up to 120 s for a machine of Compute Engine. The wait for a host of a TPU slice (hosts rented
+        together) is up to half an hour plus the seconds of the setting `queue`.
 
         Args:
             instance: The machine, as `launch` or `instances` returned it.
@@ -174,7 +176,8 @@ class GCP:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End these machines of Compute Engine and Cloud TPU in parallel, and return when all have ended.
 
-        All hosts of a TPU slice end, even if only one host is given. Does not raise for machines that no longer exist.
+        All hosts of a TPU slice (hosts that are rented together) end, even if only one host is given. Does not raise
+        for machines that no longer exist.
 
         Args:
             instances: The machines, as `launch` or `instances` returned them.
@@ -203,7 +206,7 @@ class GCP:
         raise StillRunning(str(why), left) from why
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write a new time until which a pool is needed into the labels of all its machines.
+        """Record in the labels of all machines of a pool until when the pool is needed.
 
         `skypool gc` removes machines only after that time.
 
@@ -220,9 +223,9 @@ class GCP:
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return resources that pools of this user left behind, such as disks and firewall rules.
 
-        Machines are not included. The `until` of a resource is its own time or that of a machine of its pool, whichever
-        is later. For example, a firewall rule of Compute Engine may still serve hosts of Cloud TPU. The list is empty
-        if there are no such resources.
+        Machines are not included. A resource may still serve machines: for example, a firewall rule of Compute Engine
+        serves hosts of Cloud TPU. So the `until` of a resource is the latest of the times on the resource and on the
+        machines of its pool. The list is empty if there are no such resources.
 
         Args:
             pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
@@ -267,16 +270,18 @@ class GCP:
     def check(self) -> Iterable[Finding]:
         """Check if the project can rent from Compute Engine and Cloud TPU, and return one finding for each check.
 
-        A finding says if the check passed, and what was found. The checks run only when the result is iterated: those
-        of `compute` at its first finding, those of `tpu` later. A failed check does not raise.
+        A finding says if the check passed, and what was found. The checks run only when the result is iterated. The
+        checks of the part `compute` run first, and those of the part `tpu` after the last finding of `compute`. A
+        failed check does not raise.
         """
         return chain.from_iterable(api.check() for api in self._apis)
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
         """Call a function for both parts of the driver that list machines, in parallel. Return all results as one list.
 
-        The parts are Cloud TPU, and `groups` for Compute Engine. An API that is not enabled for the project counts as
-        empty, and so does a result of None. If neither API is enabled, the error is raised.
+        The parts are `tpu` for Cloud TPU, and `groups` for Compute Engine. A part whose API is not enabled for the
+        project gives no results, and so does a function that returns None. If neither API is enabled, the error is
+        raised.
 
         Args:
             do: The function. Its argument is a part of the driver. It returns an iterable of results, or None.
@@ -292,7 +297,7 @@ class GCP:
 
     @property
     def _apis(self) -> list[Compute | Tpu]:
-        """New objects for the parts of the driver that rent: Compute Engine, Cloud TPU, and TPU7x slices (`groups`)."""
+        """New objects for the parts of the driver that rent machines: `compute`, `tpu` and `groups`, in this order."""
         from skypool_gcp.compute import Compute
 
         listing = self._listing

@@ -57,7 +57,7 @@ WATCH = ssh_machine.notice_program(
 )
 """The source of a Python program that runs on a machine and waits for the notice that Google takes the machine back.
 
-Google gives the notice 30 s before.
+Google gives the notice 30 s before it takes the machine back.
 """
 
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
@@ -130,7 +130,8 @@ class Settings:
         the credentials.
 
         Raises:
-            CredentialsError: None of these names a project, or there are no credentials that could name one.
+            CredentialsError: The setting and the variables name no project, and the credentials name none or cannot be
+                read.
         """
         if self.project:
             return self.project
@@ -170,11 +171,11 @@ def endpoint(api: str) -> str | None:
 
 
 def credentials(api: str) -> Credentials:
-    """Return the credentials for one of Google's APIs. They are cached.
+    """Return the credentials for one of Google's APIs. The credentials are cached.
 
-    They are the Application Default Credentials, which Google's tools find in the environment. If the user set an
-    address without TLS for the API ("http://" or "grpc://"), they are anonymous, because real credentials must not be
-    sent unencrypted.
+    Usually, these are the Application Default Credentials, which Google's tools find in the environment. Real
+    credentials must not be sent unencrypted. So if the user set an address without TLS for the API ("http://" or
+    "grpc://"), anonymous credentials are returned.
 
     Args:
         api: The name of the API: "compute", "tpu" or "cloudbilling".
@@ -206,9 +207,10 @@ def _environment() -> Hashable:
 
 @lru_cache(maxsize=16)
 def _default(environment: Hashable) -> tuple[Credentials, str | None]:
-    """Return the Application Default Credentials, and the id of their project; None for the id if they have none.
+    """Return the Application Default Credentials, and the id of the project that they name.
 
-    Finding them takes seconds, so the last 16 results are cached.
+    The id is None if the credentials name no project. Finding credentials takes seconds, so the last 16 results are
+    cached.
 
     Args:
         environment: The value that `_environment` returned. It is used only as the key of the cache.
@@ -295,11 +297,11 @@ def _class_names(error: BaseException) -> list[str]:
 
 
 def name(*words: str) -> str:
-    """Return a resource name that consists of "skypool" and the words, joined by "-". Google accepts it (RFC 1035).
+    """Return a name that Google accepts for a resource: "skypool" and the words, joined by "-".
 
     A name of more than 63 characters, or with characters other than [a-z0-9-], is changed. Upper case becomes lower
     case, other characters become "-", and the name is cut. A hash of the unchanged name is appended. The same words
-    always give the same name.
+    always give the same name. Google's rules for names are those of RFC 1035.
     """
     whole = "-".join(("skypool", *words))
     if len(whole) <= LONGEST and re.fullmatch("[a-z0-9-]*[a-z0-9]", whole):
@@ -310,7 +312,7 @@ def name(*words: str) -> str:
 
 
 def tag(order: Order) -> str:
-    """Return the network tag of the machines of one run of a pool. The pool's firewall rules apply to this tag.
+    """Return the network tag of the machines of one run of a pool. Firewall rules apply to machines with this tag.
 
     All orders of the run give the same tag.
     """
@@ -333,7 +335,7 @@ def region_of(zone: str) -> str:
 def deletes(url: str) -> str:
     """Return shell code with which a machine deletes a resource, usually itself.
 
-    The code uses the rights of the machine's service account. If the deletion fails, it switches the machine off.
+    The code uses the rights of the machine's service account. If the deletion fails, the code switches the machine off.
 
     Args:
         url: The address of the resource in its API.
@@ -400,12 +402,12 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 def description(said: Mapping[str, str]) -> str:
-    """Return the tags as JSON with sorted keys, for the description text of a resource. `tags_in` reads it."""
+    """Return skypool's tags as JSON text, for the description of a resource. The function `tags_in` reads this text."""
     return json.dumps(said, sort_keys=True)
 
 
 def tags_in(description: str) -> dict[str, str]:
-    """Return the tags in a resource's description text, which the function `description` wrote.
+    """Return skypool's tags from the description of a resource, a text that the function `description` made.
 
     Returns {} if the text is not a JSON object. Values that are not strings are left out.
     """

@@ -19,9 +19,10 @@ _CARD_HEADINGS = (
 
 
 def family(name: str) -> str:
-    """Return the name of the module that lists the factory of model `name`: "datacenter", "desktop", "tpu" or "others".
+    """Return the family of the model `name`: "datacenter", "desktop", "tpu" or "others".
 
-    Raises IndexError if the model is not in the catalogue.
+    The family is also the name of the type stub (a `.pyi` file) that lists the model. Raises IndexError if the model is
+    not in the catalogue.
     """
     vendor = tables.variants(name)[0].vendor
     if vendor == "nvidia":
@@ -30,9 +31,10 @@ def family(name: str) -> str:
 
 
 def page(text: str) -> str:
-    """Return the text of the page docs/accelerators.md with every table between markers generated again.
+    """Return the text of the page docs/accelerators.md with new tables from the catalogue.
 
-    Text outside the markers is not changed, and no file is written.
+    Each text between two table markers is replaced by the table that the first marker names. Text outside the markers
+    is not changed, and no file is written.
 
     Args:
         text: the page as it is.

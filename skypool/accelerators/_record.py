@@ -35,15 +35,15 @@ def field(*, default: Any = _MISSING, default_factory: Callable[[], Any] | None 
 
 
 def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type], type]:
-    """Return a decorator that makes a frozen class with slots from annotations.
+    """Return a class decorator that works as `dataclasses.dataclass(frozen=True, slots=True)` does.
 
-    It supports the part of `dataclasses.dataclass` that the catalogue needs. The decorator returns a new class; the
-    decorated class is not changed. Setting an attribute of an object raises FrozenInstanceError.
+    Only the features that the catalogue needs are supported. The decorator returns a new class; the decorated class is
+    not changed. Setting or deleting an attribute of an object raises FrozenInstanceError.
 
     Args:
         frozen: must be True.
         slots: must be True.
-        repr: False keeps the class's own `__repr__`.
+        repr: True to make a `__repr__` that shows all fields; False to keep the class's own `__repr__`.
     """
     assert frozen
     assert slots
@@ -164,10 +164,10 @@ class _Late:
 
 
 def memo(function: Any) -> Any:
-    """Return a function that caches every result of `function` by its positional arguments, without a limit.
+    """Return a version of a function that caches all results of the function, as `functools.cache` does.
 
-    The returned function takes hashable positional arguments only. An exception is not cached: the next call runs
-    `function` again.
+    The returned function takes hashable positional arguments only. An exception is not cached: the next call with the
+    same arguments runs `function` again.
     """
     kept: dict[tuple[Any, ...], Any] = {}
 

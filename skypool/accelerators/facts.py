@@ -82,21 +82,26 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A part of a card that works as a device of its own: a MIG profile, or a fraction that a cloud sells ("1of4").
+    """A part of a card that works as a device of its own.
+
+    It is a partition of NVIDIA's MIG (Multi-Instance GPU), or a fraction of a card that a cloud sells. MIG divides the
+    card's processors into equal compute slices, and its memory into equal memory slices.
 
     Attributes:
-        profile: NVIDIA's name, such as "2g.10gb".
-        memory_gb: nominal memory in GB.
+        profile: name of this kind of partition: NVIDIA's, such as "2g.10gb", or "1of4" for a quarter of a card.
+        memory_gb: nominal memory of the partition in GB.
         memory_gib_reported: memory in GiB that `nvidia-smi` reports, None if unknown.
-        compute_slices: compute slices that the partition takes; the whole card has `compute_slices_of`.
-        memory_slices: memory slices that the partition takes; the whole card has `memory_slices_of`.
-        max_per_card: how many partitions of this profile alone fit on one card.
+        compute_slices: compute slices that the partition takes.
+        compute_slices_of: compute slices of the whole card.
+        memory_slices: memory slices that the partition takes.
+        memory_slices_of: memory slices of the whole card.
+        max_per_card: how many partitions fit on one card if all have this profile.
         sm_count: streaming multiprocessors of the partition, None if unknown.
         nvidia_smi_id: number of the profile in `nvidia-smi mig`, None if unknown.
         placements: possible positions on the card, each as (first memory slice, number of memory slices).
         media: True if the partition includes the card's only set of video engines.
         k8s_resource: name of the resource in Kubernetes, "" if unknown.
-        driver_min: oldest driver with this profile ("R575 (575.51.03)"), "" if any driver with MIG has it.
+        driver_min: oldest driver that supports this profile ("R575 (575.51.03)"), "" if every driver with MIG does.
     """
 
     profile: str
@@ -132,7 +137,7 @@ class Slice:
         vms: virtual machines to log in to, each with `chips_per_vm` chips.
         chips_per_vm: TPU chips of each virtual machine.
         topology: arrangement of the chips, such as "4x4"; "" if no table states it.
-        runtime_version: the image that Google starts by default, "" if no page states it.
+        runtime_version: name of the system image that Google starts by default, "" if no page states it.
         machine_type: Compute Engine's name of the machine type, "" if there is none.
         gke_accelerator: Google Kubernetes Engine's name, "" if there is none.
         vcpus_per_vm: virtual CPUs of each virtual machine, None if unknown.

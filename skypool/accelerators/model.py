@@ -67,14 +67,14 @@ class Model(_Typed[M, F]):
         return build(self.name, size, form, count)
 
     def partitioned(self, profile: str, count: int = 1) -> Accelerator:
-        """Return `count` partitions of one card of this model: `A100.partitioned("2g.10gb")`.
+        """Return `count` partitions of one card of this model, as in `A100.partitioned("2g.10gb")`.
 
         Args:
             profile: profile such as "2g.10gb".
-            count: number of partitions. They must fit on one card.
+            count: number of partitions, at least 1. They must fit on one card.
 
         Raises:
-            UsageError: the card lacks the profile, or cannot hold so many partitions.
+            UsageError: the card lacks the profile, or cannot hold so many partitions, or the count is below 1.
         """
         return self().partition(profile, count)
 
@@ -113,7 +113,7 @@ class SliceModel:
         self.type = type
 
     def __call__(self) -> Accelerator:
-        """Return the accelerator that stands for all chips of one slice of this type. Takes no arguments.
+        """Return the accelerator for one TPU slice (chips that are sold as one unit) of this type. Takes no arguments.
 
         Raises:
             UsageError: Google sells no slice of this type.
@@ -176,13 +176,17 @@ FLYTE: dict[str, tuple[str, float | None]] = {
     "V5P": ("TPUv5p", None),
     "V6E": ("TPUv6", None),
 }
-"""Flyte's constants whose names differ from the catalogue's, each with the model and its memory in GB."""
+"""Names that the workflow tool Flyte uses and the catalogue does not have, each with its model and memory in GB.
+
+A memory of None means that the name does not fix the memory size.
+"""
 
 
 def factory(name: str) -> Model[str, str] | SliceModel | None:
     """Return the factory with this name in `skypool.accelerators`, or None if there is none.
 
-    The name is that of a model ("A100"), a TPU slice ("TPUv5p_8"), or a constant of Flyte ("A100_80GB"). Case matters.
+    The name is that of a model ("A100"), a TPU slice ("TPUv5p_8"), or a constant of the workflow tool Flyte
+    ("A100_80GB"). A TPU slice is a number of chips that are sold as one unit. Case matters.
     """
     from skypool.accelerators import tables
 
@@ -196,9 +200,9 @@ def factory(name: str) -> Model[str, str] | SliceModel | None:
 
 
 def factories() -> tuple[str, ...]:
-    """Return the names of all factories: models, then TPU slices, then Flyte's constants.
+    """Return the names of all factories: models, then TPU slices, then constants of the workflow tool Flyte.
 
-    Registered names are left out.
+    A TPU slice is a number of chips that are sold as one unit. Names that were added with `register` are left out.
     """
     from skypool.accelerators import tables
 

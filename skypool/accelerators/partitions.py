@@ -1,8 +1,11 @@
 """MIG partitions of each GPU, and the check that a set of them fits on one card.
 
-MIG cuts a card into compute slices and memory slices, and a profile takes some of each. A profile may start only at
-certain memory slices. On an empty card this never matters: a set fits if the sums of its slices fit. A test tries all
-sets for every card on record. Source: NVIDIA MIG User Guide, "Supported MIG Profiles".
+MIG (NVIDIA's Multi-Instance GPU) divides a card into compute slices and memory slices. A profile is a kind of
+partition. It says how many slices of each sort the partition takes. NVIDIA lets a partition begin only at certain
+memory slices. The check need not look at these positions if the card is empty: the sums of the slices and the limit of
+each profile are enough. A test proves that for all sets on every card on record.
+
+Source: NVIDIA MIG User Guide, "Supported MIG Profiles".
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from skypool.errors import UsageError
 
 
 def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Partition]:
-    """Return a card's memory in GB and the partition with this profile, from the first memory size that has it.
+    """Return the first of the memory sizes whose card has the profile, in GB, and the partition itself.
 
     Args:
         name: model of the card.
@@ -52,7 +55,7 @@ def fits(name: str, memory: float, wanted: Iterable[str]) -> bool:
     Args:
         name: model of the card.
         memory: memory of the card in GB.
-        wanted: profiles; list one several times if it is needed several times. An empty list always fits.
+        wanted: one profile for each partition, so the same profile may be repeated. An empty list always fits.
 
     Raises:
         UsageError: the card lacks one of the profiles.

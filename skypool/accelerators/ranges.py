@@ -60,7 +60,7 @@ def capability_bound(text: str) -> Callable[[str | None], bool]:
     """Return a function that tests a compute capability against a bound such as ">=8.0" or "9.0".
 
     The function takes a capability such as "10.3" and returns True or False. Versions are compared as numbers, so
-    "10.3" is above "9.0". It returns False for None, and for text that is no version, with any bound.
+    "10.3" is above "9.0". Whatever the bound, the function returns False for None and for text that is no version.
 
     Raises:
         UsageError: the bound cannot be read, or is no string.
@@ -81,7 +81,7 @@ def _version(text: str) -> tuple[float, ...] | None:
 def catalog() -> tuple[Accelerator, ...]:
     """Return every model in every memory size and form factor, one device each, in the catalogue's order.
 
-    TPU slices and registered names are not included.
+    TPU slices (chips that are sold as one unit) and names that were added with `register` are not included.
     """
     return tuple(
         build(variant.name, variant.memory_gb, variant.form_factor or None)
@@ -91,9 +91,10 @@ def catalog() -> tuple[Accelerator, ...]:
 
 
 def sizes() -> tuple[Accelerator, ...]:
-    """Return every model in every memory size, one device each, with its form factor left open where several exist.
+    """Return every model in every memory size, one device each, in the catalogue's order.
 
-    The order is the catalogue's. TPU slices and registered names are not included.
+    The form factor is None if the model has several with that memory size. TPU slices (chips that are sold as one unit)
+    and names that were added with `register` are not included.
     """
     return tuple(dict.fromkeys(build(each.name, each.memory_gb) for each in catalog()))
 
@@ -115,14 +116,14 @@ def any(  # hides the built-in function here, but reads well in use: accelerator
     Args:
         memory: memory of one device: ">=40GB", "<24GB", "80GB".
         vendor: vendor, such as "nvidia". Case does not matter here and in the other names.
-        kind: kind of device. "gpu" includes APUs.
-        capability: NVIDIA's compute capability: ">=8.0". Hardware without one is then left out.
+        kind: kind of device, such as "gpu" or "tpu". "gpu" includes APUs (GPU and processor in one chip).
+        capability: NVIDIA's compute capability: ">=8.0". If given, hardware without a compute capability is left out.
         architecture: architecture, such as "Hopper".
         runtime: software family, such as "cuda".
         count: number of devices in one node, at least 1.
 
     Raises:
-        UsageError: a bound cannot be read, or no accelerator satisfies all of them.
+        UsageError: a bound cannot be read, no accelerator satisfies all bounds, or the count is below 1.
     """
     found = select(sizes(), memory=memory, vendor=vendor, kind=kind, runtime=runtime)
     if capability is not None:
@@ -155,8 +156,8 @@ def select(
 ) -> list[Accelerator]:
     """Return the accelerators of `among` that satisfy all given conditions, in the same order.
 
-    A condition that is None is not checked. Case does not matter in names. The kind "gpu" includes APUs. The result is
-    empty if no accelerator satisfies all conditions together.
+    A condition that is None is not checked. Case does not matter in names. The kind "gpu" includes APUs (GPU and
+    processor in one chip). The result is empty if no accelerator satisfies all conditions together.
 
     Args:
         among: the accelerators to choose from.
@@ -164,7 +165,8 @@ def select(
         vendor, kind, runtime: names, such as "nvidia", "gpu" and "cuda".
 
     Raises:
-        UsageError: the bound on memory cannot be read, or no accelerator of `among` has that vendor, kind or runtime.
+        UsageError: the bound on memory cannot be read, a name is no string, or no accelerator of `among` has that
+            vendor, kind or runtime. The names "cpu" and "none" are always accepted, and any name if `among` is empty.
     """
     for name, word in (("vendor", vendor), ("kind", kind), ("runtime", runtime)):
         if word is not None and not isinstance(word, str):

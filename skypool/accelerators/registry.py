@@ -1,8 +1,8 @@
 """Hardware that is not in the catalogue: `Custom`, `register`, and names that other installed packages add.
 
-A package adds names by the entry-point group `skypool.accelerators`. The entry point's name is the accelerator's name,
-and its object is anything that `register` accepts. The group is read once, when a name is unknown or when all names are
-listed. So uses of known names are not slowed down.
+A package adds names by the entry-point group `skypool.accelerators`. The entry point's name is the accelerator's name.
+The entry point leads to an object of any kind that `register` accepts. The group is read once: when a name is unknown
+for the first time, or when all names are listed. So known names are not slowed down.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def Custom(
 ) -> Accelerator:
     """Return an accelerator that is not in the catalogue, or that differs from the catalogue's entry.
 
-    The value is not registered: `parse` recognises its name only after `register`.
+    The accelerator is not registered: `parse` does not know its name unless `register` adds the name.
 
     Args:
         name: the accelerator's name, not empty.
@@ -102,25 +102,24 @@ def register(
 ) -> Callable[[T], T]:
     """Return a decorator that makes `name` usable wherever an accelerator is written.
 
-    These places are strings, configuration and the command line. The decorator returns the object that it is given,
-    which is one of:
+    These places are strings, configuration and the command line. The decorator returns the decorated object unchanged.
+    The object is one of:
 
-    - a function without arguments that returns an `Accelerator`, and is called whenever the name is used,
+    - a function without arguments that returns an `Accelerator`; it is called whenever the name is used,
     - an `Accelerator`,
-    - a class of devices as in `skypool.devices`, which then describes this hardware at run time.
+    - a class of devices as in `skypool.devices`; it then describes this hardware at run time.
 
         @accelerators.register("xpu", memory="48GB")
         class XPU(devices.Family): ...
 
     Args:
         name: the new name, without ":", "@" and "/". Case, spaces, dashes, underscores and dots do not matter.
-        memory: memory of one device, such as "48GB", if a class is registered; ignored otherwise.
-        runtime: software family, if a class is registered; ignored otherwise. As for `Custom`.
-        kind: kind of device, if a class is registered; ignored otherwise. As for `Custom`.
+        memory, runtime, kind: for a class only: memory of one device, software family and kind of device, as in
+            `Custom`. They are ignored for a function or an `Accelerator`.
 
     Raises:
-        UsageError: the name is already in use or not valid, or the decorator is given anything else. The decorator
-            raises this, not `register` itself.
+        UsageError: the name is already in use or not valid, the memory cannot be read, or the object is of another
+            kind. The decorator raises this error, not `register` itself.
     """
 
     def remember(made: T) -> T:
@@ -175,11 +174,11 @@ def _called(make: Callable[[], object]) -> Accelerator:
 def look_up(spelling: str) -> Accelerator | None:
     """Return the registered accelerator that a spelling names: "xpu", "xpu:4" or "4x xpu".
 
-    An unknown name makes the first call read the names that installed packages add. Returns None if no registered name
-    matches, or if the count is not between 1 and 9999.
+    The first call with an unknown name also registers the names that installed packages add. Returns None if no
+    registered name matches, or if the count is not between 1 and 9999.
 
     Raises:
-        UsageError: a registered function did not return an `Accelerator`.
+        UsageError: a registered function did not return an `Accelerator`, or the accelerator takes no count.
     """
     text, _, count = spelling.strip().partition(":")
     if not count and (words := text.split("x", 1)) and words[0].strip().isdigit() and len(words) == 2:
@@ -207,16 +206,16 @@ def names() -> tuple[str, ...]:
 
 
 def device_classes() -> dict[str, type]:
-    """Return the device classes that are registered, by accelerator name. Empty if there are none.
+    """Return the device classes that are registered, keyed by accelerator name. Empty if there are none.
 
-    Names that were registered with a function or a value are left out. Names that installed packages add are included
-    only once `look_up` or `names` has read these packages.
+    Names that were registered with a function or an `Accelerator` are left out. Names that installed packages add are
+    missing until a call of `names`, or of `look_up` with an unknown name, has read these packages.
     """
     return {entry.name: entry.devices for entry in _entries.values() if entry.devices is not None}
 
 
 def _load_packages() -> None:
-    """Register the names that installed packages add by the entry-point group. Only the first call does anything.
+    """Register the names that installed packages add by the entry-point group `GROUP`. Only the first call has effect.
 
     A package that fails to load is left out, with a warning.
     """

@@ -18,8 +18,8 @@ _SHORT_LIST = 8
 def nearest(word: str) -> tuple[str, ...]:
     """Return the three known names most similar to `word`, best first. Case and separators do not matter.
 
-    Known names are those of the catalogue and the registered ones. The result has fewer than three names, or none, only
-    if too few names share any pair of letters with the word.
+    Known names are those of the catalogue and those added with `register`. The result has fewer names, or none, if too
+    few known names resemble the word at all.
     """
     asked = squashed(word)[:40]
     candidates = {squashed(name): name for name in registry.names()} | _short_list(asked)
@@ -49,10 +49,10 @@ def _pairs(key: str) -> set[str]:
 
 @cache
 def _names() -> dict[str, str]:
-    """Return every name that may be suggested: models, models with a memory size, and TPU slices.
+    """Return every name of the catalogue that may be suggested: models, models with a memory size, and TPU slices.
 
-    The keys are the names in the form that `squashed` gives: lower case without separators. Registered names are not
-    included.
+    A TPU slice is a number of chips that are sold as one unit. The keys are the same names in lower case and without
+    separators, as `squashed` returns them. Names that were added with `register` are not included.
     """
     found = {squashed(name): name for name in tables.rows_by_name()}
     for name, group in tables.rows_by_name().items():

@@ -54,16 +54,16 @@ GUIDE: tuple[tuple[float, str, str], ...] = (
     (70e9, "A100-80GB", "H100:2"),
     (float("inf"), "H100:4", "H100:8"),
 )
-"""Rows of: largest number of parameters, the smallest accelerator worth trying, and a better one.
+"""A rule of thumb, as rows of: largest number of parameters, smallest accelerator worth trying, a better accelerator.
 
-Users of such tools know this rule of thumb. It leaves more room for batch and context than the arithmetic does.
+The rule leaves more memory for batches and contexts than the arithmetic of this module does.
 """
 
 LADDER: tuple[str, ...] = (
     "T4", "L4", "A10G", "A100-40GB", "L40S", "A100-80GB", "H100", "L40S:2", "H200", "H100:2", "A100-80GB:2", "MI300X",
     "A100-80GB:4", "H100:4", "H200:4", "A100-80GB:8", "H100:8", "H200:8", "B200:8", "MI300X:8",
 )  # fmt: skip
-"""Further accelerators to suggest: the ones that most clouds have."""
+"""Further accelerators to suggest, besides those of `GUIDE`: the ones that most clouds have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,9 @@ def suggest(
     Args:
         parameters: number of parameters, such as 13e9 or "13B".
         workload: "inference", "lora", "full-finetune" or "pretrain".
-        precision: number format of the weights. By default bf16. If that does not fit, inference and lora fall back to
-            fp8 where the card computes in it, else to int8 or int4.
+        precision: number format of the weights. By default bf16. If bf16 does not fit, inference and lora also try
+            narrower formats on the accelerators of `GUIDE` and on several nodes. These formats are fp8 (if the card
+            computes in fp8), int8 and int4.
         sequence: tokens in one sequence.
         batch: sequences at the same time: on each device in training, over all devices in inference.
         limit: largest number of suggestions to return.
@@ -143,7 +144,7 @@ def suggest(
 
     Raises:
         UsageError: an argument is invalid, parameters are below 1000, the precision is too coarse for training, or no
-            node can hold the activations of one sequence.
+            node can hold the activations of `batch` sequences.
     """
     size = amount(parameters)
     _check(size, workload, precision, sequence, batch)
@@ -216,9 +217,9 @@ def _candidates(first: list[str], workload: str) -> list[str]:
     """Return the accelerators to try, in order, as names without duplicates.
 
     Args:
-        first: the two accelerators that `GUIDE` recommends, which come first. Those of `LADDER` that have at least as
-            much memory as the smaller of the two follow, in rising order of memory. If `first` is empty, all of
-            `LADDER` are tried in that order.
+        first: the two accelerators that `GUIDE` recommends; they come first. The accelerators of `LADDER` with at least
+            as much memory as the smaller one follow, in rising order of memory. If `first` is empty, all accelerators
+            of `LADDER` are tried in that order.
         workload: what the model is used for. For "pretrain" with an empty `first`, only accelerators with at least the
             memory of 8 H100 are tried, and no A100.
     """
@@ -247,11 +248,14 @@ def needs(
     Args:
         parameters: number of parameters.
         workload: "inference", "lora", "full-finetune" or "pretrain".
-        precision: number format of the weights, a key of `BYTES`. Any other is a KeyError.
+        precision: number format of the weights, such as "bf16".
         sequence: tokens in one sequence.
         batch: sequences at the same time: on each device in training, over all devices in inference.
         devices: number of devices. In training each device holds its own activations. For inference the result does not
-            depend on it.
+            depend on the number of devices.
+
+    Raises:
+        KeyError: the precision is not a key of `BYTES`.
     """
     each, size = BYTES[precision], parameters / 1e9
     width, depth = dimensions(parameters)
@@ -271,7 +275,7 @@ def needs(
 def dimensions(parameters: float) -> tuple[float, float]:
     """Return width and depth (number of layers) of a transformer with this many parameters, as unrounded floats.
 
-    They solve N = 12 L h² with h = 128 L, where N is the number of parameters, h the width and L the depth.
+    The two numbers solve N = 12 L h² with h = 128 L. N is the number of parameters, h the width and L the depth.
     """
     depth = (parameters / (12 * 128**2)) ** (1 / 3)
     return 128 * depth, depth
@@ -293,10 +297,11 @@ def _needs(card: Accelerator, nodes: int, shape: _Shape, precision: str) -> Need
 
 
 def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ...]) -> Suggestion | None:
-    """Return a suggestion in the first of `precisions` in which the model fits into the nodes; None if it fits in none.
+    """Return a suggestion in the first precision in which the model fits into the nodes.
 
-    fp8 is skipped for cards that do not compute in it. The role of the suggestion is "also". On cards of compute
-    capability 7.0 and 7.5, which lack bf16, the suggestion says "fp16" instead of "bf16".
+    Returns None if the model fits in no precision. fp8 is skipped for cards that do not compute in fp8. The role of the
+    suggestion is "also". On cards of compute capability 7.0 and 7.5, which lack bf16, the suggestion says "fp16"
+    instead of "bf16".
 
     Args:
         card: the devices of one node.
@@ -318,11 +323,11 @@ def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ..
 def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestion]:
     """Return suggestions of several nodes with eight H100, H200 or B200 cards each.
 
-    At first each device holds the activations of its own sequences. If they do not fit so, the devices of a node share
-    the activations of one sequence.
+    First, the calculation assumes that each device holds the activations of its own `batch` sequences. If no card has
+    memory for that, it assumes that the devices of a node share the activations of the same sequences.
 
     Raises:
-        UsageError: no node can hold the activations of one sequence.
+        UsageError: no node can hold the activations of `batch` sequences.
     """
     found = []
     for card in (parse(name) for name in ("H100:8", "H200:8", "B200:8")):

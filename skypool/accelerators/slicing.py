@@ -73,10 +73,10 @@ def _generation(text: str) -> str | None:
 
 @cache
 def spellings() -> dict[str, Slice]:
-    """Return every TPU slice by all its spellings: v5litepod-16, v5e-16, tpu-v5e-16, TPUv5e_16.
+    """Return a dict with one entry for each spelling of each TPU slice: v5litepod-16, v5e-16, tpu-v5e-16, TPUv5e_16.
 
-    The keys are in the form that `squashed` gives: lower case without separators. The dict is cached, so do not change
-    it.
+    A slice is a number of chips that are sold as one unit. The keys are in lower case and without separators, as
+    `squashed` returns them. The dict is cached: callers must not change the dict.
     """
     found: dict[str, Slice] = {}
     names = tables.tpu_names()

@@ -4,8 +4,9 @@ The format is `[count x] name [memory] [form] [@memory] [/partition] [:count]`, 
 "A100/2g.10gb:3". Case, spaces, dashes, underscores and dots do not matter. The name may also be any name that a cloud
 or a tool uses for its hardware, or for a machine type that holds it.
 
-The same word can mean different cards. For skypool, a bare A100 has 80 GB and a bare V100 has 16 GB. With `dialect=` a
-word is read as one source uses it: `parse("A100", dialect="skypilot")` has 40 GB.
+The same word can mean different cards. For skypool, a bare A100 has 80 GB and a bare V100 has 16 GB. The argument
+`dialect` names a source of names, such as a cloud or a tool. A word is then read as that source uses the word:
+`parse("A100", dialect="skypilot")` has 40 GB.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _SXM = {f"sxm{generation}" for generation in range(2, 7)}
 LONGEST = 120
-"""Largest length of a name in characters. Longer text is rejected without parsing it."""
+"""Largest length of a name in the catalogue's search, in characters. Longer texts are not parsed as such a name."""
 
 _PREFIXES = (
     "nvidia", "tesla", "geforce", "amd", "instinct", "radeon",
@@ -39,13 +40,13 @@ _PREFIXES = (
 )  # fmt: skip
 """Words that may stand before a name without changing it: "standard" is Azure's, "ml" is SageMaker's."""
 _NOISE = ("blackwell", "generation", "edition", "gpu", "server", "workstation")
-"""Words in a driver's name for a card. Each is removed only if the name is not known with it."""
+"""Words that NVIDIA's software adds to the name of a card. They are removed one by one until the name is known."""
 _LEADING_COUNT = re.compile(r"(\d{1,4})\s*[x×*]\s*(?=\D)", re.IGNORECASE)
 _TRAILING_COUNT = re.compile(r"\s*:\s*(\d{1,4})(?=\s*(?:$|@))|\s+[x×]\s*(\d{1,4})$", re.IGNORECASE)
 _ATTACHED_COUNT = re.compile(r"(.+?)[x×](\d{1,4})", re.IGNORECASE)
-""" "H100x8"; see `_attached`."""
+"""A name with a count attached: "H100x8". See `_attached`."""
 _SLURM = re.compile(r"(?:gres[:/])?gpu:", re.IGNORECASE)
-""" "gpu:a100:4"."""
+"""The prefix in Slurm's notation: "gpu:a100:4", "gres/gpu:a100:4"."""
 _LABEL = re.compile(r"(.+?)(?:-MIG-(\d+g\.\d+gb[\w.+]*))?(?:-SHARED)?", re.IGNORECASE)
 """A product label of Kubernetes: "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "Tesla-T4-SHARED"."""
 _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
@@ -63,7 +64,7 @@ def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
     Raises:
         UnknownAccelerator: no accelerator has this name, or `spelling` is of another type. The error lists the nearest
             names.
-        UsageError: there is no such dialect.
+        UsageError: there is no such dialect, or a function that was added with `register` returned no `Accelerator`.
     """
     if dialect is not None and dialect not in dialects():
         raise UsageError(
@@ -281,7 +282,7 @@ def _names() -> dict[str, tuple[str, float | None, str | None]]:
     """Return what every spelling of every model, with or without memory and form factor, stands for.
 
     Each value is (name, memory in GB, form factor). Memory and form factor are None if the spelling leaves them open.
-    The keys are in the form that `squashed` gives: lower case without separators.
+    Each key is a spelling in lower case and without separators, as `squashed` returns it.
     """
     found: dict[str, tuple[str, float | None, str | None]] = {}
     for name, group in tables.rows_by_name().items():
@@ -314,18 +315,18 @@ def dialects() -> tuple[str, ...]:
 def meanings(dialect: str) -> dict[str, Accelerator]:
     """Return all names that one dialect (naming source) defines, each with its accelerator.
 
-    The names of "aws-type", for example, are the machine types of AWS. The dict is empty for an unknown dialect. It is
-    cached, so do not change it.
+    The names of "aws-type", for example, are the machine types of AWS. The dict is empty for an unknown dialect. The
+    dict is cached: callers must not change it.
     """
     rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
     return {row["alias"]: read(row["means"]) for row in rows}
 
 
 def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accelerator | None:
-    """Return the accelerator that a provider's machine type has, or None if no name is known.
+    """Return the accelerator that a provider's machine type has.
 
-    If the type's own name is known, it decides. Otherwise the names of its devices are tried in order. The first known
-    one gives the result, with the count of that device.
+    If the name of the machine type is known, that name decides. Otherwise the names of its devices are tried in order.
+    The first known device name gives the result, with the count of that device. Returns None if no name is known.
 
     Args:
         provider: name of the provider's dialect, such as "aws".
@@ -349,8 +350,8 @@ def _dialects() -> dict[tuple[str, str], str]:
 def _aliases() -> dict[str, str]:
     """Return the spelling that each alias (another name, such as a cloud's) stands for.
 
-    If sources disagree on an alias, the source listed first decides. The keys are in the form that `squashed` gives:
-    lower case without separators.
+    If sources disagree on an alias, the source that aliases.csv lists first decides. Each key is an alias in lower case
+    and without separators, as `squashed` returns it.
     """
     found: dict[str, str] = {}
     for row in tables.rows("aliases.csv"):
@@ -359,12 +360,12 @@ def _aliases() -> dict[str, str]:
 
 
 def _family(key: str) -> str | None:
-    """Return the spelling that a machine type stands for, if it matches a listed name with a star ("NV*_V710_v5").
+    """Return the spelling that a machine type stands for, if an alias with a star ("NV*_V710_v5") matches the type.
 
-    The star stands for one or more letters and digits. Returns None if no such name matches.
+    The star stands for one or more letters and digits. Returns None if no such alias matches.
 
     Args:
-        key: name of the machine type in the form that `squashed` gives: lower case without separators.
+        key: name of the machine type in lower case and without separators, as `squashed` returns it.
     """
     for start, end, means in _families():
         if key.startswith(start) and key.endswith(end) and key[len(start) : -len(end)].isalnum():

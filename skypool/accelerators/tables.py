@@ -133,9 +133,9 @@ def _metadata(row: Row) -> Metadata:
 
 @cache
 def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
-    """Return the names under which partitions.csv lists each card, by the card's (model, memory in GB).
+    """Return the cards that can be partitioned, each with the names under which partitions.csv lists that card.
 
-    Only cards that can be partitioned are in the dict.
+    Each key of the dict is a card: (model, memory in GB).
     """
     found: dict[tuple[str, float], list[str]] = {}
     for row in rows("partition_cards.csv"):
@@ -147,9 +147,10 @@ def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
 
 @cache
 def profiles(name: str, memory_gb: float) -> dict[str, Partition]:
-    """Return the partitions of a card by profile, such as "1g.10gb", smallest first.
+    """Return the partitions of a card, keyed by profile, such as "1g.10gb".
 
-    Empty if no partitions are on record, or if the card is unknown.
+    NVIDIA's profiles come first, from the smallest to the largest, and then fractions such as "1of4". The dict is empty
+    if no partitions are on record, or if the card is unknown.
     """
     cards = partition_cards().get((name, memory_gb), ())
     return {row["profile"]: _partition(row) for row in rows("partitions.csv") if row["card"] in cards}
@@ -189,16 +190,16 @@ def _placements(text: str) -> tuple[tuple[int, int], ...]:
 
 @cache
 def slices() -> dict[str, Slice]:
-    """Return every TPU slice (chips that are sold as one unit) by Google's name for it, such as "v5litepod-16"."""
+    """Return every TPU slice (chips that are sold as one unit), keyed by Google's name, such as "v5litepod-16"."""
     generations = {row["generation"]: row for row in rows("tpu_generations.csv")}
     return {row["type"]: _slice(row, generations[row["generation"]]) for row in rows("tpu_slices.csv")}
 
 
 @cache
 def slice_types() -> dict[str, str]:
-    """Return Google's name of every TPU slice, by the name of the slice's factory in `skypool.accelerators`.
+    """Return Google's name of every TPU slice (chips that are sold as one unit), keyed by the name of its factory.
 
-    The value under "TPUv5e_16" is "v5litepod-16".
+    The factory is the one in `skypool.accelerators`. For example, the value under "TPUv5e_16" is "v5litepod-16".
     """
     names = tpu_names()
     return {

@@ -33,7 +33,7 @@ _RUNTIMES: dict[tuple[str, str], Runtime] = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Accelerator:
-    """Devices of one node: their model, their number, and the partition of a card that each one is.
+    """Devices of one node: their model and their number. Each device is a whole card, a partition of a card, or a chip.
 
     Values cannot be changed. Two values are equal if they stand for the same hardware. Values are ordered by total
     memory, then by memory of one device, then by name. `str()` returns the canonical spelling, which `parse` reads back
@@ -49,11 +49,11 @@ class Accelerator:
         runtime: software family that the devices need.
         architecture: the vendor's name of the architecture, such as "Hopper".
         compute_capability: NVIDIA's compute capability, such as "9.0"; None for other vendors.
-        part: partition of a card that each device is; None for whole cards.
+        part: the kind of partition, if each device is a partition of a card; None for whole cards.
         card_memory_gb: nominal memory of the whole card in GB, also for a partition.
-        slice: TPU slice that the devices form; None for other hardware.
-        metadata: further facts. If the form factor is open, they are those of the form factor that the bare name stands
-            for.
+        slice: TPU slice (chips that are sold as one unit) that the devices form; None for other hardware.
+        metadata: further facts. If the form factor is None, they are those of the form factor that the catalogue lists
+            first for this memory.
         label: the canonical spelling without partition and count.
         origin: "default" if several memory sizes exist and none was given, "custom" for hardware outside the catalogue,
             otherwise "catalog".
@@ -99,14 +99,15 @@ class Accelerator:
 
     @property
     def profile(self) -> str | None:
-        """Return the name of the partition's profile, such as "2g.10gb". Returns None for whole cards."""
+        """Return the name of the profile (the kind of partition), such as "2g.10gb". Returns None for whole cards."""
         return self.part.profile if self.part else None
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """Return the names of all partition profiles that this card supports, such as "2g.10gb", the smallest first.
+        """Return the names of all partition profiles that this card supports, such as "2g.10gb".
 
-        Empty if none are on record. For a partition, they are those of its card.
+        NVIDIA's profiles come first, from the smallest to the largest, and then fractions such as "1of4". The tuple is
+        empty if none are on record. For a partition, the profiles are those of its card.
         """
         return tuple(tables.profiles(self.name, self.card_memory_gb))
 
@@ -120,15 +121,18 @@ class Accelerator:
 
     @property
     def hosts(self) -> int:
-        """Return the number of virtual machines that hold the devices: several for most TPU slices, otherwise 1."""
+        """Return the number of virtual machines that hold the devices: 1, or several for most TPU slices.
+
+        A TPU slice is a number of chips that are sold as one unit.
+        """
         return self.slice.vms if self.slice else 1
 
     def with_count(self, count: int) -> Accelerator:
         """Return the same hardware with `count` devices. This value itself does not change.
 
         Raises:
-            UsageError: the count is not a whole number above 0, or this is a CPU or a TPU slice, whose count is fixed.
-                Nothing is raised if `count` is the present count.
+            UsageError: the count is not a whole number above 0. Or the count is fixed, because this is a CPU or a TPU
+                slice (chips that are sold as one unit). Nothing is raised if `count` is the present count.
         """
         if count == self.count:
             return self
@@ -146,7 +150,8 @@ class Accelerator:
     def partition(self, profile: str, count: int = 1) -> Accelerator:
         """Return `count` partitions of this card, each of which is a device of its own.
 
-        An `A100()` that was made without a memory size becomes the 40 GB card if only this card has the profile.
+        A card that was made without a memory size may change its size: `A100()`, which has 80 GB, becomes the 40 GB
+        card if only the latter has the profile.
 
         Args:
             profile: profile such as "2g.10gb". `profiles` lists them. Case does not matter.
@@ -226,9 +231,9 @@ class Accelerator:
         return self == other or self > other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle a value of the catalogue as its name, and a custom value as its fields.
+        """Return what `pickle` stores: the name of an accelerator of the catalogue, or all fields of a custom one.
 
-        The process that unpickles a name takes the facts from its own catalogue.
+        A process that unpickles a name takes the facts from its own catalogue.
         """
         if self.origin == "custom":
             return Accelerator, tuple(getattr(self, name) for name in Accelerator.__slots__)
@@ -383,13 +388,16 @@ def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
 _LEAST_REPORTED = 0.8
 """Smallest share of the nominal memory that a tool reports. The lowest seen is 0.87, of a GB300."""
 _DIES = {"MI250": 2, "MI250X": 2}
-"""Number of dies of the cards whose dies ROCm reports as separate devices, each with its share of the memory."""
+"""Dies per card, for the cards whose dies (chips in one package) ROCm reports as separate devices.
+
+Each die is reported with its share of the card's memory.
+"""
 
 
 def build_slice(kind: Slice) -> Accelerator:
-    """Return the accelerator that stands for all chips of one TPU slice.
+    """Return the accelerator that stands for all chips of one TPU slice (chips that are sold as one unit).
 
-    Its count is the number of chips, and its `memory_gb` is the memory of one chip.
+    The accelerator's `count` is the number of chips, and its `memory_gb` is the memory of one chip.
     """
     chip = build(tables.tpu_names()[kind.generation])
     return _changed(chip, count=kind.chips, slice=kind, label=kind.type)
@@ -426,7 +434,8 @@ def _split(label: str) -> tuple[str, float | None, str | None]:
 def canonical(spelling: str) -> Accelerator | None:
     """Return the accelerator whose `str()` or bare catalogue name is `spelling`, such as "H100:8" or "A100-40GB".
 
-    Returns None for any other spelling, also for a partition, a TPU slice or an invalid count. It never raises.
+    Returns None for any other spelling, also for a partition, a TPU slice (chips that are sold as one unit) or an
+    invalid count. Nothing is raised.
     """
     label, colon, count = spelling.partition(":")
     if colon and not (count.isascii() and count.isdecimal() and 0 < int(count) < 10_000 and not count.startswith("0")):

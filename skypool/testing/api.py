@@ -50,8 +50,8 @@ _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
 def refusal(kind: type[ProviderError], what: str, provider: str, text: str | None = None) -> ProviderError:
     """Return (not raise) the error for a request that the fake cloud refuses, with an error code, a text and advice.
 
-    The code and the advice follow from the class of the error. A class without an entry of its own in `_SAYS` gets
-    those of its nearest base class.
+    The code and the advice follow from the class of the error, by the table `_SAYS`. A class that the table lacks gets
+    the code and the advice of its nearest base class.
 
     Args:
         kind: the class of the error.
@@ -68,7 +68,7 @@ class Api:
     """A client's connection to a fake cloud: each method is one call of the cloud's API.
 
     Every method raises CredentialsError if the key is wrong. Every method also raises the error that a test prepared
-    for the call (see `FakeCloudControl.refuse`), and NoAnswer if the test let the call's reply be lost.
+    for the call (see `FakeCloudControl.refuse`). It raises NoAnswer if a test made the reply to the call get lost.
 
     Args:
         state: the stored state of the cloud.
@@ -91,9 +91,10 @@ class Api:
         return self._call("account", lambda world: dict(world.limits))
 
     def stock(self) -> list[tuple[Stock, bool]]:
-        """Return everything that the cloud sells, as pairs (stock, True if it is in stock now).
+        """Return everything that the cloud sells, as pairs of a `Stock` and a bool.
 
-        The list is empty if the cloud sells nothing.
+        The bool is True if at least one machine of this stock can be made now. The list is empty if the cloud sells
+        nothing.
         """
         return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
 
@@ -110,7 +111,7 @@ class Api:
             order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
             nodes: the numbers of the nodes that the machines become. One machine is made for each number.
             token: the idempotency token: a text that the client makes up for each new purchase.
-            said: tags of the client's own, which the machines get in addition; None for none.
+            said: further tags that the client wants on the machines; None for no further tags.
 
         Raises:
             CapacityError: the stock is sold out.
@@ -141,10 +142,11 @@ class Api:
         return self._call("describe", lambda world: _tagged(world.alive(), pool), pool=pool)
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """Ask the cloud to end machines, each together with all hosts of its slice.
+        """Ask the cloud to end machines.
 
-        The machines have ended when this method returns. The exception is a machine that a test made ignore such
-        requests: the machine and all hosts of its slice stay in the state "ending".
+        A machine that belongs to a slice (hosts that are sold together) ends together with all hosts of the slice. The
+        machines have ended when this method returns. The exception is a machine that a test made ignore such requests:
+        the machine and all hosts of its slice stay in the state "ending".
 
         Args:
             ids: the ids of the machines. Ids of unknown or ended machines are ignored.
@@ -182,7 +184,7 @@ class Api:
         self._call("tag", tagged, pool=pool)
 
     def make(self, kind: str, pool: str, until: datetime | None) -> None:
-        """Make a key pair or security group for a pool. Does nothing if it exists.
+        """Make a key pair or security group for a pool. Does nothing if the pool has it already.
 
         Args:
             kind: "key-pair" or "security-group".
@@ -208,7 +210,7 @@ class Api:
         return self._call("things", lambda world: _tagged(world.things.values(), pool), pool=pool)
 
     def remove(self, kind: str, name: str) -> None:
-        """Remove a key pair or a security group. Does nothing if it does not exist.
+        """Remove a key pair or a security group. Does nothing if there is no such resource.
 
         Args:
             kind: "key-pair" or "security-group".
@@ -236,7 +238,9 @@ class Api:
     def _made(
         self, world: World, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: dict[str, str]
     ) -> list[Machine]:
-        """Make one machine, or all hosts of one slice, and return them. Nothing is made if this method raises.
+        """Make one machine, or all hosts of one slice (several hosts that are sold together), and return them.
+
+        Nothing is made if this method raises.
 
         Args:
             world: the state of the cloud. The new machines are added to it.
@@ -244,7 +248,7 @@ class Api:
             order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
             nodes: the numbers of the nodes that the machines become. One machine is made for each number.
             token: the idempotency token.
-            said: tags of the client's own, which the machines get in addition.
+            said: further tags that the client wants on the machines.
 
         Raises:
             CapacityError: the stock is sold out.
@@ -270,7 +274,7 @@ class Api:
     def _machine(
         self, world: World, stock: Stock, order: Order, node: int, token: str, slice_: str, said: dict[str, str]
     ) -> Machine:
-        """Add one machine to the state of the cloud, make its folder, and return it.
+        """Add one machine to the state of the cloud, make a folder for the machine, and return the machine.
 
         The new machine has the state "starting". If a test has prepared defects of machines, the first of these is
         used up for this machine. Stock and limits are not checked.
@@ -281,8 +285,9 @@ class Api:
             order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
             node: the number of the node that the machine becomes.
             token: the idempotency token.
-            slice_: the name of the slice that the machine is a host of; "" for none.
-            said: tags of the client's own, which the machine gets in addition.
+            slice_: the name of the slice (hosts that are sold together) to which the machine belongs; "" if the machine
+                is sold alone.
+            said: further tags that the client wants on the machine.
         """
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
@@ -354,13 +359,13 @@ class Api:
         Args:
             call: the name of the call, one of `control.CALLS`.
             effect: function that changes the state of the cloud and returns the result of the call.
-            place: instance type, zone and market of a create, to which prepared failures may be limited; three empty
-                texts for other calls.
+            place: for the call "create", the instance type, zone and market, to which prepared failures may be limited;
+                three empty texts for other calls.
             about: arguments of the call, for the journal.
 
         Raises:
             CredentialsError: the client's key is wrong.
-            NoAnswer: a test let the reply be lost.
+            NoAnswer: a test made the reply get lost.
             Exception: another error that a test prepared, or an error of `effect`.
         """
 
@@ -451,7 +456,7 @@ class Api:
 
 
 def _left(world: World, stock: Stock) -> float:
-    """Return how many more machines (or slices) of a stock can be made now.
+    """Return how many more machines (or slices, which are several machines sold together) of a stock can be made now.
 
     Returns infinity if the stock has no limit, and 0 if the stock is sold out. The number is negative if a test lowered
     the limit below the number of live machines.
@@ -485,7 +490,7 @@ def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Ex
     Args:
         world: the state of the cloud.
         call: the name of the call.
-        place: instance type, zone and market of a create; three empty texts for other calls.
+        place: instance type, zone and market, if the call is "create"; three empty texts for other calls.
         when: the rules to use: those that act "before" or those that act "after" the call takes effect.
 
     Returns:

@@ -50,8 +50,8 @@ class FakeCloud:
     Args:
         state: the folder for the cloud's state, which must hold nothing else and is made on first use. None means the
             value of $SKYPOOL_FAKE_CLOUD.
-        stock: the kinds of machines that a new cloud sells; None means `world.USUAL`. If the folder holds a cloud
-            already, that cloud keeps its stock.
+        stock: the kinds of machines that a new cloud sells; None means the default stock, `world.USUAL`. If the folder
+            holds a cloud already, that cloud keeps its stock.
         machines: True to run machines as processes on this computer, which needs Linux. False: machines are mere
             records, which cannot be reached and run nothing. All clients of one cloud must pass the same value.
         ends_itself: True if machines end when their lease is over. A lease is the time that a machine lives on without
@@ -223,12 +223,12 @@ class FakeCloud:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End machines, and repeat the request until the cloud no longer lists any of them. Blocks until then.
 
-        All hosts of a slice end together. Machines that no longer exist are ignored.
+        All hosts of a slice (machines that are sold together) end together. Machines that no longer exist are ignored.
 
         Raises:
             StillRunning: machines are still alive after `patience` seconds. The error's `instances` are these machines.
-            NoAnswer, RateLimitError: `patience` seconds are over, and the last request was not answered, or was refused
-                because there were too many.
+            NoAnswer, RateLimitError: `patience` seconds are over. The cloud did not answer the last request, or refused
+                it because the client sent too many requests.
             ProviderError: the cloud refused for another reason, such as a wrong key. This error is raised at once.
         """
         ids = {each.id for each in instances}
@@ -252,7 +252,7 @@ class FakeCloud:
             time.sleep(0.05 if ids else 0)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the time until which a pool needs its resources into the tags of these resources.
+        """Record in the tags of a pool's resources until when the pool needs these resources.
 
         The resources are the pool's machines, key pairs and security groups that were made from this computer.
 
@@ -298,10 +298,11 @@ class FakeCloud:
             )
 
     def check(self) -> Iterable[Finding]:
-        """Return a `Finding` on the API key, and one on each of the account's limits. Rents nothing.
+        """Check the API key and the account's limits, and return a `Finding` (the result of a check) for each.
 
-        A limit of 0 gives a finding with `good` = False. If the cloud refuses the request, for example because of a
-        wrong key, no error is raised: the only finding is then on the key, with `good` = False and the refusal's text.
+        Nothing is rented. A limit of 0 gives a finding with `good` = False. If the cloud refuses the request, for
+        example because of a wrong key, no error is raised. The only finding is then about the key, with `good` = False
+        and the cloud's explanation.
         """
         try:
             limits = self._api().account()
@@ -333,9 +334,10 @@ class FakeCloud:
         return len(self.control.alive(kind))
 
     def close(self) -> None:
-        """End all machines of the cloud at once, also those of other users and those that a test made ignore requests.
+        """End all machines of the cloud at once, whoever rented them.
 
-        The cloud's folder, key pairs and security groups are kept. Does nothing if the cloud was never used.
+        Machines that a test made ignore requests to end them are ended, too. The cloud's folder, key pairs and security
+        groups are kept. Does nothing if the cloud was never used.
 
         Raises:
             RuntimeError: processes of a machine survived SIGKILL for 10 seconds.

@@ -94,7 +94,8 @@ class DriverContract(SliceContract):
     def driver(self) -> Driver:
         """Return the driver under test, ready to rent. A subclass must override this fixture.
 
-        The tests have at most three machines of the driver alive at once, or two slices (see `slice_need`).
+        The tests have at most three machines of the driver alive at once, or two slices. A slice is several machines
+        that are rented together (see `slice_need`).
 
         Raises:
             NotImplementedError: the subclass does not override this fixture.
@@ -565,7 +566,10 @@ def _slots_and_devices() -> Callable[[], tuple[int, int]]:
 
 
 def _in_words(error: ProviderError, driver: Driver) -> None:
-    """Raise AssertionError unless an error has its provider's name and text, and at least four words besides that text.
+    """Raise AssertionError unless an error of the driver has all texts that a user needs.
+
+    The error needs the provider's name in `provider` and the provider's own explanation in `text`. Its message needs at
+    least four words besides that explanation and the error code.
 
     Args:
         error: an error that the driver raised.

@@ -158,9 +158,10 @@ class FakeCloudControl(Control):
     def stock_out(self, offer: Offer, left: int = 0) -> None:
         """Limit the stock of an offer: from now on at most `left` of its machines (or slices) can be alive at once.
 
-        A create beyond the limit raises CapacityError. Machines that are alive already count toward the limit, but are
-        not ended. The limit applies to the offer's instance type in the offer's zone and market. The limit stays until
-        a test sets another one: `relent` does not remove the limit.
+        A slice is several machines that are sold together. A request beyond the limit fails with CapacityError.
+        Machines that are alive already count toward the limit, but are not ended. The limit applies to the offer's
+        instance type in the offer's zone and market. The limit stays until a test sets another one: `relent` does not
+        remove the limit.
 
         Args:
             offer: the offer. An offer that the cloud does not sell is accepted, without effect.
@@ -194,7 +195,7 @@ class FakeCloudControl(Control):
     def limit(self, quota: str, most: int) -> None:
         """Set a limit of the account: at most `most` machines that count toward a quota may be alive at once.
 
-        A create beyond the limit raises QuotaError. Machines that are alive already are not ended.
+        A request beyond the limit fails with QuotaError. Machines that are alive already are not ended.
 
         Args:
             quota: the name of the quota, as in `Stock.quota`. A quota that no stock names is accepted, without effect.
@@ -319,7 +320,7 @@ class FakeCloudControl(Control):
         """Prepare a defect for the next machines that are made. Machines that exist already do not change.
 
         Args:
-            count: how many machines get the defect. Each host of a slice counts as one.
+            count: how many machines get the defect. In a slice (machines that are sold together), each machine counts.
             boots: seconds that the boot of each machine takes on the cloud's clock; None for a boot that never ends.
             deaf: True if the machines run but accept no connections.
             undying: how many requests to end each machine have no effect; None for all.
@@ -341,7 +342,8 @@ class FakeCloudControl(Control):
     def undying(self, instance: Instance, times: int | None = None) -> None:
         """Make a machine ignore requests to end it, for tests of what a driver then reports.
 
-        If one host of a slice ignores a request, all hosts of the slice stay alive.
+        A slice is several machines (hosts) that are sold together. If one host of a slice ignores a request, all hosts
+        of the slice stay alive.
 
         Args:
             instance: the machine.
@@ -356,11 +358,12 @@ class FakeCloudControl(Control):
     def interrupt(self, instance: Instance, notice: float = 120.0) -> None:
         """Announce that the cloud takes a machine back, and let the machine end when the notice time is over.
 
-        If the machine is a host of a slice, all live hosts of the slice are taken back together. The announcement
-        appears on the machines at once. This method does not wait for the end of the notice time.
+        If the machine belongs to a slice (machines that are sold together), all live machines of the slice are taken
+        back together. The announcement appears on the machines at once. This method does not wait for the end of the
+        notice time.
 
         Args:
-            instance: the machine. If it has ended and is not a host of a slice, nothing happens.
+            instance: the machine. Nothing happens if the machine has ended and does not belong to a slice.
             notice: seconds between the announcement and the end of the machine, on the cloud's clock.
 
         Raises:
@@ -373,7 +376,9 @@ class FakeCloudControl(Control):
             world.settle()
 
     def kill(self, instance: Instance) -> None:
-        """End a machine at once, without telling the driver. Other hosts of the machine's slice stay alive.
+        """End a machine at once, without telling the driver.
+
+        If the machine belongs to a slice (machines that are sold together), the other machines of the slice stay alive.
 
         Raises:
             UsageError: the cloud never made this machine.
@@ -407,7 +412,7 @@ class FakeCloudControl(Control):
     # --- a client that dies ----------------------------------------------------------------------------------
 
     def kill_client(self, number: int, when: When) -> None:
-        """Prepare that the client process that makes a coming call is killed with SIGKILL.
+        """Make the API call with a given number kill the process that makes the call, with SIGKILL.
 
         Args:
             number: the number of the call, from 1 (see `RecordedCall.number`). The number of a call that the cloud has

@@ -99,7 +99,8 @@ class Request:
         query: the parameters of the query, by name. If a parameter is repeated, the last value counts.
         key: the API key: the Authorization header without a leading "Bearer "; "" if there is no such header.
         body: the JSON object in the body; {} if there is no body.
-        parts: the values of the {names} in the route's path, such as "id".
+        parts: the parts of the path for which the route has a name in braces, by that name. For the route
+            "/v1/machines/{id}" and the path "/v1/machines/i-0001", this is {"id": "i-0001"}.
     """
 
     method: str
@@ -153,8 +154,8 @@ class HttpCloud:
     Args:
         state: the folder for the cloud's state, which must hold nothing else. If it holds the cloud of an earlier run,
             that cloud goes on with its own machines, stock and key.
-        stock: the kinds of machines that a new cloud sells; None means `world.USUAL`. Slices (several hosts that are
-            sold together) are not supported.
+        stock: the kinds of machines that a new cloud sells; None means the default stock, `world.USUAL`. Slices
+            (several hosts that are sold together) are not supported.
         key: the API key that clients of a new cloud must send; "" accepts any key.
         machines: True to run machines as processes on this computer, which needs Linux. False: machines are mere
             records, which run nothing.
@@ -257,7 +258,10 @@ class HttpCloud:
         }
 
     def get_account(self, request: Request) -> Answer:
-        """Return the limits of the account, by name, as an answer with status 200.
+        """Return the account's limits, as an answer with status 200.
+
+        A limit is the maximum number of live machines that count toward a quota. The body has the limits by the name of
+        the quota.
 
         Raises:
             ProviderError: the key is wrong, or a test prepared a failure.
@@ -280,8 +284,8 @@ class HttpCloud:
         If a machine was made with the same `client_token` before, nothing is made, and that machine is returned.
 
         Raises:
-            Refused: the cloud does not sell the type in the given zone and market, or a field of the body is missing or
-                has the wrong type (status 400).
+            Refused: the cloud does not sell the type in the given zone and market. Or a field of the body is missing or
+                has the wrong type. The status is 400.
             ProviderError: the cloud refuses, for example because the type is out of stock or the key is wrong.
         """
         api = self._api(request)

@@ -22,7 +22,10 @@ _TICK = 0.1
 
 
 def busy(folder: Path) -> bool:
-    """Return True if a hypervisor process (see `run`) is running for the fake cloud in a folder. Does not wait."""
+    """Return True if a process that ends machines on time (see `run`) is running for the fake cloud in a folder.
+
+    The function does not wait.
+    """
     with open(folder / "hypervisor", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,8 +37,8 @@ def busy(folder: Path) -> bool:
 def run(folder: Path) -> None:
     """End the machines of a cloud when their end is due. Blocks until no machine is alive or the folder is removed.
 
-    If the folder is removed, all machines that were alive at the last look are ended. The function returns at once if
-    another hypervisor process is running for this cloud.
+    If the folder is removed, all machines that were alive at the last look are ended. If another process already runs
+    this function for the cloud, the function returns at once.
 
     Args:
         folder: the folder of the cloud, which must exist.

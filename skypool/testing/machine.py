@@ -164,7 +164,8 @@ def devices(has: Accelerator | None) -> str:
     The list has one entry for each device. The result is "[]" for None and for a machine with only CPUs.
 
     Args:
-        has: the accelerators of the machine, or of the whole slice if the machine is a host of a slice; None for none.
+        has: the accelerators of the machine; None for none. If the machine belongs to a slice (machines that are sold
+            together), these are the accelerators of the whole slice.
     """
     if has is None or has.kind == "cpu":
         return "[]"
@@ -243,7 +244,8 @@ def inhabitants(folder: str) -> list[int]:
 def start_hypervisor(folder: str) -> None:
     """Start the background process (the hypervisor) that ends a cloud's machines on time while no client calls.
 
-    This function does not wait for the process. If a hypervisor runs already for this cloud, the new one exits at once.
+    This function does not wait for the process. If such a process already runs for this cloud, the new one exits at
+    once.
 
     Args:
         folder: the folder of the cloud.

@@ -38,7 +38,8 @@ class SliceContract:
     def slices(self, driver: Driver, control: object, slice_need: Need | None) -> Iterator[Trial]:
         """Yield a `Trial` (the driver with helpers for tests) whose offers are slices that meet `slice_need`.
 
-        After the test, the machines that the test rented are ended. The test is skipped if `slice_need` returns None.
+        A slice is several machines that are rented together. After the test, the machines that the test rented are
+        ended. The test is skipped if `slice_need` returns None.
         """
         if slice_need is None:
             pytest.skip("slice_need returns None: override this fixture if the driver sells slices of several hosts")

@@ -136,11 +136,11 @@ class State:
     # --- the log ---------------------------------------------------------------------------------------------
 
     def _log(self, generation: int) -> Path:
-        """Return the path of the log file of a generation. The file may not exist."""
+        """Return the path of the log file with a number (its generation). The file may not exist."""
         return self.folder / f"world.{generation}"
 
     def _newest(self) -> int:
-        """Return the number of the current generation, the highest of all log files; 0 if there is no log yet.
+        """Return the current generation: the highest number of a log file, or 0 if there is no log yet.
 
         Raises:
             FileNotFoundError: the cloud's folder does not exist.
@@ -149,10 +149,10 @@ class State:
         return max((int(number) for each in logs if (number := each[6:]).isdigit()), default=0)
 
     def _read(self, generation: int) -> World:
-        """Return the world of a generation. Only records that were added to the log since the last call are read.
+        """Return the world that the log file with a number (its generation) contains.
 
-        If the last call read another generation, the whole log is read. If there is no log, a new world is made with
-        `make`. This world is not stored yet.
+        Only records that were added to the log since the last call are read. If the last call read the log of another
+        generation, the whole log is read. If there is no log, `make` makes a new world, which is not stored yet.
 
         Raises:
             FileNotFoundError: there is no log with a complete record, and `make` is None.
@@ -211,13 +211,14 @@ class State:
         self._marks.update((each.id, _mark(each)) for each in changed)
 
     def _supersede(self, generation: int, world: World) -> None:
-        """Start the next generation with a log whose only record is the given world, and delete the old log and lock.
+        """Write the world to a new log with the next number, and delete the old log and the old lock file.
 
-        Does nothing if another process has started that generation already.
+        The number of a log is its generation. The new log has one record. Does nothing if another process has made the
+        next log already.
 
         Args:
-            generation: the number of the generation to replace.
-            world: the state to write.
+            generation: the number of the old log and lock file.
+            world: the world to write.
         """
         record = pickle.dumps((pickle.dumps(replace(world, machines={})), list(world.machines.values())), protocol=5)
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
@@ -231,15 +232,16 @@ class State:
     # --- the lock --------------------------------------------------------------------------------------------
 
     def _lock(self, generation: int) -> Path:
-        """Return the path of the lock file of a generation. The file may not exist."""
+        """Return the path of the lock file with a number (its generation). The file may not exist."""
         return self.folder / f"lock.{generation}"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Return a context manager that holds the lock of the current generation and yields the generation's number.
+        """Return a context manager that holds the cloud's current lock and yields the number of the lock file.
 
-        Entering the block waits until the lock is free, or until the process that holds the lock is found stopped. If
-        another process starts a new generation meanwhile, the lock of that generation is taken.
+        Entering the block waits until the lock is free. If the process that holds the lock is stopped (as by SIGSTOP),
+        the lock is taken away from that process. If another process replaces the lock meanwhile, the new lock is
+        awaited. The number is the generation that the log and the lock file have in common.
         """
         while True:
             generation = self._newest()
@@ -255,14 +257,15 @@ class State:
                 return
 
     def _taken(self, lock: TextIO, generation: int) -> bool:
-        """Wait for a lock file and take its lock. Return False if its generation is no longer the current one.
+        """Wait until the lock of a lock file is free, take the lock, and return True.
 
-        About every 0.3 seconds, the process that holds the lock is looked at. If that process is stopped (as by
-        SIGSTOP), the next generation is started. There is no limit on the time to wait.
+        Returns False if another process has replaced the lock file meanwhile. About every 0.3 seconds, the process that
+        holds the lock is looked at. If that process is stopped (as by SIGSTOP), this method replaces the lock file
+        itself. There is no limit on the time to wait.
 
         Args:
-            lock: the open lock file of the generation.
-            generation: the number of the generation.
+            lock: the open lock file.
+            generation: the number of the lock file.
         """
         pause = 0.001
         suspect_at = time.monotonic() + _SUSPECT
@@ -282,9 +285,13 @@ class State:
         return False
 
     def _counts(self, lock: TextIO, generation: int) -> bool:
-        """Return True if an open lock file is still the lock of the current generation.
+        """Return True if an open lock file is still the cloud's current lock file.
 
-        Returns False if another process has replaced or deleted the file, or has started another generation.
+        Returns False if another process has replaced or deleted the file, or has made a log with a higher number.
+
+        Args:
+            lock: the open lock file.
+            generation: the number of the lock file.
         """
         try:
             there = os.stat(self._lock(generation))
@@ -293,16 +300,16 @@ class State:
         return os.path.samestat(there, os.fstat(lock.fileno())) and self._newest() == generation
 
     def _overtake(self, generation: int) -> None:
-        """Start the next generation, because the process that holds the lock of this generation is stopped.
+        """Take the lock away from a process that is stopped (as by SIGSTOP), and copy the log to the next number.
 
-        First, a new lock file replaces the lock file of the stopped process. A process looks for its own lock file
-        after each write, and counts the write as lost if the file is not there. So every write that counts was finished
-        before the replacement, and is copied here to the next generation.
+        First, a new lock file replaces the lock file of the stopped process. After each write, a process looks for its
+        own lock file, and treats the write as lost if the file is not there. So every write that is not lost was
+        finished before the replacement, and this method copies it to the new log.
 
-        Does nothing more if another process has started the next generation first.
+        If another process makes the new log first, this method copies nothing.
 
         Args:
-            generation: the number of the generation whose lock is held by the stopped process.
+            generation: the number of the log, and of the lock file that the stopped process holds.
         """
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
         with open(new, "w") as lock:
@@ -315,12 +322,12 @@ class State:
 
 
 def _sign(lock: TextIO) -> None:
-    """Write the id of this process into a lock file, so that waiting processes can find out whether it is stopped."""
+    """Write the id of this process into a lock file, so that others can find out whether the process is stopped."""
     os.pwrite(lock.fileno(), f"{os.getpid():<20}".encode(), 0)
 
 
 def _mark(one: Machine) -> tuple[Any, ...]:
-    """Return the values of all fields of a machine that can change, as a tuple to compare with a later one."""
+    """Return the values of a machine's fields that can change, as a tuple. Two tuples differ if the machine changed."""
     return (
         one.state,
         one.said,

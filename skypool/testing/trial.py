@@ -52,7 +52,8 @@ class Trial:
 
     Args:
         driver: the driver under test.
-        control: an object with any of the methods in `ABILITIES`, with which the test changes the cloud; None for none.
+        control: an object with any of the methods in `ABILITIES`, with which the test changes the cloud. None if there
+            is no such object; `can` then skips the test.
         need: the requirements of a machine.
         patience: seconds within which a machine must boot or end.
         several: True if several machines can be rented on one offer; False if each offer is a single machine.
@@ -73,6 +74,8 @@ class Trial:
     def can(self, *abilities: str) -> None:
         """Skip the running test if the control lacks one of the given methods. Otherwise do nothing.
 
+        The control is the object with which the test changes the cloud.
+
         Args:
             abilities: names of methods, which are keys of `ABILITIES`.
         """
@@ -82,6 +85,8 @@ class Trial:
 
     def pull(self, ability: str, *arguments: object) -> object:
         """Call a method of the control and return the result. Skip the test if the control lacks the method.
+
+        The control is the object with which the test changes the cloud.
 
         Args:
             ability: the name of the method, a key of `ABILITIES`.
@@ -94,7 +99,8 @@ class Trial:
     def pull_count(self, ability: str) -> int:
         """Call a method of the control that returns a number, and return that number.
 
-        The test is skipped if the control lacks the method.
+        The control is the object with which the test changes the cloud. The test is skipped if the control lacks the
+        method.
 
         Args:
             ability: the name of the method: "count" or "leftovers".
@@ -109,8 +115,8 @@ class Trial:
     def count(self) -> int:
         """Return how many machines are alive.
 
-        If the control has the method `count`, the machines of the whole cloud are counted. Otherwise only the machines
-        that the driver lists for this trial's pools are counted.
+        If the control (the object with which the test changes the cloud) has the method `count`, the machines of the
+        whole cloud are counted. Otherwise only the machines that the driver lists for this trial's pools are counted.
         """
         if hasattr(self.control, "count"):
             return self.pull_count("count")

@@ -77,7 +77,7 @@ class Stock:
 
     @property
     def size(self) -> int:
-        """Return how many machines one purchase yields: the number of hosts of a slice, or 1 if no slice is sold."""
+        """Return how many machines one purchase yields: 1, or several for a slice (machines that are sold together)."""
         return self.hosts or 1
 
     @property
@@ -87,7 +87,7 @@ class Stock:
 
     @property
     def has(self) -> Accelerator | None:
-        """Return the accelerators of one machine or slice as an `Accelerator`; None if there are none."""
+        """Return the accelerators of one machine, or of one slice (machines sold together); None if there are none."""
         return self.accelerator if isinstance(self.accelerator, Accelerator) else None
 
 
@@ -137,7 +137,8 @@ class Machine:
         undying: how many more requests to end the machine have no effect; None for all.
         ended_at: when the machine ended; None while it is alive.
         tagged: False if the machine has no tags, so that clients cannot find it.
-        slice: the name of the slice that the machine is a host of; "" for none.
+        slice: the name of the slice (machines that are sold together) to which the machine belongs; "" if the machine
+            was sold alone.
         owner: the owner tag of the client that made the machine: "user@host".
         ran_at: when the machine's boot ended; None if the machine still boots, or ended before.
         tags: the tags that a client of `HttpCloud` wrote on the machine.
@@ -176,7 +177,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Thing:
-    """A key pair or a security group of a pool. It outlives the pool's machines, until the driver removes it.
+    """A key pair or a security group of a pool. It exists until the driver removes it, also after the pool's machines.
 
     Attributes:
         kind: "key-pair" or "security-group".
@@ -250,8 +251,8 @@ class World:
         things: key pairs and security groups, by (kind, name).
         rules: failures and delays of the next calls, oldest first.
         flaws: defects of the next machines. The first entry is for the next machine.
-        capacity: how many machines (or slices) of a stock can be alive at once, by `Stock.place`. An entry overrides
-            `Stock.capacity`.
+        capacity: how many machines (or slices, which are several machines sold together) of a stock can be alive at
+            once, by `Stock.place`. An entry overrides `Stock.capacity`.
         limits: the account's limits: the maximum number of live machines, by the name of the quota.
         kills: the calls whose client is killed. Each key is the call's number, and "before" or "after" the call takes
             effect.
@@ -291,8 +292,8 @@ class World:
     def together(self, one: Machine) -> list[Machine]:
         """Return the live machines that end together with a given machine.
 
-        These are the live hosts of the machine's slice, or the machine alone if it is no host of a slice. The list is
-        empty if none of them is alive.
+        If the machine belongs to a slice (machines that are sold together), these are all live machines of the slice.
+        Otherwise, the list has the given machine alone. The list is empty if no such machine is alive.
         """
         if not one.slice:
             return [one] if one.lives else []
@@ -322,7 +323,7 @@ class World:
     def end(self, each: Machine, at: float | None = None) -> None:
         """End a machine: kill its processes, remove its folder, and record the end.
 
-        Other hosts of the machine's slice stay alive.
+        If the machine belongs to a slice (machines that are sold together), the other machines of the slice stay alive.
 
         Args:
             each: the machine. Its state becomes "ended".

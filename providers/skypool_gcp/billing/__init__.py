@@ -131,10 +131,10 @@ class Rates:
     """All known prices of Google. The methods look in the price catalogue first, then in the tables of this package.
 
     Attributes:
-        usd: The catalogue's prices in US dollars per hour of one unit, by the unit's name and by (region, market). A
-            unit is for example one vCPU, one GiB of memory, or one GPU. {} if the catalogue was never read.
-        day: The day on which the catalogue was read, such as "2026-11-22"; "" if it was never read.
-        why: The reason why the catalogue could not be read now; "" if it could be read.
+        usd: The catalogue's prices in US dollars per hour of one unit, by the unit's name and then by (region, market).
+            A unit is for example one vCPU, one GiB of memory, or one GPU. {} if the catalogue was never read.
+        day: The day on which the catalogue was read, such as "2026-11-22"; "" if the catalogue was never read.
+        why: The reason why the catalogue could not be read now; "" if there was no failure.
     """
 
     usd: Mapping[str, Mapping[Place, float]]
@@ -186,8 +186,8 @@ class Rates:
         A price of the catalogue replaces that of the table for the same region and market.
 
         Args:
-            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, the generation is followed by " device" for a
-                slice (a group of TPU hosts) with one host, or by " pod" for a slice with several hosts.
+            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, a second word says which slices (groups of TPU
+                hosts) have the price: "v2 device" is for slices with one host, "v2 pod" for slices with several hosts.
         """
         found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
         for place, usd in self.usd.get(name, {}).items():
@@ -300,8 +300,8 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
     """Return Google's prices. The price catalogue is read over the network at most once a day, and cached on disk.
 
     All processes of this user share the cache. If the catalogue cannot be read, nothing is raised, and `Rates.why` is
-    the reason. The result then has the older prices in the cache, or none of the catalogue. The catalogue is tried
-    again after ten minutes. One thread reads at a time; the others wait.
+    the reason. The result then has the prices of an earlier reading from the cache, if there was one. The catalogue is
+    tried again after ten minutes. One thread reads at a time; the others wait.
 
     If environment variables set other addresses for Google's APIs, but none for the catalogue, the catalogue is not
     read.
@@ -338,8 +338,8 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
 def told(settings: _api.Settings) -> str:
     """Return a text for `skypool doctor` that says where prices come from, and on which days they were stated.
 
-    The function tries to read Google's catalogue, for up to 60 s. If that fails, the sentence gives the reason, and
-    nothing is raised.
+    The function tries to read Google's catalogue, for up to 60 s. If that fails, the text gives the reason, and nothing
+    is raised.
     """
     found = rates(settings, insist=True)
     first = f"Google's price catalogue of {found.day}, and for prices that it lacks, " if found.day else ""
@@ -437,8 +437,8 @@ def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]
 def _usd(sku: billing_v1.Sku) -> float:
     """Return the present price of one unit of a SKU (an item of Google's price catalogue), in USD per hour.
 
-    Returns 0.0 if the SKU has no price in USD, or if skus.json does not have the unit in which it is charged. If the
-    price depends on the quantity, the first price that is not zero is returned.
+    Returns 0.0 if the SKU has no price in USD, or if skus.json does not have the unit in which the SKU is charged. If
+    the price depends on the quantity, the first price that is not zero is returned.
     """
     for info in list(sku.pricing_info)[-1:]:
         expression = info.pricing_expression
@@ -450,9 +450,10 @@ def _usd(sku: billing_v1.Sku) -> float:
 
 
 def _login(project: str) -> Credentials:
-    """Return the credentials of this environment, changed so that Google counts requests toward the given project.
+    """Return credentials for the price catalogue with which Google counts requests toward the given project.
 
-    The credentials are returned unchanged if they name such a project already, or cannot name one.
+    They are the credentials that `_api.credentials` finds, with the project added. Nothing is added if the credentials
+    name a project for this purpose already, or are of a kind that cannot name one.
 
     Raises:
         CredentialsError: There are no credentials.
@@ -468,7 +469,7 @@ def _client(address: str, credentials: Credentials) -> billing_v1.CloudCatalogCl
 
     Args:
         address: The address of the API, used with REST. "" means Google's own address, used with gRPC.
-        credentials: The credentials that its requests carry.
+        credentials: The credentials that the client's requests carry.
     """
     if not address:
         return billing_v1.CloudCatalogClient(credentials=credentials)

@@ -107,8 +107,8 @@ class MachineDetail:
     """The data of a Compute Engine offer for which `Offer` has no fields. An offer carries it as `detail["machine"]`.
 
     Attributes:
-        machine_type: The machine type of each machine, such as "g2-standard-4". If the offer is a TPU slice,
-            `Offer.instance_type` is the type of the slice instead.
+        machine_type: The machine type of each machine, such as "g2-standard-4". If the offer is a TPU slice (hosts
+            rented together), `Offer.instance_type` is the type of the slice instead.
         image: The path of the disk image, or of an image family.
         disk_gb: The smallest size of the disk in GB. The disk is larger if the image needs more.
         attached: GPUs to attach to the machine, as (Google's name, number). GPUs that are built into the machine type
@@ -226,7 +226,7 @@ def pairs(need: Need) -> dict[str, list[Card]]:
 
 @dataclass(frozen=True)
 class Ware:
-    """A machine type in a zone, with the accelerators that a machine would have. `offers` makes offers of it.
+    """A machine type in a zone, with the accelerators of its machines. The method `offers` makes the offers.
 
     Attributes:
         record: The API's record of the machine type.
@@ -343,7 +343,7 @@ class Ware:
         """Return how many more machines fit into the reservation of this machine type and zone.
 
         Returns 0 if the reservation is full. Returns None if no given reservation is for this machine type, zone and
-        attached GPUs. If several are, only the first of them counts.
+        attached GPUs. If several reservations are, only the first of them counts.
 
         Args:
             held: The reservations (capacity that was reserved before) to search.
@@ -405,8 +405,8 @@ def extras(region: str, market: Market, gb: int) -> float:
 def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tuple[str, int]:
     """Return the path of the image for a machine, or of an image family, and the size of the machine's disk in GB.
 
-    If the user chose no image, it is Google's image with the drivers of the accelerator, or Ubuntu 24.04 if there is no
-    such image. The disk has at least 120 GB with an accelerator, and at least 30 GB without an accelerator.
+    If the user chose no image, the result is Google's image with the drivers of the accelerator, or Ubuntu 24.04 if
+    there is no such image. The disk has at least 120 GB with an accelerator, and at least 30 GB without an accelerator.
 
     Args:
         asked: The image that the user chose: a path, or a key of `IMAGES`. "" means the image that fits the

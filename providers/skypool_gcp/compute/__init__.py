@@ -79,9 +79,9 @@ class Compute:
         """Return one offer for each suitable machine type, in each zone that has it, on each market (on demand, spot).
 
         A machine type without a known price is not offered. If the settings name a reservation (capacity reserved
-        before), only the machine types in the reservation are offered, on demand. If a zone does not answer, its offers
-        are left out, a RuntimeWarning is issued, and `lacks` of the result is not empty. If no known machine type could
-        meet the need, no request is sent and the result is empty.
+        before), only the machine types in the reservation are offered, on demand. If a zone does not answer, the zone's
+        offers are left out. A RuntimeWarning is then issued, and `lacks` of the result says that offers are missing. If
+        no known machine type could meet the need, no request is sent and the result is empty.
 
         Args:
             need: The requirements that each machine must meet.
@@ -234,7 +234,8 @@ class Compute:
 
         The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, the network,
         zones, listing machines, prices, images and quotas. The checks run in parallel when the first finding is taken.
-        They only read, so they do not show if the account may create or delete machines. A failed check does not raise.
+        No check changes anything, so none shows if the account may create or delete machines. A failed check does not
+        raise.
         """
         network = self.settings.network
         questions = preflight.basics(

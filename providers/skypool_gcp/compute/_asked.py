@@ -149,8 +149,8 @@ class ComputeApi:
     def machine_types(self, filter: str) -> Answers[compute_v1.MachineType]:
         """Return the machine types of all zones that match a filter of the API.
 
-        A type has one record for each of its zones. If a zone does not answer, its types are left out, a RuntimeWarning
-        is issued, and `lacks` of the result is not empty. The result is empty if nothing matches.
+        A type has one record for each of its zones. If a zone does not answer, the zone's types are left out, a
+        RuntimeWarning is issued, and `lacks` of the result is ("offers",). The result is empty if nothing matches.
 
         Args:
             filter: A filter expression of the API, such as 'name eq "n2-.*"'.
@@ -166,8 +166,8 @@ class ComputeApi:
     def accelerator_types(self, filter: str) -> Answers[compute_v1.AcceleratorType]:
         """Return the types of GPUs that machines can get, of all zones that match a filter of the API.
 
-        A type has one record for each of its zones. If a zone does not answer, its types are left out, a RuntimeWarning
-        is issued, and `lacks` of the result is not empty.
+        A type has one record for each of its zones. If a zone does not answer, the zone's types are left out, a
+        RuntimeWarning is issued, and `lacks` of the result is ("offers",). The result is empty if nothing matches.
 
         Args:
             filter: A filter expression of the API, such as 'name eq "n2-.*"'.
@@ -356,8 +356,8 @@ class ComputeApi:
         """Fetch and return the present state of an operation, Google's record of a change in progress.
 
         Args:
-            begun: The operation as the API returned it when the change was started. It names the zone or the region to
-                which the request is sent. If it names neither, the operation is one of the whole project.
+            begun: The operation as the API returned it when the change was started. This record names the zone or the
+                region of the change; if it names neither, the change is one of the whole project.
 
         Raises:
             ProviderError: The API refused the request, or did not answer within 60 s. If the operation has failed,
@@ -385,14 +385,15 @@ class ComputeApi:
     def insert_instance(
         self, zone: str, instance: compute_v1.Instance, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to create a machine, and return the operation without waiting for its end.
+        """Start to create a machine, and return the operation (Google's record of the change).
 
-        Returns None if a machine of this name exists already in the zone.
+        The method does not wait until the change is complete. Returns None if a machine of this name exists already in
+        the zone.
 
         Args:
             zone: The zone of the machine.
             instance: The machine to create.
-            request_id: A UUID. The API creates only one machine for it, even if the request is sent again.
+            request_id: A UUID. The API creates only one machine for this UUID, even if the request is sent again.
             what: The request in words, for error messages.
 
         Raises:
@@ -407,9 +408,9 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstancesClient).insert_unary, request)
 
     def delete_instance(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a machine, and return the operation without waiting for its end.
+        """Start to delete a machine, and return the operation (Google's record of the change).
 
-        Returns None if the machine does not exist.
+        The method does not wait until the change is complete. Returns None if the machine does not exist.
 
         Args:
             zone: The zone of the machine.
@@ -425,9 +426,9 @@ class ComputeApi:
     def set_labels(
         self, zone: str, name: str, labels: Mapping[str, str], fingerprint: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to replace all labels of a machine, and return the operation without waiting for its end.
+        """Start to replace all labels of a machine, and return the operation (Google's record of the change).
 
-        Returns None if the machine does not exist.
+        The method does not wait until the change is complete. Returns None if the machine does not exist.
 
         Args:
             zone: The zone of the machine.
@@ -452,9 +453,9 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.InstancesClient).set_labels_unary, request)
 
     def delete_disk(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a disk in a zone, and return the operation without waiting for its end.
+        """Start to delete a disk in a zone, and return the operation (Google's record of the change).
 
-        Returns None if the disk does not exist.
+        The method does not wait until the change is complete. Returns None if the disk does not exist.
 
         Args:
             zone: The zone of the disk.
@@ -468,9 +469,10 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.DisksClient).delete_unary, request)
 
     def insert_firewall(self, rule: compute_v1.Firewall, what: str) -> compute_v1.Operation | None:
-        """Start to create a firewall rule, and return the operation without waiting for its end.
+        """Start to create a firewall rule, and return the operation (Google's record of the change).
 
-        Returns None if a rule of this name exists already; the existing rule is not changed.
+        The method does not wait until the change is complete. Returns None if a rule of this name exists already; the
+        existing rule is not changed.
 
         Args:
             rule: The firewall rule to create.
@@ -483,9 +485,9 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.FirewallsClient).insert_unary, request)
 
     def delete_firewall(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a firewall rule by its name, and return the operation without waiting for its end.
+        """Start to delete a firewall rule by its name, and return the operation (Google's record of the change).
 
-        Returns None if the rule does not exist.
+        The method does not wait until the change is complete. Returns None if the rule does not exist.
 
         Args:
             name: The name of the rule.
@@ -498,10 +500,11 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.FirewallsClient).delete_unary, request)
 
     def insert_policy(self, region: str, policy: compute_v1.ResourcePolicy, what: str) -> compute_v1.Operation | None:
-        """Start to create a resource policy in a region, and return the operation without waiting for its end.
+        """Start to create a resource policy in a region, and return the operation (Google's record of the change).
 
-        A resource policy tells Google where to place machines, or how to connect their TPU chips. Returns None if a
-        policy of this name exists already; the existing policy is not changed.
+        The method does not wait until the change is complete. A resource policy tells Google where to place machines,
+        or how to connect their TPU chips. Returns None if a policy of this name exists already; the existing policy is
+        not changed.
 
         Args:
             region: The region of the policy.
@@ -519,9 +522,9 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.ResourcePoliciesClient).insert_unary, request)
 
     def delete_policy(self, region: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a resource policy of a region, and return the operation without waiting for its end.
+        """Start to delete a resource policy of a region, and return the operation (Google's record of the change).
 
-        Returns None if the policy does not exist.
+        The method does not wait until the change is complete. Returns None if the policy does not exist.
 
         Args:
             region: The region of the policy.
@@ -535,10 +538,11 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.ResourcePoliciesClient).delete_unary, request)
 
     def insert_template(self, template: compute_v1.InstanceTemplate, what: str) -> compute_v1.Operation | None:
-        """Start to create an instance template, and return the operation without waiting for its end.
+        """Start to create an instance template, and return the operation (Google's record of the change).
 
-        An instance template is the description from which the machines of a managed instance group are created. Returns
-        None if a template of this name exists already; the existing template is not changed.
+        The method does not wait until the change is complete. An instance template is the description from which the
+        machines of a managed instance group are created. Returns None if a template of this name exists already; the
+        existing template is not changed.
 
         Args:
             template: The instance template to create.
@@ -554,9 +558,9 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceTemplatesClient).insert_unary, request)
 
     def delete_template(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete an instance template by its name, and return the operation without waiting for its end.
+        """Start to delete an instance template by its name, and return the operation (Google's record of the change).
 
-        Returns None if the template does not exist.
+        The method does not wait until the change is complete. Returns None if the template does not exist.
 
         Args:
             name: The name of the template.
@@ -572,14 +576,15 @@ class ComputeApi:
     def insert_group(
         self, zone: str, group: compute_v1.InstanceGroupManager, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to create a managed instance group, and return the operation without waiting for its end.
+        """Start to create a managed instance group, and return the operation (Google's record of the change).
 
-        Google then creates the group's machines. Returns None if a group of this name exists already in the zone.
+        The method does not wait until the change is complete. Google then creates the group's machines. Returns None if
+        a group of this name exists already in the zone.
 
         Args:
             zone: The zone of the group.
             group: The group to create.
-            request_id: A UUID. The API creates only one group for it, even if the request is sent again.
+            request_id: A UUID. The API creates only one group for this UUID, even if the request is sent again.
             what: The request in words, for error messages.
 
         Raises:
@@ -594,9 +599,10 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceGroupManagersClient).insert_unary, request)
 
     def delete_group(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a managed instance group, and return the operation without waiting for its end.
+        """Start to delete a managed instance group, and return the operation (Google's record of the change).
 
-        All machines of the group are deleted with it. Returns None if the group does not exist.
+        The method does not wait until the change is complete. All machines of the group are deleted with it. Returns
+        None if the group does not exist.
 
         Args:
             zone: The zone of the group.
@@ -662,7 +668,7 @@ class ComputeApi:
         *,
         may_lack: bool = False,
     ) -> Answers[Scope]:
-        """Send a request for a list of the whole project, and return its parts, one for each zone and region.
+        """Send a request for a list of the whole project, and return the list's parts, one for each zone and region.
 
         Args:
             what: The request in words, for error messages.
@@ -723,9 +729,9 @@ def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
     """Make a client of the SDK for one kind of resource. The last 64 are cached: equal arguments give the same object.
 
     Args:
-        endpoint: The address of the API; None for Google's own.
+        endpoint: The address of the API; None for Google's own address.
         kind: The class of the client.
-        credentials: The credentials that its requests carry.
+        credentials: The credentials that the client's requests carry.
     """
     options = client_options.ClientOptions(api_endpoint=endpoint)
     return kind(credentials=credentials, client_options=options)
@@ -737,8 +743,8 @@ def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
 def look(method: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V:
     """Call a function that only reads, and return its result.
 
-    The call is repeated for up to 20 s if the API does not answer, or if it refuses because too many requests were
-    sent. Pauses between the calls are random.
+    The call is repeated for up to 20 s if the API does not answer, or refuses because too many requests were sent.
+    Pauses between the calls are random.
 
     Args:
         method: The function, such as a method of `ComputeApi` that returns a list.
@@ -755,7 +761,7 @@ def insist(api: ComputeApi, what: str, change: Callable[[], compute_v1.Operation
     """Make a change, and block until it is complete.
 
     The change is started again if the API does not answer or refuses temporarily. The API refuses temporarily if too
-    many requests were sent, or if another request is changing the resource, or if the resource is still in use.
+    many requests were sent, if another request is changing the resource, or if the resource is still in use.
 
     Args:
         api: The API.
@@ -801,7 +807,7 @@ def done(api: ComputeApi, operation: compute_v1.Operation | None, what: str, sec
 def _has_ended(api: ComputeApi, operation: compute_v1.Operation, what: str) -> bool:
     """Return True if an operation (Google's record of a change) has ended, and False if it still runs.
 
-    Reads its state once. The request is repeated for up to 20 s if the API does not answer.
+    Reads the state of the operation once. The request is repeated for up to 20 s if the API does not answer.
 
     Args:
         api: The API.

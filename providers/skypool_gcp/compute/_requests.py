@@ -134,6 +134,8 @@ def template(
 ) -> compute_v1.InstanceTemplate:
     """Build the instance template from which Google creates the machines of a TPU slice. Sends no request.
 
+    A TPU slice is a group of hosts that are rented together.
+
     Args:
         settings: The settings of the driver.
         offer: The offer that is rented.
@@ -179,7 +181,7 @@ def group(
     hosts: int,
     description: str,
 ) -> compute_v1.InstanceGroupManager:
-    """Build the managed instance group of a TPU slice. Sends no request.
+    """Build the managed instance group of a TPU slice (hosts rented together). Sends no request.
 
     Google creates the machines of the group all at once or not at all, and does not replace a machine that fails.
 
@@ -267,7 +269,10 @@ def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scri
 
 
 def _machine_type(offer: Offer) -> str:
-    """Return the name of the machine type of an offer. For a TPU slice, that is the type of the slice's machines."""
+    """Return the name of the machine type of an offer. For a TPU slice, that is the type of the slice's machines.
+
+    A TPU slice is a group of hosts that are rented together.
+    """
     return machine_of(offer).machine_type
 
 
@@ -302,7 +307,7 @@ def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
 def _boot_disk(
     *, name: str | None, image: compute_v1.Image, gb: int, disk_type: str, labels: Mapping[str, str]
 ) -> compute_v1.AttachedDisk:
-    """Return the boot disk of a machine, as the API takes it. Google deletes it together with the machine.
+    """Return the boot disk of a machine, in the form for the API. Google deletes the disk together with the machine.
 
     Args:
         name: The name of the disk; None lets Google choose the name.
@@ -327,11 +332,11 @@ def _boot_disk(
 
 
 def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str) -> compute_v1.NetworkInterface:
-    """Return a network interface with a public address, as the API takes it.
+    """Return a network interface with a public address, in the form for the API.
 
     Args:
         settings: The settings of the driver, which name the network.
-        offer: The offer that is rented. If it has an accelerator, the interface is of the faster type gVNIC.
+        offer: The offer that is rented. If the offer has an accelerator, the interface is of the faster type gVNIC.
         subnetwork: The path of the subnetwork. The argument is ignored if the settings name no subnetwork.
     """
     return compute_v1.NetworkInterface(
@@ -345,9 +350,9 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
     """Return the options that say when Google may stop or delete a machine. Sends no request.
 
-    When Google ends a machine, it deletes the machine if it is a spot machine or has a lifetime limit that Google
-    accepts. Before maintenance of the host, Google ends spot machines and machines with accelerators, and moves the
-    others to another host. Google never restarts a machine.
+    Spot machines, and machines with a lifetime that Google accepts as a limit, are deleted when Google ends them. Other
+    machines are only stopped. Before maintenance of the host, Google ends spot machines and machines with accelerators,
+    and moves other machines to another host. Google never restarts a machine.
 
     Args:
         offer: The offer that is rented. It gives the market and the accelerator.
@@ -463,7 +468,7 @@ def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
 
 
 def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.ResourcePolicy:
-    """Build the resource policy that connects the TPU chips of a slice. Sends no request.
+    """Build the resource policy that connects the TPU chips of a slice (hosts rented together). Sends no request.
 
     Args:
         order: The request to rent: pool, node numbers, token and limits.

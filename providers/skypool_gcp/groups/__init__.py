@@ -46,8 +46,8 @@ class Groups(Tpu):
     """The part of the Google Cloud driver for TPU7x slices, whose hosts are machines of Compute Engine.
 
     A slice is a group of TPU hosts that are rented together. This class inherits from `Tpu`, and overrides the requests
-    that differ between Compute Engine and Cloud TPU. It also lists all other machines of Compute Engine and renews the
-    time until which they are needed, because one request lists all machines. All methods block.
+    that differ between Compute Engine and Cloud TPU. One request lists all machines of Compute Engine. So this part
+    lists the machines of the part `compute`, too, and renews the time until which they are needed. All methods block.
     """
 
     api: ClassVar[str] = "groups"
@@ -57,8 +57,9 @@ class Groups(Tpu):
     def offers(self, need: Need) -> Answers[Offer]:
         """Return offers of TPU7x slices. Slices of one host are included, although the part `compute` rents them.
 
-        If the need names no TPU7x, the result is empty and no request is sent. If a zone does not answer, its offers
-        are left out, a RuntimeWarning is issued, and `lacks` of the result is not empty.
+        A TPU slice is a group of hosts that are rented together. If the need names no TPU7x, the result is empty and no
+        request is sent. If a zone does not answer, the zone's offers are left out. A RuntimeWarning is then issued, and
+        `lacks` of the result says that offers are missing.
 
         Args:
             need: The requirements of each node, with the accepted accelerators.
@@ -90,7 +91,7 @@ class Groups(Tpu):
         return sold
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write a new time until which a pool is needed into the labels of all its machines of Compute Engine.
+        """Record in the labels of all machines of a pool on Compute Engine until when the pool is needed.
 
         A TPU slice that has no machines yet is not changed: its description got a late enough time when the slice was
         requested. Firewall rules and other resources without labels count as needed while the pool has machines.
@@ -135,16 +136,16 @@ class Groups(Tpu):
     def _let_in(self, offer: Offer, order: Order) -> None:
         """Create the firewall rules for a TPU slice's hosts, which may reach each other on all ports.
 
-        Waits until the rules exist. Rules that exist are not changed. Raises ProviderError if a rule could not be
-        created. The offer is not used.
+        A TPU slice is a group of hosts that are rented together. Waits until the rules exist. Rules that exist are not
+        changed. Raises ProviderError if a rule could not be created. The offer is not used.
         """
         Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=True)))
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> compute_v1.Operation | None:
         """Create the workload policy and the instance template of a TPU slice, and request its instance group.
 
-        The method waits until the policy and the template exist, but not for the group's machines. A policy, template
-        or group that exists already is used.
+        A TPU slice is a group of hosts that are rented together. The method waits until the policy and the template
+        exist, but not for the group's machines. A policy, template or group that exists already is used.
 
         Args:
             offer: The offer that is rented.
@@ -193,13 +194,15 @@ class Groups(Tpu):
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
         """Return the state of a TPU slice, in the words of Cloud TPU: "CREATING", "WAITING_FOR_RESOURCES" or "ACTIVE".
 
-        The state is "ACTIVE" if all machines exist, and "WAITING_FOR_RESOURCES" if Google has no room for the machines
-        now. Otherwise the state is "CREATING", also while the group does not exist yet.
+        A TPU slice is a group of hosts that are rented together. The state is "ACTIVE" if all machines exist, and
+        "WAITING_FOR_RESOURCES" if Google has no room for the machines now. Otherwise the state is "CREATING", also
+        while the group does not exist yet.
 
         Args:
             zone: The zone of the slice.
             slice: The name of the slice and of its instance group.
-            operation: The operation (Google's progress record) that creates the group. None if it has ended.
+            operation: The operation (Google's progress record of the group's creation). None if the operation has ended
+                or is not known.
 
         Raises:
             CapacityError: Google has had no room for longer than the setting `queue`, or a host has stopped, or the
@@ -228,9 +231,9 @@ class Groups(Tpu):
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
         """Return the type of a TPU slice and the addresses of its hosts in order, without waiting.
 
-        The addresses are [] until all hosts run and have addresses. The type is "" if the order of the hosts is not
-        known. In this case Google's TPU library finds the order by itself. Returns ("", []) if the instance group does
-        not exist.
+        A TPU slice is a group of hosts that are rented together. The addresses are [] until all hosts run and have
+        addresses. The type is "" if the order of the hosts is not known. In this case Google's TPU library finds the
+        order by itself. Returns ("", []) if the instance group does not exist.
 
         Raises:
             ProviderError: Google refused the request, or did not answer.
@@ -250,8 +253,8 @@ class Groups(Tpu):
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
         """Yield all machines of this user's pools on Compute Engine, in all zones. Hosts of TPU slices are among them.
 
-        A slice is found by its instance group, or by the labels of its machines. All hosts of a slice are yielded with
-        the same state, also hosts that do not exist yet.
+        A TPU slice is a group of hosts that are rented together. A slice is found by its instance group, or by the
+        labels of its machines. All hosts of a slice are yielded with the same state, also hosts that do not exist yet.
 
         Args:
             region: Not used. All zones are listed.
@@ -280,7 +283,8 @@ class Groups(Tpu):
     def _seen(self, zone: str, slice: str) -> tuple[compute_v1.InstanceGroupManager | None, list[compute_v1.Instance]]:
         """Return the managed instance group of a TPU slice, and the machines that carry the slice's label.
 
-        The group is None if it does not exist, and the list of machines may be [].
+        A TPU slice is a group of hosts that are rented together. The first value is None if there is no such group. The
+        list of machines may be [].
 
         Raises:
             ProviderError: Google refused a request, or did not answer.
@@ -291,8 +295,9 @@ class Groups(Tpu):
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
         """Request the end of a TPU slice, without waiting. Return True if a part of the slice still existed.
 
-        The parts are the instance group and its machines. Deleting the group deletes its machines. If the group no
-        longer exists, the machines are deleted one by one. Raises ProviderError if Google refuses or does not answer.
+        A TPU slice is a group of hosts that are rented together. Its parts are the instance group and the machines of
+        the group. Deleting the group deletes the machines. If the group no longer exists, the machines are deleted one
+        by one. Raises ProviderError if Google refuses or does not answer.
         """
         group, machines = self._seen(zone, slice)
         if group is not None:

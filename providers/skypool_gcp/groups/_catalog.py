@@ -28,7 +28,7 @@ _NUMBERS = ("agent-worker-number", "worker-id", "tpu-env")
 """Keys of a machine's metadata that may hold the machine's number in its slice."""
 
 _YOUNG = 60.0
-"""Seconds after its creation in which a group may not report yet that it creates machines."""
+"""Seconds for which a new group may not yet report that Google creates its machines."""
 
 _LEAST_BILLED = 60.0
 """The shortest time that is billed, in seconds: a rule of Compute Engine's machine types."""
@@ -37,7 +37,8 @@ _LEAST_BILLED = 60.0
 def wanted(need: Need) -> dict[str, Accelerator]:
     """Return the types of TPU7x slices that meet a need, each with the accelerator of the need that it provides.
 
-    The keys are names of slice types, such as "tpu7x-16". Returns {} if no type meets the need.
+    A TPU slice is a group of hosts that are rented together. The keys are names of slice types, such as "tpu7x-16".
+    Returns {} if no type meets the need.
     """
     known = tables.slices()
     return {type: each for type, each in slices.wanted(need).items() if known[type].generation in _GENERATIONS}
@@ -48,7 +49,7 @@ def offers(
 ) -> Iterator[Offer]:
     """Yield an offer for each TPU slice that meets a need, in each zone with its machine type, on each market.
 
-    No offer is yielded for a market without a known price.
+    A TPU slice is a group of hosts that are rented together. No offer is yielded for a market without a known price.
 
     Args:
         records: Machine types, as the API lists them, each in one zone.
@@ -83,8 +84,8 @@ def _offers_of(
 ) -> Iterator[Offer]:
     """Yield the offers of one TPU slice in one zone, one for each market of the need with a known price.
 
-    The price is that of the whole slice: chips, disks and public addresses. A slice of one host becomes an offer of the
-    part `compute` of the driver.
+    A TPU slice is a group of hosts that are rented together. The price is that of the whole slice: chips, disks and
+    public addresses. A slice of one host becomes an offer of the part `compute` of the driver.
 
     Args:
         slice: The type of slice.
@@ -137,7 +138,7 @@ def state(
     that are missing. The state is "running" only if all machines run.
 
     Args:
-        group: The TPU slice's managed instance group; None if it does not exist.
+        group: The TPU slice's managed instance group; None if the group does not exist.
         machines: The machines that exist.
         hosts: The number of machines that the group is to have.
         age: Seconds since the group was created. In the first 60 s, missing machines count as being created.
@@ -159,7 +160,10 @@ def _is_making(group: compute_v1.InstanceGroupManager) -> bool:
 
 
 def in_order(machines: Sequence[compute_v1.Instance]) -> list[compute_v1.Instance]:
-    """Return the hosts of a TPU slice sorted by their numbers, or by their names if not all have numbers."""
+    """Return the hosts of a TPU slice sorted by their numbers, or by their names if not all have numbers.
+
+    A TPU slice is a group of hosts that are rented together.
+    """
     if numbered(machines):
         return sorted(machines, key=_number)
     return sorted(machines, key=lambda each: each.name)
@@ -176,8 +180,8 @@ def numbered(machines: Sequence[compute_v1.Instance]) -> bool:
 def _number(machine: compute_v1.Instance) -> int:
     """Return the number of a host in its TPU slice, from 0. Returns -1 if the host's metadata does not have a number.
 
-    The value in the metadata is either the number alone, or a text with a line such as `TPU_WORKER_ID: '1'` or
-    `WORKER_ID: '1'`.
+    A TPU slice is a group of hosts that are rented together. The value in the metadata is either the number alone, or a
+    text with a line such as `TPU_WORKER_ID: '1'` or `WORKER_ID: '1'`.
     """
     values = {each.key: each.value for each in machine.metadata.items}
     for key in _NUMBERS:

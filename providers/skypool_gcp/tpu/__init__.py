@@ -88,9 +88,9 @@ class Tpu(Regional):
     def offers(self, need: Need) -> Answers[Offer]:
         """Return an offer for each TPU slice that meets the need, in each zone that has it, on each market.
 
-        No offer is made for a market without a known price. If the need names no TPUs, the result is empty and no
-        request is sent. If a zone does not answer, its offers are left out, a RuntimeWarning is issued, and `lacks` of
-        the result is not empty.
+        A TPU slice is a group of hosts that are rented together. No offer is made for a market without a known price.
+        If the need names no TPUs, the result is empty and no request is sent. If a zone does not answer, the zone's
+        offers are left out. A RuntimeWarning is then issued, and `lacks` of the result says that offers are missing.
 
         Args:
             need: The requirements of each node, with the accepted accelerators.
@@ -118,10 +118,11 @@ class Tpu(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Request the TPU slices of an order, one after the other, and return their hosts as instances.
 
-        `order.nodes` lists the hosts of the first slice, then the hosts of the next slice, and so on. Firewall rules
-        are created first. After its requests, the method waits up to 8 s for Google to accept or refuse the slices.
-        Slices that then still wait for their chips are returned, too, with the state "starting". Calling again with the
-        same order makes no second slice: it returns the slices that exist.
+        A TPU slice is a group of hosts that are rented together. `order.nodes` lists the hosts of the first slice, then
+        the hosts of the next slice, and so on. Firewall rules are created first. After its requests, the method waits
+        up to 8 s for Google to accept or refuse the slices. Slices that then still wait for their chips are returned,
+        too, with the state "starting". Calling again with the same order makes no second slice: it returns the slices
+        that exist.
 
         If a slice is refused, this slice and those after it are ended, and only the slices before it are returned. If
         the need has `private_network`, all slices are ended and the error is raised.
@@ -160,8 +161,9 @@ class Tpu(Regional):
     def access(self, instance: Instance) -> Access:
         """Return how to reach a host of a TPU slice by ssh. Waits until the slice has all its hosts.
 
-        The wait is up to half an hour plus the seconds of the setting `queue`. `env` of the result has the environment
-        variables with which Google's TPU library finds the other hosts.
+        A TPU slice is a group of hosts that are rented together. The wait is up to half an hour plus the seconds of the
+        setting `queue`. `env` of the result has the environment variables with which Google's TPU library finds the
+        other hosts.
 
         Raises:
             ProviderError: Google refused the slice, or the slice has ended, or it was not made in time.
@@ -183,10 +185,10 @@ class Tpu(Regional):
         )
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write a new time until which a pool is needed into the labels of its running TPU slices.
+        """Record in the labels of the running TPU slices of a pool until when the pool is needed.
 
-        Google changes the labels of running slices only. Other slices are not changed: their labels got a late enough
-        time when the slices were requested.
+        A TPU slice is a group of hosts that are rented together. Google changes the labels of running slices only.
+        Other slices are not changed: their labels got a late enough time when the slices were requested.
 
         Args:
             pool: The name of the pool.
@@ -206,15 +208,16 @@ class Tpu(Regional):
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return []: TPU slices leave no other resources in Cloud TPU.
 
-        The part for Compute Engine lists the firewall rules of TPU slices.
+        A TPU slice is a group of hosts that are rented together. The part `groups` lists the firewall rules of slices.
         """
         return []
 
     def check(self) -> Iterable[Finding]:
         """Return two findings: how many zones of Cloud TPU can be listed, and how TPU slices end.
 
-        The zones are requested when the first finding is taken. If Cloud TPU's API is not enabled for the project, the
-        check passes, and the finding says how to enable the API. A failed check does not raise.
+        A TPU slice is a group of hosts that are rented together. The zones are requested when the first finding is
+        taken. If Cloud TPU's API is not enabled for the project, the check passes, and the finding says how to enable
+        the API. A failed check does not raise.
         """
         end = _ENDS if self.settings.service_account else _BILLED
         return preflight.findings(
@@ -232,22 +235,22 @@ class Tpu(Regional):
         return TpuApi(self.settings)
 
     def _regions(self) -> Sequence[str]:
-        """Return ["-"], the name with which Cloud TPU's API lists all zones in one request."""
+        """Return ["-"]. With the name "-" for the zone, Cloud TPU's API lists all zones in one request."""
         return ["-"]
 
     @staticmethod
     def _slice(order: Order, nodes: Sequence[int]) -> str:
-        """Return the name of the TPU slice with these node numbers.
+        """Return the name of the TPU slice (hosts rented together) with these node numbers.
 
-        The slice's queued resource and its node have the same name. The name depends only on the order's token and the
-        first node number, so a repeated order finds the same slice.
+        Google's two objects for the slice, the queued resource and the node, also have this name. The name depends only
+        on the order's token and the first node number, so a repeated order finds the same slice.
         """
         return google.name(order.token, str(nodes[0]))
 
     # --- making ----------------------------------------------------------------------------------------------
 
     def _tagged(self, order: Order, nodes: Sequence[int]) -> dict[str, str]:
-        """Return the tags for a new TPU slice, from name to value.
+        """Return the tags for a new TPU slice (hosts rented together), from name to value.
 
         The labels of a slice cannot be changed while the slice waits for its chips. So the tags say that the slice is
         needed at least for the seconds of the setting `queue` plus 240 s from now. If the order has no time until which
@@ -285,9 +288,9 @@ class Tpu(Regional):
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Any:
-        """Request one TPU slice, without waiting until it exists.
+        """Request one TPU slice (hosts rented together), without waiting until it exists.
 
-        Return the operation (Google's progress record of the request), or None if the slice exists already. Google may
+        Returns the operation (Google's progress record of the request), or None if the slice exists already. Google may
         still refuse the slice later. The request is valid for the seconds of the setting `queue` plus 8 s.
 
         Args:
@@ -319,8 +322,10 @@ class Tpu(Regional):
     def _launched(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Iterator[Instance]:
         """Yield the hosts of a requested TPU slice as instances with the state "starting". Sends no request.
 
+        A TPU slice is a group of hosts that are rented together.
+
         Args:
-            offer: The offer that is rented. Each instance has it as its `offer`.
+            offer: The offer that is rented, which becomes the `offer` of each instance.
             order: The request to rent: pool, node numbers, token and limits.
             nodes: The node numbers of the slice's hosts.
         """
@@ -331,8 +336,9 @@ class Tpu(Regional):
     def _refused(self, offer: Offer, slices: Sequence[str], begun: Sequence[Any]) -> dict[int, ProviderError]:
         """Wait up to 8 s until Google has accepted or refused each TPU slice. Return the errors of the refused ones.
 
-        The keys of the result are the indexes of the slices in `slices`. The result is {} if no slice was refused in
-        that time. If Google does not answer a request for a slice's state, that does not count as a refusal.
+        A TPU slice is a group of hosts that are rented together. The keys of the result are the indexes of the slices
+        in `slices`. The result is {} if no slice was refused in that time. If Google does not answer a request for a
+        slice's state, that does not count as a refusal.
 
         Args:
             offer: The offer of the slices.
@@ -360,12 +366,14 @@ class Tpu(Regional):
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
         """Return Google's state of the request for a TPU slice (its queued resource), such as "ACTIVE".
 
-        Returns "CREATING" if the queued resource does not exist yet.
+        Returns "CREATING" if the queued resource does not exist yet. A TPU slice is a group of hosts that are rented
+        together.
 
         Args:
             zone: The zone of the slice.
             slice: The name of the slice.
-            operation: The operation (Google's progress record) that creates the queued resource. None if it has ended.
+            operation: The operation (Google's progress record of the queued resource's creation). None if the operation
+                has ended or is not known.
 
         Raises:
             ProviderError: Google refused the slice, took it back, or found no chips in the time of the setting `queue`.
@@ -391,7 +399,8 @@ class Tpu(Regional):
     def _ready(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
         """Wait until a TPU slice has its hosts, and return its type and the addresses of its hosts, in order.
 
-        The time limit is half an hour plus the seconds of the setting `queue`.
+        A TPU slice is a group of hosts that are rented together. The time limit is half an hour plus the seconds of the
+        setting `queue`.
 
         Raises:
             ProviderError: Google refused the slice, or the slice has ended. Or the slice was not made in time; the
@@ -414,8 +423,9 @@ class Tpu(Regional):
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
         """Return the type of a TPU slice and the addresses of its hosts in order, without waiting.
 
-        The addresses are [] while the slice is not ready. Returns ("", []) if the slice's node (Google's object for the
-        running slice) does not exist yet or no longer exists.
+        A TPU slice is a group of hosts that are rented together. The addresses are [] while the slice is not ready.
+        Returns ("", []) if the slice's node (Google's object for the running slice) does not exist yet or no longer
+        exists.
 
         Raises:
             ProviderError: Google refused the request, or did not answer.
@@ -433,8 +443,9 @@ class Tpu(Regional):
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
         """Yield the hosts of all TPU slices of this user's pools, in all zones.
 
-        The hosts are found by the labels of the slices. If a slice still waits for its chips, its hosts are yielded,
-        too, with the state "starting". The slice's labels say how many hosts it will have.
+        A TPU slice is a group of hosts that are rented together. The hosts are found by the labels of the slices. If a
+        slice still waits for its chips, its hosts are yielded, too, with the state "starting". The slice's labels say
+        how many hosts it will have.
 
         Args:
             region: The zone, or "-" for all zones.
@@ -470,7 +481,7 @@ class Tpu(Regional):
     def _hosts(
         self, zone: str, slice: str, said: Mapping[str, str], state: _catalog.State, **detail: object
     ) -> Iterator[Instance]:
-        """Yield one instance for each host of a TPU slice. Sends no request.
+        """Yield one instance for each host of a TPU slice (hosts rented together). Sends no request.
 
         There is one host for each node number in the tags. Nothing is yielded if the tags have no node numbers.
 
@@ -487,12 +498,13 @@ class Tpu(Regional):
             yield replace(made, slice=slice)
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
-        """Request the end of the TPU slices of these instances, without waiting.
+        """Request the end of the TPU slices of these instances, without waiting. Return the instances that still exist.
 
-        The result has the ids of the instances that have not ended yet. Its values are the reasons why Google
-        temporarily refused to end them, for example because a slice is being created; "" if Google did not refuse. Call
-        the method again to repeat the request. The result is {} if all instances have ended. The state of each slice is
-        requested by name, because a list may lack the newest slices.
+        A TPU slice is a group of hosts that are rented together. The keys of the result are the ids of these instances.
+        Each value is the reason why Google temporarily refused to end the instance's slice, for example because the
+        slice is being created; "" if Google did not refuse. The result is {} if all instances have ended. Call the
+        method again to repeat the request. The state of each slice is requested by name, because a list may lack the
+        newest slices.
 
         Args:
             region: The zone of the instances.
@@ -514,9 +526,10 @@ class Tpu(Regional):
         return left
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a TPU slice, unless it is already ending. Return True if a part of it still existed.
+        """Request the end of a TPU slice that is not ending yet. Return True if a part of the slice still existed.
 
-        The parts are the queued resource and the node. The method does not wait until the slice has ended. Raises
+        A TPU slice is a group of hosts that are rented together. Its two parts are the queued resource (Google's object
+        for the request) and the node (the running slice). The method does not wait until the slice has ended. Raises
         ProviderError if Google refuses or does not answer.
         """
         what = f"to end the TPU slice {slice}"
@@ -529,10 +542,11 @@ class Tpu(Regional):
         return queued is not None or node is not None
 
     def _relabel(self, until: datetime, instance: Instance) -> None:
-        """Write a new time until which a TPU slice is needed into the labels of its node (the running slice).
+        """Record in the labels of a TPU slice's node (the running slice) until when the slice is needed.
 
-        The other labels of the node are kept. Does nothing if the node does not exist, or is in a state in which Google
-        does not change labels. Raises ProviderError if Google refuses for another reason or does not answer.
+        A TPU slice is a group of hosts that are rented together. The other labels of the node are kept. Does nothing if
+        the node does not exist, or is in a state in which Google does not change labels. Raises ProviderError if Google
+        refuses for another reason or does not answer.
 
         Args:
             until: The new time.
@@ -543,10 +557,10 @@ class Tpu(Regional):
 
 
 def _labels(queued: tpu_v2.QueuedResource | None, node: tpu_v2.Node | None) -> dict[str, str]:
-    """Return the labels of a TPU slice, from its node or else from its queued resource.
+    """Return the labels of a TPU slice (hosts rented together), from its node or else from its queued resource.
 
-    The node is Google's object for the running slice, and the queued resource is the one for the request. Returns {} if
-    both are None.
+    The node is Google's object for the running slice, and the queued resource is Google's object for the request.
+    Returns {} if both are None.
     """
     if node is not None:
         return dict(node.labels)

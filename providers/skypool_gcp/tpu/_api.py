@@ -1,7 +1,7 @@
 """Sends requests to the API of Google's Cloud TPU. If the API refuses a request, skypool's errors are raised.
 
-A slice is a group of TPU hosts that are rented together. A queued resource is Google's object for the request for a
-slice, and a node is its object for the running slice.
+A slice is a group of TPU hosts that are rented together. Google has two objects for a slice: a queued resource, which
+is the request for the slice, and a node, which is the running slice.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class TpuApi:
     A TPU slice is a group of TPU hosts that are rented together. Its queued resource is Google's object for the
     request, and its node is the object for the running slice.
 
-    Each method that sends a request blocks, with a time limit of 60 s. It raises ProviderError if the API refuses the
-    request, and NoAnswer, a subclass of ProviderError, if the API does not answer. Methods that list items return the
-    items of all pages. They also raise NoAnswer if a zone did not answer, because the zone's items would be missing.
-    The argument `slice` is the name of a slice, `zone` is the name of its zone, and `what` names the request in words,
-    for error messages.
+    Each method that sends a request blocks, with a time limit of 60 s. The method raises ProviderError if the API
+    refuses the request, and NoAnswer, a subclass of ProviderError, if the API does not answer. Methods that list items
+    return the items of all pages. These methods also raise NoAnswer if a zone did not answer, because the zone's items
+    would be missing. The argument `slice` is the name of a slice, and `zone` is the name of its zone. The argument
+    `what` names the request in words, for error messages.
 
     Attributes:
         settings: The settings of the driver, which name the project.
@@ -81,11 +81,17 @@ class TpuApi:
         return f"projects/{self.settings.billed()}/locations/{zone}"
 
     def queued_path(self, zone: str, slice: str) -> str:
-        """Return the path of a TPU slice's queued resource (the request for the slice), even if it does not exist."""
+        """Return the path of the queued resource (the request) for a TPU slice, a group of hosts rented together.
+
+        The queued resource need not exist.
+        """
         return f"{self.zone_path(zone)}/queuedResources/{slice}"
 
     def node_path(self, zone: str, slice: str) -> str:
-        """Return the path of a TPU slice's node (the running slice), even if it does not exist."""
+        """Return the path of the node (the running slice) of a TPU slice, a group of hosts rented together.
+
+        The node need not exist.
+        """
         return f"{self.zone_path(zone)}/nodes/{slice}"
 
     # --- what there is ---------------------------------------------------------------------------------------
@@ -106,6 +112,8 @@ class TpuApi:
     def accelerator_types(self, zone: str) -> list[tpu_v2.AcceleratorType]:
         """Return Google's records of the types of TPU slices that a zone has, such as v5p-8, also those out of stock.
 
+        A TPU slice is a group of hosts that are rented together.
+
         Args:
             zone: The name of the zone.
 
@@ -120,7 +128,7 @@ class TpuApi:
     def queued_resources(self, zone: str) -> list[tpu_v2.QueuedResource]:
         """Return the queued resources (requests for TPU slices) of a zone, or of all zones if the zone is "-".
 
-        The list is empty if there are none.
+        A TPU slice is a group of hosts that are rented together. The list is empty if there are none.
 
         Raises:
             NoAnswer: The API or a zone did not answer.
@@ -132,9 +140,10 @@ class TpuApi:
         return [each for page in pages for each in page.queued_resources]
 
     def nodes(self, zone: str) -> list[tpu_v2.Node]:
-        """Return the nodes (running TPU slices) of a zone, or of all zones if the zone is "-". They have any state.
+        """Return the nodes (running TPU slices) of a zone, or of all zones if the zone is "-".
 
-        The list is empty if there are none.
+        A TPU slice is a group of hosts that are rented together. Nodes in any state are returned, also nodes that are
+        starting or ending. The list is empty if there are none.
 
         Raises:
             NoAnswer: The API or a zone did not answer.
@@ -146,7 +155,9 @@ class TpuApi:
         return [each for page in pages for each in page.nodes]
 
     def queued_resource(self, zone: str, slice: str, what: str) -> tpu_v2.QueuedResource | None:
-        """Return the queued resource of a TPU slice (the request for the slice), or None if it does not exist.
+        """Return the queued resource (the request) for a TPU slice, a group of hosts that are rented together.
+
+        Returns None if there is no such queued resource.
 
         Args:
             zone: The zone of the slice.
@@ -164,7 +175,9 @@ class TpuApi:
         )
 
     def node(self, zone: str, slice: str, what: str) -> tpu_v2.Node | None:
-        """Return the node of a TPU slice (the running slice), or None if it does not exist.
+        """Return the node (the running slice) of a TPU slice, a group of hosts that are rented together.
+
+        Returns None if there is no such node.
 
         Args:
             zone: The zone of the slice.
@@ -186,16 +199,16 @@ class TpuApi:
     def create_queued_resource(
         self, zone: str, slice: str, resource: tpu_v2.QueuedResource, request_id: str, what: str
     ) -> Operation | None:
-        """Request a TPU slice, without waiting until it exists.
+        """Request a TPU slice (hosts rented together), without waiting until it exists.
 
-        Return the operation (Google's progress record of the request). Returns None if the slice exists already, and
-        also if the API answers "not found".
+        Returns the operation (Google's progress record of the request). Returns None if the slice exists already, or if
+        the API answers "not found".
 
         Args:
             zone: The zone of the slice.
             slice: The name of the slice.
             resource: The queued resource to create, which describes the slice.
-            request_id: A UUID. The API makes only one slice for it, even if the request is repeated.
+            request_id: A UUID. The API makes only one slice for this UUID, even if the request is repeated.
             what: The request in words, for error messages.
 
         Raises:
@@ -236,7 +249,7 @@ class TpuApi:
     def delete_node(self, zone: str, slice: str, what: str) -> None:
         """Start to delete a node (a running TPU slice), without waiting until the deletion is complete.
 
-        Does nothing if the node does not exist.
+        A TPU slice is a group of hosts that are rented together. Does nothing if the node does not exist.
 
         Args:
             zone: The zone of the slice.
@@ -256,7 +269,8 @@ class TpuApi:
     def set_labels(self, zone: str, slice: str, labels: Mapping[str, str], what: str) -> None:
         """Start to replace all labels of a node (a running TPU slice), without waiting until the change is complete.
 
-        Does nothing if the node does not exist, or is in a state in which the API does not change labels.
+        A TPU slice is a group of hosts that are rented together. Does nothing if the node does not exist, or is in a
+        state in which the API does not change labels.
 
         Args:
             zone: The zone of the slice.
@@ -299,7 +313,7 @@ def is_over(operation: Operation, what: str) -> bool:
 
 
 def raise_status(status: Status, what: str) -> NoReturn:
-    """Raise skypool's error for a `google.rpc.Status`, the record in which Google reports why a TPU slice failed.
+    """Raise skypool's error for a `google.rpc.Status`, the record in which Google reports why a request failed.
 
     The function never returns.
 

@@ -69,8 +69,9 @@ Engine's machine types. It applies only to slices of Compute Engine, such as TPU
 def wanted(need: Need) -> dict[str, Accelerator]:
     """Return the types of TPU slices that meet a need, each with the accelerator of the need that it provides.
 
-    The keys are names of slice types, such as "v5p-16". If the need names a number of chips without a type of slice, a
-    slice of one host with exactly this number of chips meets the need. Returns {} if the need names no TPUs.
+    A TPU slice is a group of hosts that are rented together. The keys are names of slice types, such as "v5p-16". If
+    the need names a number of chips without a type of slice, a slice of one host with exactly this number of chips
+    meets the need. Returns {} if the need names no TPUs.
     """
     return {
         type: accelerator
@@ -81,7 +82,7 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 
 
 def _serves(slice: Slice, accelerator: Accelerator) -> bool:
-    """Return True if a TPU slice provides an accelerator that a need names.
+    """Return True if a TPU slice (hosts rented together) provides an accelerator that a need names.
 
     The accelerator may name this type of slice. Or it may name a number of chips without a type of slice. Then the
     slice must have one host, and exactly this number of chips of this generation.
@@ -93,7 +94,7 @@ def _serves(slice: Slice, accelerator: Accelerator) -> bool:
 
 
 def regions(need: Need, rates: Rates) -> set[str]:
-    """Return the regions in which Google states a price for a TPU slice that meets the need.
+    """Return the regions in which Google states a price for a TPU slice (hosts rented together) that meets the need.
 
     Only regions that match `need.regions` are returned. The set is empty if no region does. Slices that Cloud TPU's API
     does not have, such as TPU7x, are left out.
@@ -106,7 +107,7 @@ def regions(need: Need, rates: Rates) -> set[str]:
 def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_itself: bool) -> Iterator[Offer]:
     """Yield an offer for each TPU slice that meets a need and that the zone has, on each market with a known price.
 
-    Prices include the public addresses of the hosts.
+    A TPU slice is a group of hosts that are rented together. Prices include the public addresses of the hosts.
 
     Args:
         zone: The zone.
@@ -148,10 +149,10 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
 
 
 def state(queued: str, node: str) -> State:
-    """Return the state of all hosts of a TPU slice, from the states of Google's two objects for it.
+    """Return the state of all hosts of a TPU slice, from the states of Google's two objects for the slice.
 
-    An unknown state counts as "ending". So does a slice whose queued resource is active and whose node no longer
-    exists.
+    A TPU slice is a group of hosts that are rented together. An unknown state counts as "ending". So does a slice whose
+    queued resource is active and whose node no longer exists.
 
     Args:
         queued: The state of the queued resource (the request for the slice); "ACTIVE" if only the node exists.
@@ -167,6 +168,8 @@ def state(queued: str, node: str) -> State:
 
 def _whole(slice: Slice, chip: Price, market: Market) -> float:
     """Return the price of a whole TPU slice in USD per hour, with the public addresses of its hosts.
+
+    A TPU slice is a group of hosts that are rented together.
 
     Args:
         slice: The slice.

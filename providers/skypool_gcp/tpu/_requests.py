@@ -19,7 +19,7 @@ _DEFAULT_SCOPES = [
     "https://www.googleapis.com/auth/logging.write",
     "https://www.googleapis.com/auth/monitoring.write",
 ]
-"""The OAuth scopes of hosts, if the settings name no service account. They limit the rights of the default account.
+"""The OAuth scopes of hosts, if the settings name no service account. Scopes limit the rights of the default account.
 
 https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.types.ServiceAccount (read 2026-11-22).
 """
@@ -36,6 +36,8 @@ def queued_resource(
     until: datetime,
 ) -> tpu_v2.QueuedResource:
     """Build the queued resource, which is the request to Cloud TPU for one TPU slice. Sends no request.
+
+    A TPU slice is a group of hosts that are rented together.
 
     Args:
         settings: The settings of the driver.
@@ -93,7 +95,7 @@ def request_id(path: str) -> str:
 
 
 def _startup_script(settings: _api.Settings, order: Order, *, parent: str, slice: str) -> str:
-    """Return the shell script that each host of a TPU slice runs as root at boot.
+    """Return the shell script that each host of a TPU slice (hosts rented together) runs as root at boot.
 
     The script gives the ssh server the host key that the client expects. It also starts the process that acts when the
     lease is over. If the settings name a service account, this process deletes the whole slice. Otherwise it only
