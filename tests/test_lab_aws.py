@@ -533,6 +533,61 @@ def test_a_placement_group_is_kept_and_cannot_go_while_it_is_used(cloud: Cloud) 
     assert code == "InvalidPlacementGroup.Unknown"
 
 
+def test_a_type_is_only_in_groups_of_its_strategies(cloud: Cloud) -> None:
+    cloud.ec2.create_placement_group(GroupName="g", Strategy="cluster")
+    code, _, text = refused(lambda: cloud.run("t3.micro", Placement={"GroupName": "g"}))
+    assert code == "InvalidParameterCombination"
+    assert "not supported by the 't3.micro' instance type" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "interfaces", "says"),
+    [
+        ("g5.xlarge", [(0, "efa")], "g5.xlarge instances do not support Elastic Fabric Adapters"),
+        ("p6-b300.48xlarge", [(0, "efa")], "network card 0 of p6-b300.48xlarge"),
+        ("p5.48xlarge", [(0, "efa"), (32, "efa-only")], "index '32' is not valid"),
+    ],
+)
+def test_an_interface_is_only_of_a_kind_that_its_card_has(
+    cloud: Cloud, kind: str, interfaces: list[tuple[int, str]], says: str
+) -> None:
+    subnet = cloud.ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    told = [
+        {"DeviceIndex": min(card, 1), "NetworkCardIndex": card, "InterfaceType": way, "SubnetId": subnet}
+        for card, way in interfaces
+    ]
+    assert says in refused(lambda: cloud.run(kind, ami=NVIDIA, NetworkInterfaces=told))[2]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("aws:mine", "x", "reserved for internal use"),
+        ("k" * 129, "x", "from 1 to 128"),
+        ("k", "x" * 257, "256 characters"),
+    ],
+)
+def test_tags_that_ec2_does_not_take_are_refused_at_a_create_and_later(
+    cloud: Cloud, key: str, value: str, says: str
+) -> None:
+    tags = [{"ResourceType": "instance", "Tags": [_tag(key, value)]}]
+    assert says in refused(lambda: cloud.run(TagSpecifications=tags))[2]
+    (one,) = cloud.run()
+    assert says in refused(lambda: cloud.ec2.create_tags(Resources=[one], Tags=[_tag(key, value)]))[2]
+
+
+def test_answers_have_the_namespace_as_ec2_spells_it(cloud: Cloud) -> None:
+    """With its last "/"; without it, clients that look elements up by namespace read empty lists."""
+    seen: list[bytes] = []
+    cloud.ec2.meta.events.register("after-call.ec2.*", lambda http_response, **_: seen.append(http_response.content))
+    cloud.run()
+    cloud.ec2.describe_instances()
+    cloud.ec2.describe_placement_groups()
+    assert len(seen) >= 3
+    assert all(b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"' in each for each in seen if b"xmlns" in each)
+    assert any(b"DescribeInstancesResponse xmlns" in each for each in seen)
+
+
 def test_what_is_new_may_not_be_known_everywhere_at_first(cloud: Cloud) -> None:
     cloud.world.delays.unknown = 2
     group = cloud.ec2.create_security_group(GroupName="g", Description="d")["GroupId"]

@@ -191,13 +191,16 @@ class AWS(Regional):
     def _types(self, ec2: EC2Client, need: Need) -> dict[str, Offer]:
         """Return the region's instance types that could meet the need, by name, as offers without place and price.
 
-        If the need has accelerators, only types with an accelerator of one of these names are returned. The dict is
+        If the need has accelerators, only types with an accelerator of one of these names are returned. Types with a
+        part of a GPU are returned only if the user names an image, as no default image has their driver. The dict is
         empty if the region has no such type.
         """
         names = {each.name for each in need.accelerators if each.kind != "cpu"}
         found = {}
         for record in _requests.instance_types(ec2, _catalog.patterns(need)):
             offer = _catalog.kind(record)
+            if _catalog.needs_grid_driver(offer.instance_type) and not (self.ami or need.bases.get(self.name)):
+                continue
             if not names or (offer.accelerator and offer.accelerator.name in names):
                 found[offer.instance_type] = offer
         return found
@@ -205,8 +208,9 @@ class AWS(Regional):
     def _reserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer]) -> Iterator[Offer]:
         """Yield the offer of the capacity reservation in the settings; nothing if its instance type is not in `types`.
 
-        A capacity block was paid for when it was bought, so `detail["prepaid"]` of its offer is True. The offer is not
-        `available` if the reservation is not active, or all its instances are in use.
+        A capacity block was paid for when it was bought, so `detail["prepaid"]` of its offer is True. The `detail` also
+        has the reservation's "placement_group" ("" for none) and "tenancy", which its machines must have. The offer is
+        not `available` if the reservation is not active, or all its instances are in use.
 
         Args:
             ec2: the client of the region.
@@ -225,7 +229,12 @@ class AWS(Regional):
                 region=region,
                 zone=held["AvailabilityZone"],
                 available=held["State"] == "active" and held["AvailableInstanceCount"] > 0,
-                detail={**offer.detail, "prepaid": held.get("ReservationType") == "capacity-block"},
+                detail={
+                    **offer.detail,
+                    "prepaid": held.get("ReservationType") == "capacity-block",
+                    "placement_group": held.get("PlacementGroupArn", "").rpartition("/")[2],
+                    "tenancy": held["Tenancy"],
+                },
             )
 
     def _unreserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer], need: Need) -> Iterator[Offer]:
@@ -321,8 +330,9 @@ class AWS(Regional):
         ami, root_device, disk_gb = self._image(ec2, offer, need)
         subnet = self._subnet(ec2, offer.zone)
         _requests.import_key_pair(ec2, name, order.keys.public, said)
-        placement_group = f"{name}-{offer.zone}" if gang and offer.detail["cluster"] else ""
-        if placement_group:
+        placement_group: str = offer.detail.get("placement_group", "")  # of the reservation
+        if gang and offer.detail["cluster"] and not self.capacity_reservation:
+            placement_group = f"{name}-{offer.zone}"
             _requests.create_placement_group(ec2, placement_group, said)
         group = self._security_group(ec2, name, subnet["VpcId"], said, gang)
 
@@ -344,6 +354,7 @@ class AWS(Regional):
             tags=said,
             fabric=gang and offer.detail["efa"],
             placement_group=placement_group,
+            tenancy=offer.detail.get("tenancy", "default"),
             prepaid=offer.detail["prepaid"],
             reservation=self.capacity_reservation or "",
             max_usd_per_hour=cap - extras if cap else None,

@@ -195,7 +195,7 @@ def kind(record: Mapping[str, Any]) -> Offer:
 
     - "sold": the markets on which AWS sells the type.
     - "cluster": True if it can be in a cluster placement group.
-    - "efa": True if it has an Elastic Fabric Adapter.
+    - "efa": True if its first network card can have an Elastic Fabric Adapter.
     - "prepaid": False; the driver sets True for a capacity block.
 
     Args:
@@ -213,7 +213,7 @@ def kind(record: Mapping[str, Any]) -> Offer:
         detail={
             "sold": [*record["SupportedUsageClasses"]],
             "cluster": "cluster" in strategies,
-            "efa": bool(network.get("EfaSupported")),
+            "efa": _has_efa_first(network),
             "prepaid": False,
         },
         vcpus=record["VCpuInfo"]["DefaultVCpus"],
@@ -222,6 +222,28 @@ def kind(record: Mapping[str, Any]) -> Offer:
         quota=_QUOTA_OF_FAMILY.get(family, ""),
         least_billed=LEAST_BILLED,
     )
+
+
+def _has_efa_first(network: Mapping[str, Any]) -> bool:
+    """Return True if the first network card of an instance type can have an Elastic Fabric Adapter.
+
+    A machine with a public address of AWS's choice has one network interface, which is on that card. The first card of
+    p6-b300.48xlarge has none: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (read
+    2026-11-22 in a stored copy).
+
+    Args:
+        network: `NetworkInfo` of an item of the answer of DescribeInstanceTypes.
+    """
+    first = next((card for card in network.get("NetworkCards", ()) if card["NetworkCardIndex"] == 0), {})
+    return bool(network.get("EfaSupported")) and "efa" in first.get("InterfaceTypes", ("efa",))
+
+
+def needs_grid_driver(instance_type: str) -> bool:
+    """Return True for an instance type with a part of a GPU, such as "g6f.large".
+
+    Such a part is a virtual GPU. It needs NVIDIA's GRID driver, which no image or recipe of skypool has.
+    """
+    return instance_type.startswith(("g6f.", "gr6f."))
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:

@@ -23,7 +23,7 @@ from skypool_aws._api import accepted, all_of
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
-    from types_boto3_ec2.literals import InstanceTypeType, ResourceTypeType
+    from types_boto3_ec2.literals import InstanceTypeType, ResourceTypeType, TenancyType
     from types_boto3_ec2.type_defs import (
         BlockDeviceMappingTypeDef,
         CapacityReservationTypeDef,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         InstanceTypeInfoTypeDef,
         InstanceTypeOfferingTypeDef,
         IpPermissionTypeDef,
+        PlacementTypeDef,
         SpotPriceTypeDef,
         SubnetTypeDef,
         TagSpecificationTypeDef,
@@ -365,6 +366,7 @@ class InstanceRequest:
         tags: the tags of everything that the request makes.
         fabric: True for an Elastic Fabric Adapter instead of an ordinary network interface.
         placement_group: the name of the placement group; "" for none.
+        tenancy: "default", or "dedicated" for hardware that only this account uses, as its capacity reservation has it.
         prepaid: True if `reservation` is a capacity block, which was paid for when it was bought.
         reservation: the id of a capacity reservation; "" for none.
         max_usd_per_hour: the highest spot price for one instance; None means the on-demand price, which is AWS's own
@@ -386,6 +388,7 @@ class InstanceRequest:
     tags: Mapping[str, str]
     fabric: bool = False
     placement_group: str = ""
+    tenancy: str = "default"
     prepaid: bool = False
     reservation: str = ""
     max_usd_per_hour: float | None = None
@@ -413,6 +416,11 @@ def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceType
         "AssociatePublicIpAddress": True,
         "DeleteOnTermination": True,
     }
+    placement: PlacementTypeDef = {}
+    if request.placement_group:
+        placement["GroupName"] = request.placement_group
+    if request.tenancy != "default":
+        placement["Tenancy"] = cast("TenancyType", request.tenancy)
     made: list[InstanceTypeDef] = ec2.run_instances(
         ClientToken=request.token,
         ImageId=request.ami,
@@ -425,7 +433,7 @@ def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceType
         MetadataOptions={"HttpEndpoint": "enabled", "HttpTokens": "required"},
         BlockDeviceMappings=[root_disk],
         NetworkInterfaces=[network],
-        Placement={"GroupName": request.placement_group} if request.placement_group else {},
+        Placement=placement,
         InstanceMarketOptions=_market_options(request),
         CapacityReservationSpecification={
             "CapacityReservationTarget": {"CapacityReservationId": request.reservation} if request.reservation else {}

@@ -127,11 +127,14 @@ class AWS(World[Call]):
         match: str = "targeted",
         start: float = 0.0,
         end: float | None = None,
+        group: str = "",
+        tenancy: str = "default",
     ) -> str:
         """A capacity reservation, or with kind="capacity-block" such a block; its id.
 
         Args:
             start, end: seconds from now; without an end it does not end.
+            group: the name of its placement group, which must exist; "" for none.
         """
         with self.lock:
             now = self.clock.now()
@@ -144,6 +147,8 @@ class AWS(World[Call]):
                 match,
                 now + start,
                 None if end is None else now + end,
+                group=group,
+                tenancy=tenancy,
             )
             return self.stock.reserve(made).id
 
@@ -294,6 +299,7 @@ class AWS(World[Call]):
             self.backend(call.region)
             if (blank := self.lag.before(call)) is not None:
                 return answer(call, blank)
+            aws_calls.check_tags(call)
             if call.action == "RunInstances":
                 return run_instances(self, call, environ)
             if call.params.get("DryRun"):

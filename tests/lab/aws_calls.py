@@ -264,6 +264,24 @@ def check_security_group(world: AWS, call: Call) -> None:
                 raise ApiError("DependencyViolation", f"resource {name} has a dependent object")
 
 
+def check_tags(call: Call) -> None:
+    """Refuse tags that EC2 does not take: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html."""
+    told = call.params.get("TagSpecifications", ()) if call.action != "CreateTags" else [call.params]
+    for each in told:
+        tags = each.get("Tags", ())
+        if len(tags) > 50:
+            raise ApiError("TagLimitExceeded", "The maximum number of Tags for a resource has been reached.")
+        for tag in tags:
+            key, value = tag.get("Key", ""), tag.get("Value", "")
+            if key.lower().startswith("aws:"):
+                text = f"Value ( {key} ) for parameter key is invalid. Tag keys starting with 'aws:' are reserved for internal use"  # noqa: E501
+                raise ApiError("InvalidParameterValue", text)
+            if not 0 < len(key) <= 128:
+                raise ApiError("InvalidParameterValue", "Tag key must have from 1 to 128 characters.")
+            if len(value) > 256:
+                raise ApiError("InvalidParameterValue", "Tag value exceeds the maximum length of 256 characters.")
+
+
 def create_placement_group(world: AWS, call: Call) -> Mapping[str, Any]:
     name, strategy = call.params.get("GroupName", ""), call.params.get("Strategy", "cluster")
     if not name:
@@ -302,11 +320,14 @@ def delete_placement_group(world: AWS, call: Call) -> Mapping[str, Any]:
 
 
 def _group(call: Call, group: PlacementGroup) -> dict[str, Any]:
-    arn = f"arn:aws:ec2:{call.region}:123456789012:placement-group/{group.name}"
     return {
         "GroupName": group.name, "State": "available", "Strategy": group.strategy, "GroupId": group.id,
-        "Tags": group.tags, "GroupArn": arn,
+        "Tags": group.tags, "GroupArn": _group_arn(call.region, group.name),
     }  # fmt: skip
+
+
+def _group_arn(region: str, name: str) -> str:
+    return f"arn:aws:ec2:{region}:123456789012:placement-group/{name}"
 
 
 # --- reservations --------------------------------------------------------------------------------------------
@@ -360,12 +381,14 @@ def _reservation(world: AWS, each: Reservation) -> dict[str, Any]:
         "CapacityReservationId": each.id, "OwnerId": "123456789012", "InstanceType": each.type,
         "CapacityReservationArn": f"arn:aws:ec2:{each.region}:123456789012:capacity-reservation/{each.id}",
         "AvailabilityZone": each.zone, "AvailabilityZoneId": aws_facts.zone_ids(each.region)[each.zone],
-        "InstancePlatform": "Linux/UNIX", "Tenancy": "default", "TotalInstanceCount": each.total,
+        "InstancePlatform": "Linux/UNIX", "Tenancy": each.tenancy, "TotalInstanceCount": each.total,
         "AvailableInstanceCount": world.stock.available(each), "EbsOptimized": False, "EphemeralStorage": False,
         "State": each.state, "StartDate": _time(each.start), "CreateDate": _time(each.start), "Tags": each.tags,
         "EndDateType": "limited" if each.end else "unlimited", "InstanceMatchCriteria": each.match,
         "ReservationType": each.kind,
     }  # fmt: skip
+    if each.group:
+        told["PlacementGroupArn"] = _group_arn(each.region, each.group)
     return told | ({"EndDate": _time(each.end)} if each.end else {})
 
 

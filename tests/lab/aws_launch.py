@@ -247,9 +247,30 @@ def _check_network(world: AWS, call: Call) -> None:
     if len(cards) > 1 and any(card.get("AssociatePublicIpAddress") for card in cards):
         text = "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces."  # noqa: E501
         raise ApiError("InvalidParameterCombination", text)
+    for card in cards:
+        _check_card(options.get("InstanceType", "m1.small"), card)
     for group in [*groups, *(group for card in cards for group in card.get("Groups", ()))]:
         if backend.get_security_group_from_id(group) is None:
             raise ApiError("InvalidGroup.NotFound", f"The security group '{group}' does not exist")
+
+
+def _check_card(kind: str, interface: dict[str, Any]) -> None:
+    """Refuse an interface on a network card that the type lacks, or of a kind that this card does not have.
+
+    What cards a type has is what DescribeInstanceTypes says of it (`NetworkCards`, `InterfaceTypes`). That the first
+    card of a type with EFA may be without is in https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+    """
+    network = aws_facts.INSTANCE_TYPES[kind]["NetworkInfo"]
+    number = int(interface.get("NetworkCardIndex", 0))
+    card = next((each for each in network["NetworkCards"] if each["NetworkCardIndex"] == number), None)
+    if card is None:
+        text = f"The network card index '{number}' is not valid for instance type '{kind}'."
+        raise ApiError("InvalidParameterValue", text)
+    if interface.get("InterfaceType", "interface") not in card["InterfaceTypes"]:
+        if number == 0 and not network["EfaSupported"]:
+            raise ApiError("InvalidParameterCombination", f"{kind} instances do not support Elastic Fabric Adapters.")
+        text = f"The network card {number} of {kind} does not support interfaces of type {interface['InterfaceType']}."
+        raise ApiError("InvalidParameterCombination", text)
 
 
 def _subnet(options: dict[str, Any]) -> str:
@@ -279,6 +300,11 @@ def _check_group(world: AWS, call: Call) -> None:
     name = call.params.get("Placement", {}).get("GroupName")
     if name and (call.region, name) not in world.groups:
         raise ApiError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+    kind = call.params.get("InstanceType", "m1.small")
+    strategies = aws_facts.INSTANCE_TYPES[kind].get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
+    if name and world.groups[call.region, name].strategy not in strategies:
+        text = f"Cluster placement groups are not supported by the '{kind}' instance type. Specify a supported instance type or change the placement group strategy, and try again."  # noqa: E501
+        raise ApiError("InvalidParameterCombination", text)
 
 
 # --- where, and how many -------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def answer(call: Call, result: Any) -> Reply:
         return Reply(200, _headers("text/xml;charset=UTF-8"), f"{XML}{text}".encode())
     picker = XFormedAttributePicker(response_transformers=EMPTY_IS_ABSENT)
     serializer = EC2Serializer(operation, SerializationContext(request_id()), value_picker=picker)
-    return Reply(200, _headers("text/xml;charset=UTF-8"), str(serializer.serialize(result)["body"]).encode())
+    return Reply(200, _headers("text/xml;charset=UTF-8"), _spelt(str(serializer.serialize(result)["body"]).encode()))
 
 
 def _members(shape: Any, value: Mapping[str, Any]) -> Iterator[str]:
@@ -218,7 +218,15 @@ def ask_moto(environ: WSGIEnvironment, body: bytes) -> Reply:
     asked = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
     chunks, status, headers = run_wsgi_app(_moto, asked, buffered=True)
     kept = [(name, value) for name, value in headers.items() if name.lower() not in ("content-length", "connection")]
-    return Reply(int(status.split()[0]), kept, b"".join(chunks))
+    return Reply(int(status.split()[0]), kept, _spelt(b"".join(chunks)))
+
+
+def _spelt(body: bytes) -> bytes:
+    """An answer of moto's with EC2's namespace as EC2 spells it, whose last "/" botocore's model leaves out.
+
+    Clients that look elements up by namespace read empty lists without it, as libcloud does (its `NAMESPACE`).
+    """
+    return body.replace(f'{EC2[:-2]}"'.encode(), EC2.encode(), 1)
 
 
 def rewritten(body: bytes, changes: Mapping[str, str], without: Iterable[str] = ()) -> bytes:

@@ -12,6 +12,7 @@ import sys
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -741,6 +742,38 @@ def test_a_reservation_is_used_and_a_block_is_paid_for_already(aws_api: World) -
     assert not [call for call in aws_api.journal if "Purchase" in call.action or "CreateCapacity" in call.action]
 
 
+def test_machines_of_a_reservation_are_where_and_as_it_is(aws_api: World) -> None:
+    """A placement group of the pool's own is an error for a capacity block, and fewer machines for a reservation."""
+    aws_api.client().create_placement_group(GroupName="near", Strategy="cluster")
+    reserve = partial(aws_api.reserve, "p5.48xlarge", "us-east-1b", 2)
+    for number, (reservation, placement) in enumerate(
+        [
+            (reserve(), {}),
+            (reserve(kind="capacity-block", end=86400), {}),
+            (reserve(group="near"), {"GroupName": "near"}),
+            (reserve(tenancy="dedicated"), {"Tenancy": "dedicated"}),
+        ]
+    ):
+        gang = order(nodes=(0, 1), token=f"g-{number}", private_network=True)
+        launched, asked = run(aws_api, gang, capacity_reservation=reservation)
+        assert asked.get("Placement", {}) == placement
+        assert len(launched) == 2
+    assert [name for _, name in aws_api.groups] == ["near"]
+
+
+def test_a_type_without_a_fabric_on_its_first_card_gets_an_ordinary_interface() -> None:
+    assert _catalog.kind(INSTANCE_TYPES["p6-b300.48xlarge"]).detail["efa"] is False
+    assert _catalog.kind(INSTANCE_TYPES["p6-b200.48xlarge"]).detail["efa"] is True
+    assert _catalog.kind(INSTANCE_TYPES["g5.xlarge"]).detail["efa"] is False
+
+
+def test_a_part_of_a_gpu_is_offered_only_with_an_image_of_the_users(aws_api: World) -> None:
+    need = Need((parse("L4/1of8"),))
+    assert not list(AWS(region=HERE).offers(need))
+    [image] = aws_api.client().describe_images(Owners=["amazon"])["Images"][:1]
+    assert {each.instance_type for each in AWS(region=HERE, ami=image["ImageId"]).offers(need)} >= {"g6f.large"}
+
+
 def _operations(session: Any, service: str) -> list[str]:
     """Return the names of a service's operations."""
     return list(session.get_service_model(service).operation_names)
@@ -941,6 +974,7 @@ def test_the_policy_allows_what_the_driver_asks_and_ends_only_what_pools_made() 
     needed = set(requested().values())
     assert {"ec2:RunInstances", "ssm:GetParameter", "servicequotas:GetAWSDefaultServiceQuota"} <= needed
     assert needed - allowed == {"sts:GetCallerIdentity"}  # which nobody needs a permission for
+    assert allowed - needed == {"iam:CreateServiceLinkedRole"}  # which EC2 itself uses, for a first spot request
     [ends] = [s for s in policy["Statement"] if "ec2:TerminateInstances" in s["Action"]]
     assert ends["Condition"] == {"StringLike": {"aws:ResourceTag/skypool-pool": "*"}}
     assert not [a for a in allowed if a.endswith("*")]

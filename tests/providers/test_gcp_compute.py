@@ -461,6 +461,8 @@ def test_the_role_is_one_that_google_takes() -> None:
     role = yaml.safe_load(gcp().policy())
     assert role["includedPermissions"] == sorted(set(role["includedPermissions"]))
     assert "compute.instances.delete" in role["includedPermissions"]
+    # in the role of a project it would permit to act as any service account of the project, the owners' among them
+    assert "iam.serviceAccounts.actAs" not in role["includedPermissions"]
 
 
 def test_a_check_says_what_is_there(gce_api: World) -> None:
