@@ -15,7 +15,7 @@ if command -v flock > /dev/null 2>&1; then
     flock -n 9 || { echo "| waiting for another start on this machine"; flock 9; }
 fi
 n=0
-FULL='the disk is full: ask for a larger one, or install less'
+FULL='the disk is full: ask for a larger disk, or install less'
 
 # full STEP COMMAND: end here, for half a script does half of what it should
 full() {
