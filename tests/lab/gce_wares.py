@@ -38,9 +38,11 @@ ATTACHED = {
 }
 """What may be attached to N1: the most vCPUs by their number, and the zones that have some.
 https://cloud.google.com/compute/docs/gpus (read 2026-11-22)"""
-DRIVEN = "common-cu128-ubuntu-2204-nvidia-570"
+DRIVEN = "common-cu129-ubuntu-2404-nvidia-580"
+OLDER = "common-cu128-ubuntu-2204-nvidia-570"
 FAMILIES = {
-    ("deeplearning-platform-release", DRIVEN): ("common-cu128-ubuntu-2204-nvidia-570-v20261101", "X86_64", 50),
+    ("deeplearning-platform-release", DRIVEN): (f"{DRIVEN}-v20260626", "X86_64", 50),
+    ("deeplearning-platform-release", OLDER): (f"{OLDER}-v20261101", "X86_64", 50),
     ("ubuntu-os-cloud", "ubuntu-2404-lts-amd64"): ("ubuntu-2404-noble-amd64-v20261118", "X86_64", 10),
     ("ubuntu-os-cloud", "ubuntu-2204-lts"): ("ubuntu-2204-jammy-v20261118", "X86_64", 10),
     ("ubuntu-os-cloud", "ubuntu-2404-lts-arm64"): ("ubuntu-2404-noble-arm64-v20261118", "ARM64", 10),

@@ -768,10 +768,17 @@ def test_a_type_without_a_fabric_on_its_first_card_gets_an_ordinary_interface() 
 
 
 def test_a_part_of_a_gpu_is_offered_only_with_an_image_of_the_users(aws_api: World) -> None:
-    need = Need((parse("L4/1of8"),))
-    assert not list(AWS(region=HERE).offers(need))
-    [image] = aws_api.client().describe_images(Owners=["amazon"])["Images"][:1]
-    assert {each.instance_type for each in AWS(region=HERE, ami=image["ImageId"]).offers(need)} >= {"g6f.large"}
+    """It needs a driver of NVIDIA's that no default image has."""
+    need = Need((parse("L4/1of8"),), market="spot")
+    for name in ("g6.xlarge", "g6f.large"):
+        aws_api.spot_price("us-east-1a", name, 0.1)
+
+    def types(**settings: Any) -> set[str]:
+        return {each.instance_type for each in sold(aws_api, need, **settings)}
+
+    assert "g6.xlarge" in types()
+    assert not [each for each in types() if each.startswith(("g6f.", "gr6f."))]
+    assert "g6f.large" in types(ami="ami-0123456789abcdef0")
 
 
 def _operations(session: Any, service: str) -> list[str]:

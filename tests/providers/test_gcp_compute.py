@@ -34,7 +34,7 @@ from skypool.testing import DriverContract
 from skypool.wire.keys import Keys
 from skypool_gcp import GCP, _api, catalog
 from skypool_gcp.compute import Compute
-from tests.lab import prices, tpu
+from tests.lab import gce_wares, prices, tpu
 from tests.lab.gce import GCE as World
 from tests.lab.gce import NO_ROOM, PROJECT
 from tests.lab.gce_things import error
@@ -206,10 +206,21 @@ def test_a_gpu_machine_is_asked_for_as_google_takes_it(gce_api: World) -> None:
     assert "LIFETIME=3720" in about["user-data"], "Google deletes it first, and its disk with it"
     (disk,) = told["disks"]
     assert (disk["autoDelete"], disk["initializeParams"]["diskSizeGb"]) == (True, "120")
-    assert disk["initializeParams"]["sourceImage"].endswith("common-cu128-ubuntu-2204-nvidia-570-v20261101")
+    assert disk["initializeParams"]["sourceImage"].endswith("common-cu129-ubuntu-2404-nvidia-580-v20260626")
     assert disk["initializeParams"]["diskType"].endswith("pd-balanced")
     assert "serviceAccounts" not in told, "no rights of yours are put on a machine unless you say which"
     assert _api.said(told["labels"]) == tags.tags(order())
+
+
+def test_an_image_family_that_google_has_ended_is_replaced_by_an_older_one_where_that_serves(
+    gce_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = {key: image for key, image in gce_wares.FAMILIES.items() if key[1] != gce_wares.DRIVEN}
+    monkeypatch.setattr(gce_wares, "FAMILIES", left)
+    (disk,) = inserted(gce_api, order(), best())["disks"]
+    assert "nvidia-570" in disk["initializeParams"]["sourceImage"]
+    with pytest.raises(ProviderError, match="nvidia-580"):  # an older driver does not know the card
+        inserted(gce_api, order(token="abc-2", need=PRO), best(PRO))
 
 
 def test_without_a_lifetime_nothing_is_said_that_google_refuses(gce_api: World) -> None:
@@ -471,7 +482,7 @@ def test_a_check_says_what_is_there(gce_api: World) -> None:
 
     assert [each for each in found().values() if not each.good] == []
     assert found()["Compute Engine: credentials"].text == PROJECT
-    assert {each.text for what, each in found().items() if "ubuntu-2404" in what} == {
+    assert {each.text for what, each in found().items() if "ubuntu-2404-lts" in what} == {
         "ubuntu-2404-noble-amd64-v20261118"
     }
     gce_api.quotas["GPUS_ALL_REGIONS"] = 0.0

@@ -328,11 +328,13 @@ def test_it_is_asked_for_with_its_gpus_and_an_image_whose_driver_knows_them(pric
     assert (model, count) == (f"zones/{t4.zone}/acceleratorTypes/nvidia-tesla-t4", 4)
     assert told["machineType"].endswith("/n1-standard-16")
     assert told["scheduling"]["onHostMaintenance"] == "TERMINATE"
-    assert "nvidia-570" in told["disks"][0]["initializeParams"]["sourceImage"]
+    assert "nvidia-580" in told["disks"][0]["initializeParams"]["sourceImage"]
     for name in ("V100-16GB", "P100", "P4"):
         old = min(sold(need(name)), key=lambda each: each.usd_per_hour)
         disk = inserted(gce_api, old)["disks"][0]["initializeParams"]
-        assert "ubuntu-2404" in disk["sourceImage"], "Google's driver is of open modules, which know Turing and later"
+        assert "ubuntu-2404-noble" in disk["sourceImage"], (
+            "Google's driver is of open modules, which know Turing and later"
+        )
         assert disk["diskSizeGb"] == "120", "as the driver and CUDA's libraries are put there"
     assert "guestAccelerators" not in inserted(gce_api, sold(need("L4"))[0])
 

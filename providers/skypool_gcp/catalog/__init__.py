@@ -51,7 +51,7 @@ FACTS: Facts = table("skypool_gcp.catalog", "facts.json")
 """The tables of facts.json. The entry "about" of the file describes each table."""
 
 IMAGES: dict[str, str] = {
-    "cuda": "projects/deeplearning-platform-release/global/images/family/common-cu128-ubuntu-2204-nvidia-570",
+    "cuda": "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580",
     "tpu": "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accel-2404-amd64-tpu-tpu7x",
     "ubuntu-24.04": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64",
     "ubuntu-22.04": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts",
@@ -61,6 +61,14 @@ IMAGES: dict[str, str] = {
 The keys "cuda" and "tpu" are accelerator runtimes, which the images support. The other keys are short names that a user
 may write instead of a path.
 """
+
+_OLDER = {
+    IMAGES["cuda"]: "projects/deeplearning-platform-release/global/images/family/common-cu128-ubuntu-2204-nvidia-570",
+}
+"""Paths of older image families. Each is used if Google does not have the newer family of its key any more."""
+_NEEDS_580 = {"B200", "B300", "GB200", "GB300", "RTX_PRO_6000"}
+"""GPUs whose machine types need NVIDIA's driver 580, so that the older family with driver 570 does not serve them.
+https://cloud.google.com/compute/docs/gpus/install-drivers-gpu (read 2026-11-22 in a stored copy)"""
 
 STATES: dict[str, Literal["starting", "running"]] = {
     "PENDING": "starting",
@@ -428,6 +436,20 @@ def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tu
         path = path.replace("-amd64", "-arm64").replace("2204-lts", "2204-lts-arm64")
     least = _DRIVEN_DISK_GB if has is not None else _DISK_GB
     return path, max(least, math.ceil(need.disk_gib))
+
+
+def families(path: str, has: Accelerator | None = None) -> list[str]:
+    """Return the paths to try in turn for an image: the path itself, then that of an older image family, if any.
+
+    Google ends image families, so a newer one may be gone.
+
+    Args:
+        path: The path of an image or of an image family.
+        has: The machine's accelerator. A GPU that needs a newer driver than the older family has gets no older family.
+            None means that the older family serves.
+    """
+    serves = has is None or has.name not in _NEEDS_580
+    return [path, _OLDER[path]] if path in _OLDER and serves else [path]
 
 
 def parsed(image: str) -> ImagePath:

@@ -17,6 +17,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from skypool.accelerators import Accelerator
 from skypool.drivers import preflight, retry, ssh_machine, tags
 from skypool.drivers.contract import Answers, undo
 from skypool.drivers.regional import chosen, each_done
@@ -129,7 +130,7 @@ class Compute:
             StillRunning: Some machines of the failed order could not be ended, and may still run.
         """
         what = f"{offer.instance_type} in {offer.zone}"
-        image = self.image(catalog.machine_of(offer).image)
+        image = self.image(catalog.machine_of(offer).image, offer.accelerator)
         _requests.check_processor(image, offer)
         self.let_in(order)
         policies = self._place_together(offer, order) if order.need.private_network else []
@@ -324,18 +325,30 @@ class Compute:
                 return text
         return "Google does not report this quota"
 
-    def image(self, path: str) -> compute_v1.Image:
+    def image(self, path: str, has: Accelerator | None = None) -> compute_v1.Image:
         """Return Google's record of an image, or of the newest image of an image family.
+
+        If Google has ended one of skypool's default families, an older family is used; see `catalog.families`.
 
         Args:
             path: The path of an image or of an image family, such as "projects/P/global/images/family/F". Or a short
                 name from `catalog.IMAGES`, such as "ubuntu-24.04".
+            has: The accelerator of the machine that the image is for. None means any.
 
         Raises:
             ProviderError: There is no such image or family, or Google did not answer within 20 s.
             UsageError: `path` does not have the form of an image's path.
         """
-        parsed = catalog.parsed(catalog.IMAGES.get(path, path))
+        *first, last = catalog.families(catalog.IMAGES.get(path, path), has)
+        for each in first:
+            found = retry.quietly(partial(self._image, each), "notFound")
+            if found is not None:
+                return found
+        return self._image(last)
+
+    def _image(self, path: str) -> compute_v1.Image:
+        """Return Google's record of the image at a path. The exceptions are those of `image`."""
+        parsed = catalog.parsed(path)
         if parsed.is_family:
             return look(self._calls.newest_image, parsed.project, parsed.name)
         return look(self._calls.image, parsed.project, parsed.name)
