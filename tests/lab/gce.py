@@ -207,6 +207,7 @@ class GCE(Cloud[Instance]):
     def _asked(self, told: dict[str, Any], zone: str) -> wares.Kind:
         """The machine type of an insert that makes sense; refuses any other in the API's words."""
         kind = self.machine_type(told, zone)
+        self._reserve(told, zone)
         for policy in told.get("resourcePolicies", ()):
             self._exists(policy, "resourcePolicies", self.placements)
             if "workloadPolicy" in self.placements[policy.rpartition("/")[2]]:
@@ -236,8 +237,34 @@ class GCE(Cloud[Instance]):
             self._exists(nic["network"], "networks", ["default", "lab-net"])
         return kind
 
+    def _reserve(self, told: dict[str, Any], zone: str) -> None:
+        """Refuse what does not fit the reservation that is named. It must have the same policies and local SSDs.
+
+        A machine of a dense reservation is bound to it (`Scheduling.provisioningModel`), and no other is.
+        See the texts of `Reservation.resource_policies` and `Scheduling.provisioning_model` in google-cloud-compute.
+        """
+        wanted = told.get("reservationAffinity", {}).get("values", [])
+        bound = told.get("scheduling", {}).get("provisioningModel") == "RESERVATION_BOUND"
+        if bound and not wanted:
+            raise refused(400, "invalid", "A RESERVATION_BOUND instance must have a specific reservation.")
+        for name in wanted:
+            held = self.reservations.get(name, {})
+            if not held.get("zone", "").endswith(f"/{zone}"):
+                raise refused(404, "notFound", f"The resource 'zones/{zone}/reservations/{name}' was not found")
+            if bound != (held.get("deploymentType") == "DENSE"):
+                raise refused(400, "invalid", f"The provisioning model does not fit the reservation {name}.")
+            if sorted(told.get("resourcePolicies", [])) != sorted(held.get("resourcePolicies", {}).values()):
+                raise refused(400, "invalid", f"The resource policies do not match those of the reservation {name}.")
+            has = held["specificReservation"]["instanceProperties"].get("localSsds", [])
+            scratch = [each for each in told["disks"] if each.get("type") == "SCRATCH"]
+            asked = [(each["interface"], str(each["initializeParams"]["diskSizeGb"])) for each in scratch]
+            if asked != [(each.get("interface", "SCSI"), str(each["diskSizeGb"])) for each in has]:
+                raise refused(400, "invalid", f"The local SSDs do not match those of the reservation {name}.")
+
     def _boot_disk(self, told: dict[str, Any], kind: wares.Kind) -> None:
-        [disk] = told["disks"]
+        disk, *more = told["disks"]
+        if any(each.get("type") != "SCRATCH" for each in more):
+            raise refused(400, "invalid", "this lab has no other disks than boot disks and local SSDs")
         about = disk["initializeParams"]
         images = {name: gb for name, _, gb in wares.FAMILIES.values()}
         if (name := about["sourceImage"].rpartition("/")[2]) not in images:

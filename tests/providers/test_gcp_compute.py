@@ -189,6 +189,31 @@ def test_a_reservation_is_the_only_thing_that_is_offered_where_one_is_named(gce_
         sold(L4, reservation="other")
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_machine_of_a_reservation_has_its_policies_and_its_local_ssds(gce_api: World, dense: bool) -> None:
+    """Google refuses a reservation to a machine with another placement policy, such as one of the pool's own."""
+    usual = best()
+    policy = f"projects/{PROJECT}/regions/{usual.region}/resourcePolicies/near"
+    gce_api.placements["near"] = {"name": "near"}
+    ssds = [{"interface": "NVME", "diskSizeGb": "375"}] * 2
+    kind = {"machineType": usual.instance_type, "localSsds": ssds}
+    gce_api.reservations["mine"] = {
+        "name": "mine",
+        "zone": f"x/zones/{usual.zone}",
+        "specificReservation": {"count": "4", "inUseCount": "0", "instanceProperties": kind},
+        "resourcePolicies": {"placement": policy},
+        **({"deploymentType": "DENSE"} if dense else {}),
+    }
+    (offer,) = sold(L4, reservation="mine")
+    told = inserted(gce_api, order(0, 1, need=replace(L4, private_network=True)), offer, reservation="mine")
+    assert told["resourcePolicies"] == [policy]
+    assert [each["interface"] for each in told["disks"][1:]] == ["NVME", "NVME"]
+    plan = told["scheduling"]
+    assert plan["provisioningModel"] == ("RESERVATION_BOUND" if dense else "STANDARD")
+    assert plan.get("instanceTerminationAction") == ("DELETE" if dense else None)
+    assert [*gce_api.placements] == ["near"]
+
+
 # --- what is asked -------------------------------------------------------------------------------------------
 
 

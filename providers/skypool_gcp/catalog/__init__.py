@@ -111,6 +111,22 @@ Card = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Reserved:
+    """What a machine must have to run in a reservation (capacity reserved before). Google compares it.
+
+    Attributes:
+        policies: The paths of the placement policies of the reservation. Empty for none.
+        is_dense: True if the reserved machines are close together. Such a machine ends with the reservation, and is
+            requested with the provisioning model RESERVATION_BOUND.
+        local_ssds: The local SSDs of each machine, as (interface, size in GB). The interface is "NVME" or "SCSI".
+    """
+
+    policies: tuple[str, ...] = ()
+    is_dense: bool = False
+    local_ssds: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class MachineDetail:
     """The data of a Compute Engine offer for which `Offer` has no fields. An offer carries it as `detail["machine"]`.
 
@@ -121,12 +137,14 @@ class MachineDetail:
         disk_gb: The smallest size of the disk in GB. The disk is larger if the image needs more.
         attached: GPUs to attach to the machine, as (Google's name, number). GPUs that are built into the machine type
             are not among them.
+        reserved: The demands of the reservation that the machine runs in. None means outside reservations.
     """
 
     machine_type: str
     image: str
     disk_gb: int
     attached: Sequence[Card] = ()
+    reserved: Reserved | None = None
 
 
 def machine_of(offer: Offer) -> MachineDetail:
@@ -273,9 +291,10 @@ class Ware:
         has = sold("gcp", kind, self.cards)
         arch = _ARCHS[self.record.architecture or ""]
         image, gb = image_for(base, has, arch, need)
-        room = None if held is None else self._room(held)
-        if held is not None and room is None:
+        reservation = None if held is None else self._reservation(held)
+        if held is not None and reservation is None:
             return
+        reserved = None if reservation is None else _reserved(reservation)
         for market in self._markets(need, reserved=held is not None):
             price = self._price(rates, region, market, gb)
             if price is None:
@@ -291,12 +310,12 @@ class Ware:
                 accelerator=has,
                 detail={
                     "api": "compute",
-                    "machine": MachineDetail(kind, image, gb, tuple(self.cards) if self.attached else ()),
+                    "machine": MachineDetail(kind, image, gb, tuple(self.cards) if self.attached else (), reserved),
                 },
                 vcpus=float(self.record.guest_cpus),
                 memory_gib=self.record.memory_mb / 1024,
                 arch=arch,
-                available=None if held is None else bool(room),
+                available=None if reservation is None else _room(reservation) > 0,
                 quota="" if held is not None else self._quota(region, market),
                 least_billed=_LEAST_BILLED,
                 price_source=price.source,
@@ -347,11 +366,8 @@ class Ware:
         metric = next((FACTS["metrics"][name] for name in names if name in FACTS["metrics"]), series)
         return f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}"
 
-    def _room(self, held: Iterable[compute_v1.Reservation]) -> int | None:
-        """Return how many more machines fit into the reservation of this machine type and zone.
-
-        Returns 0 if the reservation is full. Returns None if no given reservation is for this machine type, zone and
-        attached GPUs. If several reservations are, only the first of them counts.
+    def _reservation(self, held: Iterable[compute_v1.Reservation]) -> compute_v1.Reservation | None:
+        """Return the first reservation that is for this machine type, zone and attached GPUs; None if none is.
 
         Args:
             held: The reservations (capacity that was reserved before) to search.
@@ -365,8 +381,26 @@ class Ware:
                 for one in has.instance_properties.guest_accelerators
             ]
             if not self.attached or cards == list(self.cards):
-                return int(has.count - has.in_use_count)
+                return each
         return None
+
+
+def _room(reservation: compute_v1.Reservation) -> int:
+    """Return how many more machines fit into a reservation; 0 if the reservation is full."""
+    has = reservation.specific_reservation
+    return int(has.count - has.in_use_count)
+
+
+def _reserved(reservation: compute_v1.Reservation) -> Reserved:
+    """Return what a machine must have to run in a reservation, as Google's record of the reservation says."""
+    return Reserved(
+        policies=tuple(reservation.resource_policies.values()),
+        is_dense=reservation.deployment_type == "DENSE",
+        local_ssds=tuple(
+            (each.interface or "SCSI", int(each.disk_size_gb))
+            for each in reservation.specific_reservation.instance_properties.local_ssds
+        ),
+    )
 
 
 def wares(

@@ -133,7 +133,11 @@ class Compute:
         image = self.image(catalog.machine_of(offer).image, offer.accelerator)
         _requests.check_processor(image, offer)
         self.let_in(order)
-        policies = self._place_together(offer, order) if order.need.private_network else []
+        reserved = catalog.machine_of(offer).reserved
+        if reserved is not None:
+            policies = [*reserved.policies]  # with another placement policy, Google refuses the reservation
+        else:
+            policies = self._place_together(offer, order) if order.need.private_network else []
 
         def begin(node: int) -> tuple[str, compute_v1.Operation | None]:
             return self._begin(offer, order, node, image=image, policies=policies, what=what)

@@ -99,7 +99,8 @@ def machine(
                 gb=_disk_gb(offer, image),
                 disk_type=f"zones/{zone}/diskTypes/{_disk_type(offer)}",
                 labels=labels,
-            )
+            ),
+            *_local_ssds(offer),
         ],
         network_interfaces=[
             _network_interface(
@@ -331,6 +332,26 @@ def _boot_disk(
     )
 
 
+def _local_ssds(offer: Offer) -> list[compute_v1.AttachedDisk]:
+    """Return the local SSDs that a machine must have for its reservation, in the form for the API. [] for none.
+
+    Outside reservations, machine types that include local SSDs get them without a request.
+    """
+    reserved = machine_of(offer).reserved
+    return [
+        compute_v1.AttachedDisk(
+            type_="SCRATCH",
+            auto_delete=True,
+            interface=interface,
+            initialize_params=compute_v1.AttachedDiskInitializeParams(
+                disk_type=f"zones/{offer.zone}/diskTypes/local-ssd",
+                disk_size_gb=gb,
+            ),
+        )
+        for interface, gb in (reserved.local_ssds if reserved else ())
+    ]
+
+
 def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str) -> compute_v1.NetworkInterface:
     """Return a network interface with a public address, in the form for the API.
 
@@ -350,9 +371,9 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
     """Return the options that say when Google may stop or delete a machine. Sends no request.
 
-    Spot machines, and machines with a lifetime that Google accepts as a limit, are deleted when Google ends them. Other
-    machines are only stopped. Before maintenance of the host, Google ends spot machines and machines with accelerators,
-    and moves other machines to another host. Google never restarts a machine.
+    Google deletes spot machines, machines of dense reservations, and machines with a lifetime that Google accepts as a
+    limit, when Google ends them. Other machines are only stopped. Before maintenance of the host, Google ends spot
+    machines and machines with accelerators, and moves other machines to another host. Google never restarts a machine.
 
     Args:
         offer: The offer that is rented. It gives the market and the accelerator.
@@ -360,12 +381,14 @@ def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
     """
     spot = offer.market == "spot"
     limit = _run_limit(order)
+    reserved = machine_of(offer).reserved
+    is_bound = reserved is not None and reserved.is_dense
     return compute_v1.Scheduling(
-        provisioning_model="SPOT" if spot else "STANDARD",
+        provisioning_model="SPOT" if spot else "RESERVATION_BOUND" if is_bound else "STANDARD",
         preemptible=True if spot else None,
         automatic_restart=False,
         on_host_maintenance="TERMINATE" if spot or offer.accelerator else "MIGRATE",
-        instance_termination_action="DELETE" if spot or limit is not None else None,
+        instance_termination_action="DELETE" if spot or is_bound or limit is not None else None,
         max_run_duration=compute_v1.Duration(seconds=limit) if limit is not None else None,
     )
 
