@@ -9,6 +9,7 @@ that shuts itself down is terminated, which ends its cost. The instance needs no
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userd
 from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
-from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
+from skypool.model import Access, Finding, Instance, Leftover, Market, Need, Offer, Order
 from skypool_aws import _api, _catalog, _requests
 
 if TYPE_CHECKING:
@@ -382,10 +383,7 @@ class AWS(Regional):
                 f"the image {ami} is for {arch} processors, but instance type {offer.instance_type} has {offer.arch} "
                 f"processors: ask for machines of the other kind with arch={arch!r}, or choose another image with ami="
             )
-        for disk in image["BlockDeviceMappings"]:
-            if disk["DeviceName"] == root:
-                disk_gb = max(disk_gb, disk.get("Ebs", {}).get("VolumeSize", 0))
-        return ami, root, disk_gb
+        return ami, root, max(disk_gb, _requests.disk_size(image))
 
     def _subnets(self, ec2: EC2Client) -> list[SubnetTypeDef]:
         """Return the subnets in which machines may be placed, sorted by id.
@@ -622,15 +620,57 @@ class AWS(Regional):
         )
         for name in _catalog.default_images():
             questions[f"image {name} in {region}"] = partial(_requests.image_parameter, ssm, name)
+        said = {tags.POOL: _requests.TRIAL_NAME, tags.OWNER: tags.owner()}
         questions |= {
-            f"may run instances in {region}": lambda: _requests.may_run_instances(ec2),
-            f"may import keys in {region}": lambda: _requests.may_import_keys(ec2),
-            f"may create security groups in {region}": lambda: _requests.may_create_security_groups(ec2),
-            f"may create placement groups in {region}": lambda: _requests.may_create_placement_groups(ec2),
+            f"may run instances in {region}": lambda: self._may_run(ec2, "on-demand", said),
+            f"may run spot instances in {region}": lambda: self._may_run(ec2, "spot", said),
+            f"may import keys in {region}": lambda: _requests.may_import_keys(ec2, said),
+            f"may create security groups in {region}": lambda: _requests.may_create_security_groups(
+                ec2, self._subnets(ec2)[0]["VpcId"], said
+            ),
+            f"may create placement groups in {region}": lambda: _requests.may_create_placement_groups(ec2, said),
         }
         for quota in _catalog.QUOTAS:
             questions[f"quota of {quota.name} in {region}"] = partial(self._quota, region, quota)
         return preflight.findings(questions)
+
+    def _may_run(self, ec2: EC2Client, market: Market, said: Mapping[str, str]) -> None:
+        """Test with a dry run whether the account may rent a small instance as a pool does. Nothing is rented.
+
+        The request has an image, a subnet, tags and options as those of a pool. Only the key pair and the security
+        group are missing, because they do not exist before a pool makes them.
+
+        Args:
+            ec2: the client of the region.
+            market: "on-demand" or "spot".
+            said: the tags.
+
+        Raises:
+            AccessError: the region has no subnet in which machines may be placed.
+            ProviderError: the account may not, or AWS refused for another reason.
+        """
+        region = ec2.meta.region_name
+        plain = Offer("aws", "c5.large", region, "", market, 0.0, arch="x86_64")
+        name, disk_gb = _catalog.base(self.ami or "", plain, Need())
+        if not name.startswith("ami-"):
+            name = _requests.image_parameter(_api.ssm(self.profile, region), name)
+        found = _requests.image(ec2, name)
+        request = _requests.InstanceRequest(
+            token=f"{_requests.TRIAL_NAME}-{secrets.token_hex(8)}",
+            instance_type="c5.large" if found["Architecture"] == "x86_64" else "c6g.large",
+            market=market,
+            count=1,
+            least=1,
+            ami=found["ImageId"],
+            root_device=found["RootDeviceName"],
+            disk_gb=max(disk_gb, _requests.disk_size(found)),
+            key_name="",
+            user_data="",
+            subnet=self._subnets(ec2)[0]["SubnetId"],
+            security_group="",
+            tags=said,
+        )
+        _requests.may_run_instances(ec2, request)
 
     def _quota(self, region: str, quota: _catalog.Quota) -> str:
         """Return the limits of a quota in words: the vCPUs that may run at once on demand and as spot.

@@ -234,7 +234,9 @@ def _has_efa_first(network: Mapping[str, Any]) -> bool:
     Args:
         network: `NetworkInfo` of an item of the answer of DescribeInstanceTypes.
     """
-    first = next((card for card in network.get("NetworkCards", ()) if card["NetworkCardIndex"] == 0), {})
+    first: Mapping[str, Any] = next(
+        (card for card in network.get("NetworkCards", ()) if card["NetworkCardIndex"] == 0), {}
+    )
     return bool(network.get("EfaSupported")) and "efa" in first.get("InterfaceTypes", ("efa",))
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         InstanceTypeOfferingTypeDef,
         IpPermissionTypeDef,
         PlacementTypeDef,
+        RunInstancesRequestTypeDef,
         SpotPriceTypeDef,
         SubnetTypeDef,
         TagSpecificationTypeDef,
@@ -63,14 +64,11 @@ _TAGGED: Mapping[Market, Sequence[ResourceTypeType]] = {
 _STATES_THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
 """States of an instance that costs money or may do so again: all but "terminated"."""
 
-_TRIAL_NAME = "skypool-check"
+TRIAL_NAME = "skypool-check"
 """The name of the resources in dry runs (requests that AWS checks and does not execute)."""
 
 _TRIAL_KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 """A well-formed public key that belongs to nobody."""
-
-_TRIAL_IMAGE = "resolve:ssm:/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
-"""An image that every account may use."""
 
 
 # --- what is sold --------------------------------------------------------------------------------------------
@@ -404,6 +402,12 @@ def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceType
         NoAnswer: the answer was lost, so instances may have been made.
         ProviderError: AWS refused; nothing was rented.
     """
+    made: list[InstanceTypeDef] = ec2.run_instances(**_run_parameters(request))["Instances"]
+    return made
+
+
+def _run_parameters(request: InstanceRequest) -> RunInstancesRequestTypeDef:
+    """Return the parameters of RunInstances for a request. An empty key name or security group is left out."""
     root_disk: BlockDeviceMappingTypeDef = {
         "DeviceName": request.root_device,
         "Ebs": {"VolumeType": "gp3", "VolumeSize": request.disk_gb, "DeleteOnTermination": True},
@@ -412,35 +416,37 @@ def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceType
         "DeviceIndex": 0,
         "InterfaceType": "efa" if request.fabric else "interface",
         "SubnetId": request.subnet,
-        "Groups": [request.security_group],
         "AssociatePublicIpAddress": True,
         "DeleteOnTermination": True,
     }
+    if request.security_group:
+        network["Groups"] = [request.security_group]
     placement: PlacementTypeDef = {}
     if request.placement_group:
         placement["GroupName"] = request.placement_group
     if request.tenancy != "default":
         placement["Tenancy"] = cast("TenancyType", request.tenancy)
-    made: list[InstanceTypeDef] = ec2.run_instances(
-        ClientToken=request.token,
-        ImageId=request.ami,
-        InstanceType=cast("InstanceTypeType", request.instance_type),
-        MinCount=request.least,
-        MaxCount=request.count,
-        KeyName=request.key_name,
-        UserData=request.user_data,
-        InstanceInitiatedShutdownBehavior="terminate",
-        MetadataOptions={"HttpEndpoint": "enabled", "HttpTokens": "required"},
-        BlockDeviceMappings=[root_disk],
-        NetworkInterfaces=[network],
-        Placement=placement,
-        InstanceMarketOptions=_market_options(request),
-        CapacityReservationSpecification={
+    parameters: RunInstancesRequestTypeDef = {
+        "ClientToken": request.token,
+        "ImageId": request.ami,
+        "InstanceType": cast("InstanceTypeType", request.instance_type),
+        "MinCount": request.least,
+        "MaxCount": request.count,
+        "UserData": request.user_data,
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required"},
+        "BlockDeviceMappings": [root_disk],
+        "NetworkInterfaces": [network],
+        "Placement": placement,
+        "InstanceMarketOptions": _market_options(request),
+        "CapacityReservationSpecification": {
             "CapacityReservationTarget": {"CapacityReservationId": request.reservation} if request.reservation else {}
         },
-        TagSpecifications=[_tagged(kind, request.tags) for kind in _TAGGED[request.market]],
-    )["Instances"]
-    return made
+        "TagSpecifications": [_tagged(kind, request.tags) for kind in _TAGGED[request.market]],
+    }
+    if request.key_name:
+        parameters["KeyName"] = request.key_name
+    return parameters
 
 
 def _market_options(request: InstanceRequest) -> InstanceMarketOptionsRequestTypeDef:
@@ -585,6 +591,16 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
 # --- what the account may do ---------------------------------------------------------------------------------
 
 
+def disk_size(image: ImageTypeDef) -> int:
+    """Return the size in GiB of an image's own root disk; 0 if EC2 does not say it."""
+    sizes = [
+        disk.get("Ebs", {}).get("VolumeSize", 0)
+        for disk in image["BlockDeviceMappings"]
+        if disk["DeviceName"] == image["RootDeviceName"]
+    ]
+    return max(sizes, default=0)
+
+
 def identity(sts: STSClient) -> str:
     """Return the ARN (AWS's full name) of the user or role to whom the credentials belong.
 
@@ -608,41 +624,61 @@ def quota(quotas: ServiceQuotasClient, code: str) -> float:
     return float(quotas.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
 
 
-def may_run_instances(ec2: EC2Client) -> None:
-    """Test with a dry run whether the account may rent instances. Nothing is rented. Return nothing if it may.
+def may_run_instances(ec2: EC2Client, request: InstanceRequest) -> None:
+    """Test with a dry run whether the account may rent these instances. Nothing is rented. Return nothing if it may.
+
+    The dry run has all parameters of the request, as permissions may depend on them: image, subnet, tags, market.
+
+    Raises:
+        ProviderError: the account may not, or AWS refused for another reason.
+    """
+    parameters = _run_parameters(request)
+    parameters["DryRun"] = True
+    with accepted("DryRunOperation"):
+        ec2.run_instances(**parameters)
+
+
+def may_import_keys(ec2: EC2Client, tags: Mapping[str, str]) -> None:
+    """Test with a dry run whether the account may import key pairs with tags. Nothing is made.
 
     Raises:
         ProviderError: the account may not, or AWS refused for another reason.
     """
     with accepted("DryRunOperation"):
-        ec2.run_instances(DryRun=True, ImageId=_TRIAL_IMAGE, InstanceType="c5.large", MinCount=1, MaxCount=1)
+        ec2.import_key_pair(
+            DryRun=True,
+            KeyName=TRIAL_NAME,
+            PublicKeyMaterial=_TRIAL_KEY,
+            TagSpecifications=[_tagged("key-pair", tags)],
+        )
 
 
-def may_import_keys(ec2: EC2Client) -> None:
-    """Test with a dry run whether the account may import key pairs. Nothing is made. Return nothing if it may.
-
-    Raises:
-        ProviderError: the account may not, or AWS refused for another reason.
-    """
-    with accepted("DryRunOperation"):
-        ec2.import_key_pair(DryRun=True, KeyName=_TRIAL_NAME, PublicKeyMaterial=_TRIAL_KEY)
-
-
-def may_create_security_groups(ec2: EC2Client) -> None:
-    """Test with a dry run whether the account may make security groups. Nothing is made. Return nothing if it may.
+def may_create_security_groups(ec2: EC2Client, vpc: str, tags: Mapping[str, str]) -> None:
+    """Test with a dry run whether the account may make security groups with tags in a network. Nothing is made.
 
     Raises:
         ProviderError: the account may not, or AWS refused for another reason.
     """
     with accepted("DryRunOperation"):
-        ec2.create_security_group(DryRun=True, GroupName=_TRIAL_NAME, Description="only a question")
+        ec2.create_security_group(
+            DryRun=True,
+            GroupName=TRIAL_NAME,
+            Description="only a question",
+            VpcId=vpc,
+            TagSpecifications=[_tagged("security-group", tags)],
+        )
 
 
-def may_create_placement_groups(ec2: EC2Client) -> None:
-    """Test with a dry run whether the account may make placement groups. Nothing is made. Return nothing if it may.
+def may_create_placement_groups(ec2: EC2Client, tags: Mapping[str, str]) -> None:
+    """Test with a dry run whether the account may make placement groups with tags. Nothing is made.
 
     Raises:
         ProviderError: the account may not, or AWS refused for another reason.
     """
     with accepted("DryRunOperation"):
-        ec2.create_placement_group(DryRun=True, GroupName=_TRIAL_NAME, Strategy="cluster")
+        ec2.create_placement_group(
+            DryRun=True,
+            GroupName=TRIAL_NAME,
+            Strategy="cluster",
+            TagSpecifications=[_tagged("placement-group", tags)],
+        )

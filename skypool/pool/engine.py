@@ -370,9 +370,14 @@ class PoolEngine:
         words = alike(error)
         if words != self._no_growth:
             self._no_growth = words
-            grows = self.terms.maximum > self.terms.minimum
-            later = f", and tries again in {pause:g} s if calls wait" if grows else ""
-            self._notice(f"no machine could be added to the pool. It uses the nodes it has{later}: {error}")
+            if self.terms.maximum > self.terms.minimum:
+                self._notice(
+                    f"the pool cannot grow for now; it uses the nodes it has, and tries again in {pause:g} s: {error}"
+                )
+            else:
+                self._notice(
+                    f"no machine could be rented in place of a lost one; the pool has fewer nodes now: {error}"
+                )
 
     async def _tend(self) -> None:
         """Record regularly in the ledger that this pool is alive, and end the pool when its budget is spent.

@@ -260,7 +260,7 @@ def _check_card(kind: str, interface: dict[str, Any]) -> None:
     What cards a type has is what DescribeInstanceTypes says of it (`NetworkCards`, `InterfaceTypes`). That the first
     card of a type with EFA may be without is in https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
-    network = aws_facts.INSTANCE_TYPES[kind]["NetworkInfo"]
+    network = (aws_facts.instance_type(kind) or {})["NetworkInfo"]
     number = int(interface.get("NetworkCardIndex", 0))
     card = next((each for each in network["NetworkCards"] if each["NetworkCardIndex"] == number), None)
     if card is None:
@@ -301,7 +301,7 @@ def _check_group(world: AWS, call: Call) -> None:
     if name and (call.region, name) not in world.groups:
         raise ApiError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
     kind = call.params.get("InstanceType", "m1.small")
-    strategies = aws_facts.INSTANCE_TYPES[kind].get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
+    strategies = (aws_facts.instance_type(kind) or {}).get("PlacementGroupInfo", {}).get("SupportedStrategies", ())
     if name and world.groups[call.region, name].strategy not in strategies:
         text = f"Cluster placement groups are not supported by the '{kind}' instance type. Specify a supported instance type or change the placement group strategy, and try again."  # noqa: E501
         raise ApiError("InvalidParameterCombination", text)
