@@ -227,7 +227,7 @@ class GCE(Cloud[Instance]):
         plan = told.get("scheduling", {})
         if (kind.cards or kind.slice) and plan.get("onHostMaintenance") != "TERMINATE":
             raise refused(400, "invalid", "Instances with guest accelerators do not support live migration.")
-        limited, spot = plan.get("maxRunDuration"), plan.get("provisioningModel") == "SPOT"
+        limited, spot = plan.get("maxRunDuration"), plan.get("provisioningModel") in ("SPOT", "RESERVATION_BOUND")
         if plan.get("instanceTerminationAction") and not (limited or spot):
             raise refused(400, "invalid", "You cannot specify a termination action for a standard VM with no limit.")
         if limited and not (plan.get("instanceTerminationAction") and 30 <= int(limited["seconds"]) <= 10368000):
