@@ -36,8 +36,8 @@ class Abilities:
         spot: True if the provider sells spot machines, which it may take back at any time.
         trust: "full" if results of this provider's machines may be unpickled on the client, which can run code there.
             "data" if these results are read as plain data only. This value is used for a machine that was found by its
-            tags, so that its offer and `Offer.trust` are unknown. None: skypool calls `offers`, and "data" applies if
-            one of the offers says "data", or if no offers are returned.
+            tags, because the machine's offer is unknown. If the value is None, skypool calls `offers`. It then uses
+            "full" if there are offers and all have the trust "full", and otherwise "data".
         billed_from: the event from which the provider bills a machine. "create" is the request that creates the
             machine. "running" is the moment when the machine runs; a machine that never runs then costs nothing. See
             also `Instance.billed_from`.
@@ -268,7 +268,6 @@ class Renews(Protocol):
         After the expiry time, a resource counts as no longer needed. While the pool runs, skypool calls this method
         several times in each lease (the time for which a machine lives on without hearing from its client).
 
-
         Args:
             pool: name of the pool.
             until: the new expiry time, with a time zone.
@@ -285,12 +284,12 @@ class Learns(Protocol):
     """An optional protocol of a driver: skypool reports failed machines, and the driver can stop offering them."""
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Record that a pool gave up an instance before it was ready, so that `offers` can leave out its machine later.
+        """Record that a new instance failed, so that `offers` can leave out the instance's machine later.
 
         Args:
             instance: the instance that was given up.
-            why: the error for which it was given up. The driver decides from the error if the machine is to blame. If
-                not, nothing needs to be recorded.
+            why: the error for which the pool gave up the instance. The driver decides from the error if the machine is
+                to blame. If not, nothing needs to be recorded.
         """
         ...
 
@@ -299,7 +298,7 @@ class Learns(Protocol):
 class Tidies(Protocol):
     """An optional protocol of a driver that creates resources other than instances, such as disks or key pairs.
 
-    Its methods list and remove these resources when the instances that used them are gone.
+    When no instance uses these resources any more, skypool lists and removes them with the methods of this protocol.
     """
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:

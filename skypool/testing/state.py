@@ -33,7 +33,7 @@ _SUSPECT = 0.3
 
 
 class Overtaken(RuntimeError):
-    """Raised in a process that was stopped (as by SIGSTOP) while it changed the fake cloud, and lost the lock thereby.
+    """Raised in a process that was stopped (as by SIGSTOP) while it changed the fake cloud, and so lost the lock.
 
     The change of this process is lost. The caller can repeat the change.
     """
@@ -79,7 +79,7 @@ class State:
 
         Raises:
             FileNotFoundError: the folder holds no cloud, and `make` is None.
-            Overtaken: this process was stopped meanwhile, and another took its lock away; the changes are lost.
+            Overtaken: this process was stopped meanwhile, and another process took the lock away. The changes are lost.
         """
         if self._make is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class State:
             world: the state that `open` yielded.
 
         Raises:
-            Overtaken: this process was stopped meanwhile, and another took its lock away; the changes are lost.
+            Overtaken: this process was stopped meanwhile, and another process took the lock away. The changes are lost.
             FileNotFoundError: the cloud's folder was removed.
         """
         base = pickle.dumps(replace(world, machines={}), protocol=5)
@@ -322,7 +322,7 @@ class State:
 
 
 def _sign(lock: TextIO) -> None:
-    """Write the id of this process into a lock file, so that others can find out whether the process is stopped."""
+    """Write the id of this process into a lock file, so that other processes can see if this process is stopped."""
     os.pwrite(lock.fileno(), f"{os.getpid():<20}".encode(), 0)
 
 

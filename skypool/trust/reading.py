@@ -107,7 +107,7 @@ _KEYS_AT_ONCE = 512
 _SLOW = 0.001
 """The time in seconds that adding one portion of keys may take: twenty times the usual time."""
 _SLOW_IN_ALL = 0.05
-"""The time in seconds by which all portions of a value together may exceed `_SLOW`. The value is then refused."""
+"""The sum of seconds by which the portions of one value may exceed `_SLOW`. Above this sum, the value is refused."""
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 
@@ -121,8 +121,8 @@ class Reading(Cursor):
             the `ClassShape`. It raises NotData if the class is not allowed.
         makers: the functions that build values of further types, such as dates and arrays, by the type's name in the
             data format.
-        keys: types whose instances may be dictionary keys, in addition to numbers, texts, bytes, None, and tuples and
-            frozensets of these. Hashing instances of such a type must be fast and run no code of the user.
+        keys: types whose instances may be dictionary keys. Numbers, texts, bytes and None always may, and so may tuples
+            and frozensets of allowed keys. Hashing instances of such a type must be fast and run no code of the user.
         parent: the decoder of the enclosing value, if this value is a part of another value. Both decoders then share
             one memory budget. Default None: the value is not a part of another.
 
@@ -428,10 +428,10 @@ def _dict(r: Reading) -> dict[Any, Any]:
 def _wide(r: Reading) -> dict[Any, Any]:
     """Read a list of keys and a list of values, and return the dictionary that they form.
 
-    Dictionaries with more than 64 keys are sent as their number of keys, followed by these two lists.
+    A dictionary with more than 64 keys is sent as the number of keys, followed by these two lists.
 
     Raises:
-        NotData: a list does not have as many items as that number says, or a key is not allowed.
+        NotData: a list has another number of items than the number of keys, or a key is not allowed.
     """
     count = r.number()
     made: dict[Any, Any] = {}
@@ -540,9 +540,9 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
 
 
 def _rows(r: Reading, made: list[Any]) -> list[Any]:
-    """Note the rows of a table, and then the list of rows, as values that later values can refer to.
+    """Append the rows of a table, and then the list of rows, to the `memo` of the decoder, and return the list.
 
-    Each of them is appended to `memo`. Returns the list of rows unchanged.
+    Values that come later in the data can refer to the values in `memo`.
     """
     r.memo += made
     r.memo.append(made)
