@@ -28,13 +28,13 @@ class Device:
     """One device of this machine, described with the values that its vendor's tool reports.
 
     Attributes:
-        kind: the kind (family) of the device: "cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu" or the name of a
-            device class that the user registered.
+        kind: the kind of the device: "cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu" or the name of a device class
+            that the user registered.
         index: the number that the vendor's tool gives the device. The MIG partitions (parts into which an NVIDIA card
             can be divided) of one card have the number of the card.
         name: the vendor's name of the model.
         memory_mib: the whole memory of the device in MiB; None if the tool does not report the memory.
-        pin: the text that selects this device in the family's environment variable, such as `CUDA_VISIBLE_DEVICES`: an
+        pin: the text that selects this device in the vendor's environment variable, such as `CUDA_VISIBLE_DEVICES`: an
             index, a UUID or core numbers. "" if no text selects the device.
         uuid: the vendor's unique id of the device; "" if unknown.
         pci_id: the PCI device id, such as "0x2330"; "" if unknown.
@@ -85,7 +85,7 @@ class Family:
     `get_device_stats` returns None for each value; no error is raised.
 
     Attributes:
-        kind: the kind of the devices, as in `Device.kind`.
+        kind: the kind of the devices, such as "cuda".
     """
 
     kind: str = ""

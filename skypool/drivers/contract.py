@@ -63,8 +63,8 @@ def abilities(driver: Driver) -> Abilities:
 def ends_itself(driver: Driver, offer: Offer) -> bool:
     """Return True if a machine of this offer ends itself, and is no longer billed, when its lease is over.
 
-    The lease is the time for which a machine lives on without hearing from its client. `offer.ends_itself` decides. If
-    it is None, `ends_itself` of the driver's abilities decides.
+    The lease is the time for which a machine lives on without hearing from its client. `offer.ends_itself` is returned.
+    If `offer.ends_itself` is None, the driver's `abilities` decide.
     """
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
@@ -246,7 +246,7 @@ class Driver(Protocol):
         """Terminate instances, and return when the provider says that all of them have ended.
 
         If an instance is a host of a slice (several machines that are rented together), the whole slice ends. Instances
-        that no longer exist are no error, and neither is an empty `instances`.
+        that no longer exist are ignored. With an empty `instances`, nothing is done.
 
         Raises:
             StillRunning: names the instances whose end could not be proved. The other instances have ended. After any
@@ -318,7 +318,7 @@ class Tidies(Protocol):
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
         """Remove these resources. The caller ensures that no instance uses them any more.
 
-        Resources that no longer exist are no error, and neither is an empty `leftovers`.
+        Resources that no longer exist are ignored. With an empty `leftovers`, nothing is done.
 
         Raises:
             ProviderError: a resource could not be removed.
@@ -351,7 +351,7 @@ class Policed(Protocol):
     """An optional protocol of a driver: the driver knows the smallest set of permissions that it needs."""
 
     def policy(self) -> str:
-        """Return the smallest set of permissions that the driver needs, as `skypool doctor --policy NAME` prints it.
+        """Return the smallest set of permissions that the driver needs. `skypool doctor --policy NAME` prints this text.
 
         The text is in the provider's own format, such as JSON for AWS, and can be pasted there unchanged.
         """

@@ -136,7 +136,7 @@ class Regional:
 
         Args:
             region: name of the region.
-            instances: the instances by their ids.
+            instances: a dict from ids to instances.
 
         Returns:
             The ids, or a mapping from each id to the reason why the instance has not ended. Empty if all have ended.
@@ -159,7 +159,7 @@ class Regional:
 
         Args:
             region: name of the region.
-            instances: the instances that had not ended before this call, by their ids.
+            instances: a dict from ids to the instances that had not ended before this call.
 
         Returns:
             The ids, or a mapping from each id to the reason why the instance has not ended. Empty if all have ended.
@@ -311,7 +311,7 @@ def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], secon
     Args:
         end: called first for each region, to request the end of its instances. It returns the ids of the instances that
             have not ended, or a mapping from these ids to the reasons.
-        ending: called for a region after `end`, until no instance is left. It returns the same as `end`.
+        ending: called for a region after `end`, until no instance is left. It returns ids or a mapping as well.
         instances: the instances of all regions. If there are none, nothing is done.
         seconds: time limit for each region.
 

@@ -110,9 +110,9 @@ def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iter
 
     Args:
         driver: the driver, whose attributes are checked and replaced. It may be a frozen dataclass.
-        shapes: the required form of each setting, by the setting's name; see `Shape`.
-        known: known valid strings, by the setting's name. Error messages suggest the most similar of them. Settings
-            without an entry have no such suggestions.
+        shapes: a dict from the name of each setting to its required form (see `Shape`).
+        known: a dict from the name of a setting to known valid strings. Error messages suggest the most similar of
+            these strings. Settings without an entry have no such suggestions.
 
     Raises:
         UsageError: a string does not match the required form, or a setting is a list although it may not be one.
@@ -203,7 +203,7 @@ def filled(shape: Any, values: Mapping[str, Any]) -> Any:
 
     Args:
         shape: the template: nested dicts and lists, and strings that may begin with "$". The template is not changed.
-        values: the values by name.
+        values: a dict from the names in the template to their values.
 
     Raises:
         KeyError: `values` has no such name, or a mapping has no such entry.
@@ -230,7 +230,7 @@ def networks(given: Sequence[str] | None) -> list[str]:
 
     Args:
         given: IPv4 addresses or networks. If None or empty, the result is the public address of this computer alone,
-            which is requested from a web page (see `public_network`).
+            which is requested from a public web page.
 
     Raises:
         ProviderError: `given` is None or empty, and the public address cannot be found.

@@ -68,7 +68,7 @@ def owners(pool: str | None) -> str:
 
     Args:
         pool: name of a pool, or None. For any name, the pattern matches only resources that this user rented from this
-            host. For None, it matches resources that this user rented from any host.
+            host. For None, the pattern matches resources that this user rented from any host.
     """
     return owner() if pool is not None else f"{owner().partition('@')[0]}@*"
 

@@ -51,8 +51,8 @@ _POLL = 5
 def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") -> str:
     """Return user data for cloud-init that starts the guard, sets the host key, and lets the pool's key log in.
 
-    The guard is the process that ends the machine when its lease is over. The text begins with "#cloud-config". It
-    contains the private host key, which is created on this computer if it does not exist yet.
+    The guard is the process that ends the machine when its lease is over. The text begins with "#cloud-config". The
+    text contains the private host key, which is created on this computer if it does not exist yet.
 
     Args:
         order: order that the machine belongs to.

@@ -96,7 +96,8 @@ class Request:
     Attributes:
         method: the HTTP method, such as "GET".
         path: the path without the query.
-        query: the parameters of the query, by name. If a parameter is repeated, the last value counts.
+        query: a dict from the names of the query's parameters to their values. If a parameter is repeated, the last
+            value counts.
         key: the API key: the Authorization header without a leading "Bearer "; "" if there is no such header.
         body: the JSON object in the body; {} if there is no body.
         parts: a dict from each name in braces in the route to the part of the path in its place. For the route

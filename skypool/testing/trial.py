@@ -174,8 +174,8 @@ class Trial:
 
         Args:
             nodes: the numbers of the nodes; no arguments means node 0.
-            more: values of fields of `Order` (see `OrderTerms`). By default, the order is for this trial's main pool
-                and need, and its machines are needed for 600 seconds from now.
+            more: values for the fields `pool`, `need`, `lease` and `lifetime` of the order. By default, the order is
+                for this trial's main pool and need, and its machines are needed for 600 seconds from now.
         """
         order = Order(
             pool=more.get("pool") or self.pool,

@@ -38,8 +38,7 @@ class Stock:
         zone: the zone in which the machines are sold.
         market: the market on which the machines are sold: "on-demand" or "spot".
         capacity: how many machines (or slices) can be alive at once; None for any number.
-        quota: the name of the account's limit toward which the machines count (see `FakeCloudControl.limit`); "" for
-            none.
+        quota: the name of the account's limit toward which the machines count; "" for none.
         vcpus: the number of virtual processors of each machine.
         memory_gib: memory of each machine in GiB.
         disk_gib: disk of each machine in GiB.

@@ -119,8 +119,8 @@ class Reading(Cursor):
         buffers: the encoded value, followed by the buffers of its large arrays.
         resolve: called with this decoder, a tag and a `ClassShape`. It finds the class, and sets `kind` and `make` of
             the `ClassShape`. It raises NotData if the class is not allowed.
-        makers: the functions that build values of further types, such as dates and arrays, by the type's name in the
-            data format.
+        makers: the functions that build values of further types. Keys are the names of the types in the data format,
+            such as "date" or "ndarray".
         keys: types whose instances may be dictionary keys. Numbers, texts, bytes and None always may, and so may tuples
             and frozensets of allowed keys. Hashing instances of such a type must be fast and run no code of the user.
         parent: the decoder of the enclosing value, if this value is a part of another value. Both decoders then share

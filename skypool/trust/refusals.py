@@ -61,7 +61,7 @@ def _maker_of(value: object) -> str:
 
     Runs the value's `__reduce_ex__`. Returns "" if the class does not define how its instances are pickled, if pickle
     would call a class and no function, or if `__reduce_ex__` raises an Exception. The result ends with "." if the
-    function has no name, or if pickle would refer to the value itself by name, as to NotImplemented.
+    function has no name, or if pickle stores only the value's own name, as for NotImplemented.
     """
     kind = type(value)
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:

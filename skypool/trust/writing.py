@@ -95,7 +95,10 @@ def _too_deep() -> WriteError:
 
 
 class _Entangled(Exception):
-    """Raised in this module if a cell of a table refers to a row of the table: the value must be written without tables."""
+    """Raised in this module if a cell of a table refers to a row of the table.
+
+    The value is then written again without tables.
+    """
 
 
 def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
@@ -283,8 +286,8 @@ class _Writing:
         """Give a value the next number, from 0, so that references to this value can be written later.
 
         Call this method when the value has been written. For a list, dictionary, set or instance of a data class, call
-        it before the parts are written. Inside an exception the value gets a number, too, but no reference to the value
-        can be written.
+        the method before the parts are written. Inside an exception the value gets a number, too, but no reference to
+        the value can be written.
         """
         if not self._alone:
             self._memo[id(value)] = self._numbered
