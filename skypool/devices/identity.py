@@ -105,8 +105,8 @@ def _by_name(name: str) -> Accelerator | None:
     """Return the accelerator that a reported name means; None if the catalogue does not know the name.
 
     Three texts are looked up, until the catalogue knows one: the whole name, the part of the name in square brackets,
-    and a short form. The short form of a Gaudi name such as "HL-325L" is its first six characters. For other names, it
-    is the name without " VF" (virtual function) at its end.
+    and a short form. The short form of a Gaudi name such as "HL-325L" is its first six characters. For other names, the
+    short form is the name without " VF" (virtual function) at its end.
     """
     inner = _BRACKETS.search(name)
     short = name[:6] if name.startswith("HL-") else name.removesuffix(" VF")

@@ -351,8 +351,9 @@ class Policed(Protocol):
     """An optional protocol of a driver: the driver knows the smallest set of permissions that it needs."""
 
     def policy(self) -> str:
-        """Return the smallest set of permissions that the driver needs. `skypool doctor --policy NAME` prints this text.
+        """Return the smallest set of permissions that the driver needs, as text in the provider's own format.
 
-        The text is in the provider's own format, such as JSON for AWS, and can be pasted there unchanged.
+        The user can paste the text unchanged into the provider's console. For AWS, for example, the format is JSON. The
+        command `skypool doctor --policy NAME` prints the text.
         """
         ...

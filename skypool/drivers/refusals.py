@@ -98,7 +98,7 @@ class Refusals:
         return kind(f"{said}; {advice}" if advice else said, provider=self.provider, code=code, text=text)
 
     def known(self, codes: Sequence[str]) -> str:
-        """Return the first of these error codes for which the table has a row, or `codes[0]` if it has none of them.
+        """Return the first of these error codes for which the table has a row, or `codes[0]` if the table has none.
 
         Rows that also require an error text do not count.
 

@@ -124,7 +124,7 @@ class Regional:
     def _found(self, region: str, pool: str | None) -> Iterable[Instance]:
         """Return the instances of a pool in one region; if `pool` is None, of all pools of this user.
 
-        A driver must implement this method. If it raises, instances could be missing, so `instances` raises the error.
+        A driver must implement this method. If this method raises an error, `instances` raises the error, too.
         """
         raise NotImplementedError
 

@@ -26,7 +26,7 @@ _SIZE = struct.Struct("<Q")
 _COMPACT = 256 << 10
 """Size in bytes from which a log may be compacted (rewritten as one record).
 
-A log is compacted when it is larger than this, and larger than 8 times its first record.
+A log is compacted when it is larger than this size, and larger than 8 times its first record.
 """
 _SUSPECT = 0.3
 """Seconds to wait for the lock before testing whether its holder has been stopped, as by SIGSTOP."""

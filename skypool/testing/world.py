@@ -247,7 +247,7 @@ class World:
         billing: the moment from which a machine is billed: "create" (its creation) or "running" (the end of its boot).
         offset: seconds by which the cloud's clock is ahead of this computer's.
         machines: all machines by id. Machines that have ended are included.
-        things: key pairs and security groups, by (kind, name).
+        things: key pairs and security groups. Keys are pairs (kind, name).
         rules: failures and delays of the next calls, oldest first.
         flaws: defects of the next machines. The first entry is for the next machine.
         capacity: how many machines (or slices) of a stock can be alive at once. Keys are `Stock.place`. An entry

@@ -265,8 +265,7 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
 def _check_items(r: Reading, np: Any, made: Any) -> None:
     """Check that booleans are 0 or 1, and that texts have valid characters only. Arrays of other types are not checked.
 
-    Fields of structured types are checked one by one. numpy counts booleans by adding their bytes. A byte above 1 would
-    make numpy write outside the memory of an array.
+    Fields of structured types are checked one by one.
 
     Args:
         r: the decoder, whose memory budget is reduced.
@@ -282,6 +281,7 @@ def _check_items(r: Reading, np: Any, made: Any) -> None:
         return
     if made.dtype.kind not in "bU":
         return
+    # numpy counts booleans by adding their bytes: a larger byte would make numpy write outside of an array's memory
     flat = made.reshape(-1)
     r.charge(flat.size * made.dtype.itemsize // 4)  # subtracted for each field, because fields may overlap
     for at in range(0, flat.size, step := max(1, _AT_ONCE // made.dtype.itemsize)):

@@ -121,8 +121,9 @@ class Reading(Cursor):
             the `ClassShape`. It raises NotData if the class is not allowed.
         makers: the functions that build values of further types. Keys are the names of the types in the data format,
             such as "date" or "ndarray".
-        keys: types whose instances may be dictionary keys. Numbers, texts, bytes and None always may, and so may tuples
-            and frozensets of allowed keys. Hashing instances of such a type must be fast and run no code of the user.
+        keys: types whose instances may be dictionary keys. Numbers, texts, bytes and None are always allowed, and so
+            are tuples and frozensets of allowed keys. Hashing instances of such a type must be fast and run no code of
+            the user.
         parent: the decoder of the enclosing value, if this value is a part of another value. Both decoders then share
             one memory budget. Default None: the value is not a part of another.
 
@@ -332,7 +333,7 @@ class Reading(Cursor):
 
 
 def _hashes_itself(kind: type) -> bool:
-    """Return True if a subclass of tuple, or a class between the subclass and tuple, defines `__hash__` or `__eq__`.
+    """Return True if a subclass of tuple, or a base class that comes before tuple, defines `__hash__` or `__eq__`.
 
     Raises:
         ValueError: the class is not a subclass of tuple.
