@@ -39,7 +39,7 @@ def identify(device: Reported) -> Accelerator | None:
 
     The device is looked up by its name, and then by its PCI id. The PCI id tells the form factor if the name does not.
     The reported memory decides between models of the same name that differ in memory. The result is also None if the
-    device has clearly less memory than every such model.
+    device has clearly less memory than every model of its name.
     """
     if virtual := _VGPU.fullmatch(device.name):
         return _virtual(device, virtual["card"], int(virtual["gb"]))

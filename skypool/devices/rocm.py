@@ -67,8 +67,8 @@ def _cards(told: Any) -> list[dict[str, Any]]:
 def _value(card: dict[str, Any], *path: str) -> object:
     """Return the value at a path of keys in a card's JSON; None if a key is missing.
 
-    `amd-smi` writes a measured value as {"value": 42, "unit": "%"}; 42 is then returned. It writes an unknown value as
-    "N/A", which is returned unchanged.
+    `amd-smi` writes a measured value as {"value": 42, "unit": "%"}; 42 is then returned. The tool writes an unknown
+    value as "N/A", which is returned unchanged.
     """
     at: Any = card
     for step in path:

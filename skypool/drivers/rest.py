@@ -173,7 +173,7 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Send a request that must not be repeated, such as one that makes a machine, and return the body of the answer.
+        """Send a request that must not be repeated, for example to make a machine, and return the body of the answer.
 
         The request is sent a second time only if the API refused the credentials, and `stale` (an argument of `Rest`)
         returned True.

@@ -136,7 +136,7 @@ class State:
     # --- the log ---------------------------------------------------------------------------------------------
 
     def _log(self, generation: int) -> Path:
-        """Return the path of the log file with a number (its generation). The file may not exist."""
+        """Return the path of the log file with a given number (its generation). The file may not exist."""
         return self.folder / f"world.{generation}"
 
     def _newest(self) -> int:
@@ -149,7 +149,7 @@ class State:
         return max((int(number) for each in logs if (number := each[6:]).isdigit()), default=0)
 
     def _read(self, generation: int) -> World:
-        """Return the world that the log file with a number (its generation) contains.
+        """Return the world that the log file with a given number (its generation) contains.
 
         Only records that were added to the log since the last call are read. If the last call read the log of another
         generation, the whole log is read. If there is no log, `make` makes a new world, which is not stored yet.
@@ -232,7 +232,7 @@ class State:
     # --- the lock --------------------------------------------------------------------------------------------
 
     def _lock(self, generation: int) -> Path:
-        """Return the path of the lock file with a number (its generation). The file may not exist."""
+        """Return the path of the lock file with a given number (its generation). The file may not exist."""
         return self.folder / f"lock.{generation}"
 
     @contextlib.contextmanager

@@ -245,8 +245,8 @@ class World:
         real: True if machines are processes on this computer; False if they are mere records, which run nothing.
         ends_itself: True if machines end when their lease is over.
         billing: the moment from which a machine is billed: "create" (its creation) or "running" (the end of its boot).
-        offset: seconds by which the cloud's clock is ahead of this computer's.
-        machines: all machines by id. Machines that have ended are included.
+        offset: seconds by which the cloud's clock is ahead of this computer's clock.
+        machines: all machines, also those that have ended. Keys are their ids.
         things: key pairs and security groups. Keys are pairs (kind, name).
         rules: failures and delays of the next calls, oldest first.
         flaws: defects of the next machines. The first entry is for the next machine.
