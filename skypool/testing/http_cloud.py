@@ -243,7 +243,7 @@ class HttpCloud:
     # --- the API ---------------------------------------------------------------------------------------------
 
     def routes(self) -> Mapping[str, Route]:
-        """Return a dict from each route of the API, such as "GET /v1/machines/{id}", to the method that answers it.
+        """Return a dict from routes of the API, such as "GET /v1/machines/{id}", to the methods that answer requests.
 
         A name in braces matches one part of a path. A subclass overrides this method to imitate another provider's API.
         """

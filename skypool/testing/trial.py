@@ -38,7 +38,7 @@ ABILITIES = {
 
 
 class OrderTerms(TypedDict, total=False):
-    """The keyword arguments of `Trial.order`: values for fields of `Order`. All are optional."""
+    """The keyword arguments of `Trial.order`, which are values for fields of an `Order`. All are optional."""
 
     pool: str
     need: Need

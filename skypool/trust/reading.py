@@ -251,8 +251,8 @@ class Reading(Cursor):
     def _add(self, keys: list[Any], add: Callable[[list[Any]], object]) -> None:
         """Add keys to a container in portions, and measure the processor time that each portion takes.
 
-        If all keys are texts or bytes, they are added at once, and no time is measured. The same holds for up to 64
-        keys that are numbers, texts, bytes or None.
+        Texts and bytes alone are added in one step, and no time is measured. The same holds for up to 64 keys that are
+        numbers, texts, bytes or None.
 
         Args:
             keys: the keys.
