@@ -26,7 +26,7 @@ class NotData(Exception):
 
     Attributes:
         why: the reason, as a part of an error message. The word "it" in this text means the value that is read.
-        name: the refused name of a class, function or module, such as "os.system"; "" if the reason is another.
+        name: the refused name of a class, function or module, such as "os.system"; "" for other reasons.
         allowable: True if `name` is a class that the user may allow with the pool's argument `allow_results`.
         advice: the next step for the user, as whole sentences; "" for the advice to return plain values instead.
     """

@@ -133,7 +133,8 @@ class DataReader:
     def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
         """Find the class that a node named, and set in `shape` the class and the function that makes its instances.
 
-        If the class is an enumeration, or allowed by the user, `r` then accepts its instances as dictionary keys.
+        If the class is an enumeration or allowed by the user, the decoder then accepts its instances as dictionary
+        keys.
 
         Args:
             r: the decoder of the value.

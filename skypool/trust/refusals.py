@@ -12,8 +12,8 @@ class WriteError(Exception):
 
     Attributes:
         why: the reason, as a part of an error message. The word "it" in this text means the whole value.
-        kind: the name of the refused value's class, or of the function that would rebuild the refused value. "" if the
-            reason is another.
+        kind: the name of the refused value's class, or of the function that would rebuild the refused value. "" for
+            other reasons.
         path: the place of the refused part inside the whole value, such as "[2].model"; "" until the encoder sets it.
         allowable: True if the user may allow the class `kind` with the pool's argument `allow_results`.
         advice: the next step for the user, as whole sentences; "" for the advice to return plain values instead.
