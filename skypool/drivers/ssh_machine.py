@@ -38,7 +38,8 @@ def notice_program(
         when: Python expression that uses `said`, the text of the service's answer. The value of the expression is the
             time at which the provider takes the machine back, in seconds since 1970, or None for no notice. The
             expression may use the modules `json` and `datetime`. If it raises ValueError, there is no notice.
-        variable: name of an environment variable on the rented machine. A value replaces `base`. "" for none.
+        variable: name of an environment variable on the rented machine. Its value, if any, replaces `base`. "" for
+            none.
         headers: headers of the request for the notice; None for none.
         token: None if the service needs no access token. Otherwise the tuple (path, name, value, carrier). A PUT
             request to the path gets the token. This request has a header with the name and the value. `carrier` is the
