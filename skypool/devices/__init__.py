@@ -36,9 +36,9 @@ KINDS = ("cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu")
 
 
 def family(kind: str) -> Family:
-    """Return the device family of a kind: the object that detects and describes devices of this kind.
+    """Return the `Family` object of a kind of device, which detects and describes all devices of this kind.
 
-    For a known kind, the family is returned even if this machine has no such devices.
+    This machine need not have such devices.
 
     Args:
         kind: one of `KINDS`, or the name of a device class that the user registered
@@ -79,7 +79,7 @@ def _registered() -> dict[str, Family]:
 
 
 def detect() -> tuple[Device, ...]:
-    """Return every accelerator that this process may use, of all families except "cpu"; () if there is none.
+    """Return every accelerator that this process may use, of all kinds except "cpu"; () if there is none.
 
     Devices that an environment variable such as `CUDA_VISIBLE_DEVICES` hides are left out. A vendor's tool is started
     only if it is installed, so this function is quick on a machine without accelerators. With a tool, the function may
@@ -148,9 +148,9 @@ def visible_env(kind: str, indices: Sequence[int | str]) -> dict[str, str]:
 
 
 def hidden() -> dict[str, str]:
-    """Return environment variables that hide the accelerators of all kinds from a new process. This sets no variable.
+    """Return environment variables that hide the accelerators of all kinds from a new process. No variable is set here.
 
-    No variable hides Trainium, Inferentia and TPU chips for certain. `JAX_PLATFORMS` and `PJRT_DEVICE` make JAX and
+    No variable reliably hides Trainium, Inferentia and TPU chips. `JAX_PLATFORMS` and `PJRT_DEVICE` make JAX and
     PyTorch/XLA use the CPU instead, and `SKYPOOL_DEVICES` makes `detect` find nothing.
     """
     env = {"SKYPOOL_DEVICES": "[]", "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
@@ -160,9 +160,9 @@ def hidden() -> dict[str, str]:
 
 
 def pinned(devices: Sequence[Device]) -> dict[str, str]:
-    """Return environment variables that make only the given devices visible to a new process. This sets no variable.
+    """Return environment variables that make only the given devices visible to a new process. No variable is set here.
 
-    Devices of a kind that is not among the given devices are not hidden, so an empty sequence gives {}.
+    Devices of other kinds stay visible. An empty sequence gives {}.
 
     Args:
         devices: devices as `detect` returns them, of one or several kinds.
@@ -176,7 +176,7 @@ def pinned(devices: Sequence[Device]) -> dict[str, str]:
 def _pinned_env(kind: str, pins: Sequence[str]) -> dict[str, str]:
     """Return environment variables that make only these devices of one kind visible to a new process.
 
-    Returns {} for a kind that has no family, such as that of FPGAs.
+    Returns {} for a kind that skypool cannot detect, such as FPGAs.
 
     Args:
         kind: the kind of the devices.

@@ -20,10 +20,11 @@ _STATS = "memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw"
 
 
 class Cuda(Family):
-    """The family of NVIDIA GPUs.
+    """Detects the NVIDIA GPUs of this machine, reports their state, and makes chosen GPUs visible to new processes.
 
-    If MIG has divided a card into partitions, `detect` returns the partitions and not the card, because a program can
-    use only the partitions. Devices that `CUDA_VISIBLE_DEVICES` hides are left out.
+    NVIDIA's Multi-Instance GPU (MIG) can divide a card into partitions. `detect` then returns the partitions and not
+    the card, because a program can use only the partitions. Devices that the environment variable
+    `CUDA_VISIBLE_DEVICES` hides are left out.
     """
 
     kind = "cuda"
@@ -48,15 +49,17 @@ def read_stats(text: str | None) -> Stats:
     number, such as "[N/A]", gives None for its field.
 
     Args:
-        text: the output for the columns in `_STATS`; None if the tool is missing or failed.
+        text: the output for the columns memory.used, memory.total, utilization.gpu, temperature.gpu and power.draw.
+            None if the tool is missing or failed.
     """
     rows = table(text)
     return Stats(*(number(cell) for cell in rows[0])) if rows and len(rows[0]) == 5 else Stats()
 
 
 def _from_smi() -> tuple[Device, ...]:
-    """Return the devices that `nvidia-smi` lists; for a card that MIG has divided, its partitions instead of the card.
+    """Return the devices that `nvidia-smi` lists.
 
+    For a card that MIG (NVIDIA's Multi-Instance GPU) has divided, the partitions are returned instead of the card.
     Returns an empty tuple if the tool is missing or fails.
     """
     if (listing := ask(["nvidia-smi", "-L"])) is None:
@@ -65,14 +68,15 @@ def _from_smi() -> tuple[Device, ...]:
 
 
 def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
-    """Return the devices in the output of `nvidia-smi -L`; for a card that MIG has divided, its partitions instead.
+    """Return the devices in the output of `nvidia-smi -L`.
 
+    For a card that MIG (NVIDIA's Multi-Instance GPU) has divided, the partitions are returned instead of the card.
     Lines of another form are ignored. The memory of a partition is None, because the tool does not print that memory.
 
     Args:
         listing: the output of `nvidia-smi -L`.
-        memory: the output of `nvidia-smi --query-gpu` with the columns index, memory in MiB and PCI device id. If it is
-            None, the memory of the devices is None and their PCI device id is "".
+        memory: the output of `nvidia-smi --query-gpu` with the columns index, memory in MiB and PCI device id. None if
+            the tool is missing or failed. The memory of the devices is then None, and their PCI device id is "".
     """
     facts = {row[0]: row for row in table(memory) if len(row) == 3}
     found: list[Device] = []
@@ -89,7 +93,7 @@ def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
 
 
 def _card(index: int, name: str, uuid: str, memory_mib: int | None, pci: str) -> Device:
-    """Return the `Device` of a whole card. Its pin is its index.
+    """Return the `Device` of a whole card. Its `pin`, which selects the card in CUDA_VISIBLE_DEVICES, is its index.
 
     Args:
         index: the card's number.
@@ -104,7 +108,7 @@ def _card(index: int, name: str, uuid: str, memory_mib: int | None, pci: str) ->
 
 
 def _part(card: Device, profile: str, uuid: str, memory_mib: int | None = None) -> Device:
-    """Return the `Device` of a MIG partition (part of a card). Its pin is its UUID.
+    """Return the `Device` of a MIG partition (part of a card). Its `pin`, which selects the partition, is its UUID.
 
     Args:
         card: the whole card, from which the partition's number, name and PCI id are taken.
@@ -141,7 +145,7 @@ def _from_nvml() -> tuple[Device, ...]:
 def read_nvml(nvml: Any) -> tuple[Device, ...]:
     """Return the devices that NVML (NVIDIA's library for device management) reports.
 
-    For a card that MIG has divided, its partitions are returned instead of the card.
+    For a card that MIG (NVIDIA's Multi-Instance GPU) has divided, the partitions are returned instead of the card.
 
     Args:
         nvml: the module `pynvml`, after a call of its function `nvmlInit`.

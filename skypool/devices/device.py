@@ -28,13 +28,13 @@ class Device:
     """One device of this machine, described with the values that its vendor's tool reports.
 
     Attributes:
-        kind: the kind (family) of the device: "cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu" or the name of a
-            device class that the user registered.
+        kind: the kind of the device: "cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu" or the name of a device class
+            that the user registered.
         index: the number that the vendor's tool gives the device. The MIG partitions (parts into which an NVIDIA card
             can be divided) of one card have the number of the card.
         name: the vendor's name of the model.
         memory_mib: the whole memory of the device in MiB; None if the tool does not report the memory.
-        pin: the text that selects this device in the family's environment variable, such as `CUDA_VISIBLE_DEVICES`: an
+        pin: the text that selects this device in the vendor's environment variable, such as `CUDA_VISIBLE_DEVICES`: an
             index, a UUID or core numbers. "" if no text selects the device.
         uuid: the vendor's unique id of the device; "" if unknown.
         pci_id: the PCI device id, such as "0x2330"; "" if unknown.
@@ -78,14 +78,14 @@ class Stats:
 
 
 class Family:
-    """A family: all devices of one kind, such as the NVIDIA GPUs of this machine.
+    """A base class for objects that detect all devices of one kind (a family), such as the NVIDIA GPUs of this machine.
 
     For hardware that skypool does not know, write a subclass. It must implement `detect`; the other methods have
     defaults. On a machine without such devices or without the vendor's tool, `detect` returns an empty tuple, and
     `get_device_stats` returns None for each value; no error is raised.
 
     Attributes:
-        kind: the kind of the devices, as in `Device.kind`.
+        kind: the kind of the devices, such as "cuda".
     """
 
     kind: str = ""
@@ -141,10 +141,11 @@ class Family:
         """Return the devices that a setting selects, in the order of the setting.
 
         Args:
-            devices: the setting, as in `parse_devices`.
+            devices: the setting. "auto", -1, "-1" or None select all devices. A positive int is the number of devices
+                to select, from the first on. "0,2" or [0, 2] select devices by index. An empty list selects no device.
 
         Raises:
-            UsageError: the setting has a wrong form, or selects devices that do not exist.
+            UsageError: the setting has another form, is 0, or selects more devices or other devices than there are.
         """
         by_index = {device.index: device for device in self.detect()}
         return [by_index[index] for index in self.parse_devices(devices)]
@@ -182,5 +183,5 @@ def _listed(devices: str | Sequence[int]) -> list[int] | None:
 
 
 def index_of(device: Device | int) -> int:
-    """Return the index of a device, which is given as a `Device` or as its index. The index is not checked."""
+    """Return the index of a device. An int is returned unchanged, as it is the index already."""
     return device if isinstance(device, int) else device.index

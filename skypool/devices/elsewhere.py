@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def question() -> str:
-    """Return a POSIX shell script to run on the other machine. `accelerators` reads the script's output.
+    """Return a POSIX shell script that reports the accelerators of the machine on which it runs.
 
-    The script prints a line "@of NAME" before the output of each vendor's tool that is installed, and before the PCI
-    ids of TPU chips. This function runs nothing.
+    The function `accelerators` reads the script's output. The script prints a line "@of NAME" before the output of each
+    vendor's tool that is installed, and before the PCI ids of TPU chips. This function runs nothing.
     """
     return (files("skypool.devices") / "ask.sh").read_text("utf-8")
 
 
 def accelerators(answer: Iterable[str]) -> tuple[Accelerator, ...]:
-    """Return the accelerators in the output of the script from `question`, each with the number of such devices.
+    """Return the accelerators that the script of `question` has reported, each with the number of such devices.
 
     Devices that skypool's catalogue does not know are left out. The tuple is empty if no device is left.
 

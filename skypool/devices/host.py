@@ -12,7 +12,7 @@ from skypool.devices.tools import ask, whole
 
 
 class Cpu(Family):
-    """The family of the CPU. It has always one device, for all cores together.
+    """Describes the CPU of this machine as one device, and reports its state.
 
     No environment variable hides the CPU, so `visible_env` returns {}. The utilization in `Stats` is an estimate from
     the system's load average of the last minute.
@@ -21,11 +21,11 @@ class Cpu(Family):
     kind = "cpu"
 
     def parse_devices(self, devices: int | str | Sequence[int] | None = "auto") -> list[int]:
-        """Return the device index for each process that a setting asks for. The only device of this family is 0.
+        """Return the device index for each process that a setting asks for. The CPU is one device, with index 0.
 
         Args:
-            devices: a positive int is a number of processes, which all use device 0; 3 gives [0, 0, 0]. Any other value
-                means the same as in `Family.parse_devices`; "auto", -1 and None give [0].
+            devices: a positive int is a number of processes, which all use device 0; 3 gives [0, 0, 0]. "auto", -1,
+                "-1" and None give [0]. "0" or [0] is a list of device indices, and gives [0]. An empty list gives [].
 
         Raises:
             UsageError: the setting has another form, is 0, or selects another device than 0.
@@ -71,9 +71,9 @@ def _meminfo(key: str) -> int | None:
 
 
 class Mps(Family):
-    """The family of the GPU of Apple silicon. It has one device, whose memory is the machine's memory.
+    """Detects the GPU of Apple silicon as one device, whose memory is the memory of the whole machine.
 
-    On any other machine, `detect` returns an empty tuple. No environment variable hides the device.
+    On a machine without Apple silicon, `detect` returns an empty tuple. No environment variable hides the device.
     """
 
     kind = "mps"

@@ -13,9 +13,10 @@ _STATE = "memory.used,memory.total,utilization.aip,temperature.aip,power.draw"
 
 
 class Hpu(Family):
-    """The family of Intel Gaudi cards. `detect` leaves out cards that `HABANA_VISIBLE_MODULES` hides.
+    """Detects the Intel Gaudi cards of this machine, reports their state, and makes chosen cards visible to processes.
 
-    The pin of a card is its module id and not its index, because only the module id stays the same after a restart.
+    `detect` leaves out cards that the environment variable `HABANA_VISIBLE_MODULES` hides. `Device.pin` is the module
+    id of a card, because the index of a card can change after a restart.
     """
 
     kind = "hpu"
@@ -36,8 +37,8 @@ class Hpu(Family):
 def read_hl_smi(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `hl-smi -Q index,name,uuid,module_id,memory.total -f csv,noheader,nounits`.
 
-    The devices are sorted by index. Lines that do not have five columns are left out. The tuple is empty if there is no
-    other line.
+    The devices are sorted by index. Lines that do not have five columns are left out. The tuple is empty if no line is
+    left.
 
     Args:
         text: the output; None if the tool is missing or failed.

@@ -37,9 +37,9 @@ class Reported(Protocol):
 def identify(device: Reported) -> Accelerator | None:
     """Return the catalogue's accelerator for a device, with count 1; None if the catalogue does not know the device.
 
-    The device is looked up by its name, and then by its PCI id. If the name does not tell the form factor, the PCI id
-    does. The reported memory decides between models of the same name that differ in memory. Returns None, too, if the
-    device has clearly less memory than every such model.
+    The device is looked up by its name, and then by its PCI id. The PCI id tells the form factor if the name does not.
+    The reported memory decides between models of the same name that differ in memory. The result is also None if the
+    device has clearly less memory than every model of its name.
     """
     if virtual := _VGPU.fullmatch(device.name):
         return _virtual(device, virtual["card"], int(virtual["gb"]))
@@ -104,9 +104,9 @@ def _part(card: Accelerator, profile: str) -> Accelerator | None:
 def _by_name(name: str) -> Accelerator | None:
     """Return the accelerator that a reported name means; None if the catalogue does not know the name.
 
-    First, the whole name is looked up. Then follow the part in square brackets, in which AMD's tools put the name, and
-    a short form of the name. The short form of a Gaudi name such as "HL-325L" is its first six characters. For other
-    names, it is the name without " VF" (virtual function) at its end.
+    Three texts are looked up, until the catalogue knows one: the whole name, the part of the name in square brackets,
+    and a short form. The short form of a Gaudi name such as "HL-325L" is its first six characters. For other names, the
+    short form is the name without " VF" (virtual function) at its end.
     """
     inner = _BRACKETS.search(name)
     short = name[:6] if name.startswith("HL-") else name.removesuffix(" VF")

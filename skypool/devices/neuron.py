@@ -22,11 +22,11 @@ _MODELS = {
 
 
 class Neuron(Family):
-    """The family of AWS Neuron devices (Trainium and Inferentia).
+    """Detects the AWS Neuron devices (Trainium and Inferentia) of this machine, and reports their state.
 
-    The pin of a device is the list of its cores, because the Neuron runtime assigns NeuronCores and not devices.
-    `detect` returns all devices, whatever NEURON_RT_VISIBLE_CORES says. `visible_env` returns {} for an empty list,
-    because no environment variable hides all cores.
+    `Device.pin` lists the cores of a device, because the Neuron runtime assigns NeuronCores and not devices. `detect`
+    ignores the environment variable `NEURON_RT_VISIBLE_CORES`, and returns all devices. `visible_env` makes chosen
+    cores visible to new processes. It returns {} for an empty list, because no environment variable hides all cores.
     """
 
     kind = "neuron"
@@ -55,8 +55,8 @@ def cores_of(device: Device) -> list[int]:
 def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `neuron-ls --json-output`, sorted by index.
 
-    The pins have the tool's numbers of logical cores: by default, a Trainium2 has 4 logical cores for its 8 cores. The
-    tuple is empty if the text is None or is not a JSON list.
+    `Device.pin` has the numbers of the device's logical cores: by default, a Trainium2 has 4 logical cores for its 8
+    cores. The tuple is empty if the text is None or is not a JSON list.
 
     Args:
         text: the output; None if the tool is missing or failed.
@@ -99,12 +99,13 @@ def _model(each: dict[str, Any], memory: float | None) -> str:
 def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) -> Stats:
     """Return the state of one device from one report of `neuron-monitor`.
 
-    Used memory and utilization are sums over all programs that use the device: None if there is no report, and 0 if no
-    program uses the device. Temperature and power are always None.
+    Used memory and utilization count all programs that use the device. They are 0 if no program uses the device, and
+    None if there is no report. Temperature and power are always None.
 
     Args:
         text: one line of the tool's JSON output; None for no report.
-        cores: the numbers of the device's NeuronCores. The utilization is the mean of these cores, None without cores.
+        cores: the numbers of the device's NeuronCores. The utilization is the mean of these cores; None if there are no
+            cores.
         total_mib: the device's memory in MiB, which the report does not contain; None if unknown.
     """
     told = document(text)

@@ -18,10 +18,10 @@ _STATE = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--
 
 
 class Rocm(Family):
-    """The family of AMD GPUs. An MI250X counts as two devices, as in ROCm (AMD's software), one for each of its dies.
+    """Detects the AMD GPUs of this machine, reports their state, and makes chosen GPUs visible to new processes.
 
-    `detect` leaves out devices that `ROCR_VISIBLE_DEVICES` hides. If that variable is not set, it leaves out those that
-    `HIP_VISIBLE_DEVICES` hides.
+    An MI250X counts as two devices, one for each of its dies. `detect` leaves out devices that the environment variable
+    `ROCR_VISIBLE_DEVICES` hides. If this variable is not set, `HIP_VISIBLE_DEVICES` decides.
     """
 
     kind = "rocm"
@@ -67,8 +67,8 @@ def _cards(told: Any) -> list[dict[str, Any]]:
 def _value(card: dict[str, Any], *path: str) -> object:
     """Return the value at a path of keys in a card's JSON; None if a key is missing.
 
-    `amd-smi` writes a measured value as {"value": 42, "unit": "%"}; 42 is then returned. It writes an unknown value as
-    "N/A", which is returned unchanged.
+    `amd-smi` writes a measured value as {"value": 42, "unit": "%"}; 42 is then returned. The tool writes an unknown
+    value as "N/A", which is returned unchanged.
     """
     at: Any = card
     for step in path:
@@ -97,7 +97,7 @@ def read_amd_static(text: str | None) -> tuple[Device, ...]:
 
 
 def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str = "") -> Device:
-    """Return the `Device` of an AMD card. Its pin is its index.
+    """Return the `Device` of an AMD card. Its `pin`, which selects the card in environment variables, is its index.
 
     Args:
         index: the card's number.
@@ -114,7 +114,7 @@ def read_amd_metric(text: str | None) -> Stats:
     """Return the state of the first card in the output of `amd-smi metric --json`.
 
     All fields of the result are None if the text is None or has no card. The temperature is that of the card's hottest
-    spot, or that of the chip's edge if the tool does not report the former.
+    spot, or that of the chip's edge if the tool does not report the hottest spot.
 
     Args:
         text: the output; None if the tool is missing or failed.
@@ -132,10 +132,10 @@ def read_amd_metric(text: str | None) -> Stats:
 
 
 def _by_index(text: str | None) -> dict[int, dict[str, str]]:
-    """Return the cards in the JSON output of `rocm-smi`: a dict from the card's index to its values by name.
+    """Return the cards in the JSON output of `rocm-smi`: a dict from each card's index to a dict of the card's values.
 
-    The names are in lower case, because the tool changed their case between releases. Returns {} if the text is None or
-    is not such JSON.
+    Keys of the inner dicts are the names of the values, in lower case. Returns {} if the text is None or is not such
+    JSON.
     """
     told = document(text)
     found = {}

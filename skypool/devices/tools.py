@@ -64,8 +64,8 @@ def table(text: str | None) -> list[list[str]]:
 def document(text: str | None) -> Any:
     """Return the parsed JSON object or list in a tool's output. Text before the first "{" or "[" is ignored.
 
-    A tool may print warnings before the JSON. Returns None if the text is None, has neither "{" nor "[", or is not
-    valid JSON from that character to its end.
+    A tool may print warnings before the JSON. Returns None if the text is None or has neither "{" nor "[". Also returns
+    None if the rest of the text is not valid JSON.
     """
     import json
 

@@ -11,16 +11,18 @@ from skypool.devices.tools import allowed
 
 GOOGLE = "0x1ae0"
 CHIPS = {"0x0027": "", "0x005e": "TPUv4", "0x0062": "TPUv5p", "0x0063": "TPUv5e", "0x006f": "TPUv6", "0x0076": "TPU7x"}
-"""Model of a TPU chip by its PCI device id, from hardware_utils.py of JAX (read 2026-11-22).
+"""A dict from the PCI device id of a TPU chip to its model, from hardware_utils.py of JAX (read 2026-11-22).
 
-"" means that the id does not tell the model: TPU v2 and v3 have the same id.
+The model is "" for the id that TPU v2 and v3 have in common.
 """
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type"
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
 
 class Tpu(Family):
-    """The family of the TPU chips of this virtual machine. `detect` leaves out chips that `TPU_VISIBLE_CHIPS` hides.
+    """Detects the Google TPU chips of this virtual machine, and makes chosen chips visible to new processes.
+
+    `detect` leaves out chips that the environment variable `TPU_VISIBLE_CHIPS` hides.
 
     Args:
         root: the folder that contains sys/ and dev/; "/" except in tests.
@@ -53,8 +55,8 @@ class Tpu(Family):
 def chips(root: str = "/") -> list[str]:
     """Return the PCI device ids of the TPU chips that a program can open, sorted by PCI address; [] if there are none.
 
-    The list has at most as many ids as there are device files /dev/accel* and /dev/vfio/*. Chips with an id that is not
-    in `CHIPS` are left out.
+    The list has at most as many ids as there are device files /dev/accel* and /dev/vfio/*. Chips whose id is not a key
+    of `CHIPS` are left out.
 
     Args:
         root: the folder that contains sys/ and dev/; "/" except in tests.
@@ -95,7 +97,7 @@ def accelerator_type() -> str:
 
 
 def model_of(type: str) -> str:
-    """Return the model of a TPU slice by the slice's type: "TPUv3" for "v3-8"; "TPU" if the type is unknown."""
+    """Return the model of a TPU slice's chips by the slice's type: "TPUv3" for "v3-8"; "TPU" for an unknown type."""
     from skypool.accelerators import tables
 
     generation = type.partition("-")[0]

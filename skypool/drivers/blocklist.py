@@ -14,17 +14,17 @@ REMEMBERED = 86400.0
 
 
 def note(provider: str, machine: int, why: str) -> None:
-    """Add a machine to the provider's blocklist, for all processes of this user and for one day.
+    """Put a machine on the provider's blocklist, so that no process of this user rents the machine for one day.
 
     If the machine is already on the blocklist, its reason is replaced and its day begins again.
 
     Args:
         provider: name of the driver.
         machine: the provider's number of the machine.
-        why: the reason as text; `known` returns this text.
+        why: the reason, as text.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the blocklist, a folder with a file for each machine, cannot be written.
     """
     folder = place(provider)
     folder.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def note(provider: str, machine: int, why: str) -> None:
 def known(provider: str) -> dict[int, str]:
     """Return the blocked machines of a provider: a dict from the machine's number to the reason, {} if there are none.
 
-    Entries that are a day old or older are deleted, and not returned.
+    Machines that were blocked a day ago or earlier are removed from the blocklist, and not returned.
     """
     found: dict[int, str] = {}
     for file in place(provider).glob("[0-9]*"):

@@ -36,8 +36,8 @@ class Abilities:
         spot: True if the provider sells spot machines, which it may take back at any time.
         trust: "full" if results of this provider's machines may be unpickled on the client, which can run code there.
             "data" if these results are read as plain data only. This value is used for a machine that was found by its
-            tags, so that its offer and `Offer.trust` are unknown. None: skypool calls `offers`, and "data" applies if
-            one of the offers says "data", or if no offers are returned.
+            tags, because the machine's offer is unknown. If the value is None, skypool calls `offers`. It then uses
+            "full" if there are offers and all have the trust "full", and otherwise "data".
         billed_from: the event from which the provider bills a machine. "create" is the request that creates the
             machine. "running" is the moment when the machine runs; a machine that never runs then costs nothing. See
             also `Instance.billed_from`.
@@ -63,8 +63,8 @@ def abilities(driver: Driver) -> Abilities:
 def ends_itself(driver: Driver, offer: Offer) -> bool:
     """Return True if a machine of this offer ends itself, and is no longer billed, when its lease is over.
 
-    The lease is the time for which a machine lives on without hearing from its client. `offer.ends_itself` decides. If
-    it is None, `ends_itself` of the driver's abilities decides.
+    The lease is the time for which a machine lives on without hearing from its client. `offer.ends_itself` is returned.
+    If `offer.ends_itself` is None, the driver's `abilities` decide.
     """
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
 
@@ -246,7 +246,7 @@ class Driver(Protocol):
         """Terminate instances, and return when the provider says that all of them have ended.
 
         If an instance is a host of a slice (several machines that are rented together), the whole slice ends. Instances
-        that no longer exist are no error, and neither is an empty `instances`.
+        that no longer exist are ignored. With an empty `instances`, nothing is done.
 
         Raises:
             StillRunning: names the instances whose end could not be proved. The other instances have ended. After any
@@ -268,7 +268,6 @@ class Renews(Protocol):
         After the expiry time, a resource counts as no longer needed. While the pool runs, skypool calls this method
         several times in each lease (the time for which a machine lives on without hearing from its client).
 
-
         Args:
             pool: name of the pool.
             until: the new expiry time, with a time zone.
@@ -285,12 +284,12 @@ class Learns(Protocol):
     """An optional protocol of a driver: skypool reports failed machines, and the driver can stop offering them."""
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Record that a pool gave up an instance before it was ready, so that `offers` can leave out its machine later.
+        """Record that a new instance failed, so that `offers` can leave out the instance's machine later.
 
         Args:
             instance: the instance that was given up.
-            why: the error for which it was given up. The driver decides from the error if the machine is to blame. If
-                not, nothing needs to be recorded.
+            why: the error for which the pool gave up the instance. The driver decides from the error if the machine is
+                to blame. If not, nothing needs to be recorded.
         """
         ...
 
@@ -299,7 +298,7 @@ class Learns(Protocol):
 class Tidies(Protocol):
     """An optional protocol of a driver that creates resources other than instances, such as disks or key pairs.
 
-    Its methods list and remove these resources when the instances that used them are gone.
+    When no instance uses these resources any more, skypool lists and removes them with the methods of this protocol.
     """
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
@@ -319,7 +318,7 @@ class Tidies(Protocol):
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
         """Remove these resources. The caller ensures that no instance uses them any more.
 
-        Resources that no longer exist are no error, and neither is an empty `leftovers`.
+        Resources that no longer exist are ignored. With an empty `leftovers`, nothing is done.
 
         Raises:
             ProviderError: a resource could not be removed.
@@ -352,8 +351,9 @@ class Policed(Protocol):
     """An optional protocol of a driver: the driver knows the smallest set of permissions that it needs."""
 
     def policy(self) -> str:
-        """Return the smallest set of permissions that the driver needs, as `skypool doctor --policy NAME` prints it.
+        """Return the smallest set of permissions that the driver needs, as text in the provider's own format.
 
-        The text is in the provider's own format, such as JSON for AWS, and can be pasted there unchanged.
+        The user can paste the text unchanged into the provider's console. For AWS, for example, the format is JSON. The
+        command `skypool doctor --policy NAME` prints the text.
         """
         ...

@@ -33,7 +33,12 @@ def wait(
     raises ValueError count as no notice.
 
     Args:
-        base, variable, path, headers, token: as in `ssh_machine.notice_program`; `token` is () for no token.
+        base: address of the metadata service.
+        variable: name of an environment variable that, if set, replaces `base`; "" for none.
+        path: path of the notice, appended to `base`.
+        headers: headers of the request for the notice.
+        token: () if the service needs no access token. Otherwise (path, name, value, carrier): a PUT request to the
+            path, with a header of this name and value, gets the token. The header `carrier` then carries the token.
         when: called with the text of an answer. It returns the announced time in seconds since 1970, or None if the
             answer is no notice.
     """

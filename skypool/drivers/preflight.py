@@ -23,11 +23,11 @@ def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]
     The checks start when the first finding is requested. That request waits until all checks have ended.
 
     A check passes if its function returns. The text of the finding is then the returned value, or "yes" if that value
-    is None, empty, 0 or False. If the function raises an Exception, the check has failed. The text after the last "; "
-    in the error's text becomes the advice of the finding, and the text before it becomes its text.
+    is None, empty, 0 or False. If the function raises an Exception, the check has failed. The finding then has two
+    parts of the error's text: its advice is the part after the last "; ", and its text is the part before.
 
     Args:
-        questions: the functions that perform the checks, by the title of the finding.
+        questions: a dict from the title of each finding to the function that performs the check.
     """
     outcomes = at_once(lambda question: str(question() or "yes"), questions.values())
     for what, outcome in zip(questions, outcomes, strict=True):
@@ -43,16 +43,16 @@ def basics(
 ) -> dict[str, Callable[[], object]]:
     """Return the checks that all drivers of clouds with SSH machines have in common, as input for `findings`.
 
-    These are checks of the SSH programs, the networks that may log in, the credentials, and the clock. No check runs
-    before `findings` runs it.
+    These are checks of the SSH programs, the networks from which users may log in, the credentials, and the clock. This
+    function runs no check.
 
     Args:
         identity: a function that returns the name of the account, as the provider reports it.
         date: a function that sends a request to the provider and returns the Date header of the answer.
-        given: the networks that the settings allow to log in; None for the public address of this computer.
+        given: the networks from which the settings allow logins; None for the public address of this computer.
 
     Returns:
-        The functions that perform the checks, by the title of the finding.
+        A dict from the title of each finding to the function that performs the check.
     """
     return {
         "ssh on this machine": openssh,
@@ -85,7 +85,7 @@ def clock(date: str) -> str:
         date: the Date header of an answer that the provider has just sent.
 
     Raises:
-        UsageError: the difference is more than 240 s. Providers refuse signed requests if it is more than 300 s.
+        UsageError: the difference is more than 240 s. At 300 s, providers refuse requests.
         ValueError: the header is no date.
     """
     ahead = time.time() - parsedate_to_datetime(date).timestamp()

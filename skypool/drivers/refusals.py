@@ -51,7 +51,8 @@ class Refusals:
     """A table that translates the error codes of one provider to skypool's errors. The first row that fits counts.
 
     The constructor reads the file `errors.csv` in the driver's package. Its columns are `codes` (patterns separated by
-    spaces), `kind` (the name of a class in `skypool.errors`), `advice`, and optionally `text`; see `Meaning`.
+    spaces), `kind` (the name of a class in `skypool.errors`), `advice`, and optionally `text` (a regular expression for
+    the error text). `Meaning` describes the columns.
 
     Args:
         package: name of the driver's package, such as "skypool_acme".
@@ -97,7 +98,7 @@ class Refusals:
         return kind(f"{said}; {advice}" if advice else said, provider=self.provider, code=code, text=text)
 
     def known(self, codes: Sequence[str]) -> str:
-        """Return the first of these error codes for which the table has a row, or `codes[0]` if it has none of them.
+        """Return the first of these error codes for which the table has a row, or `codes[0]` if the table has none.
 
         Rows that also require an error text do not count.
 

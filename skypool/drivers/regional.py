@@ -56,8 +56,8 @@ class Regional:
         """Terminate instances, and return when every region says that its instances have ended.
 
         Waits for up to `ending` seconds (90 by default). In that time, a request is repeated if it gets no answer, or
-        if the provider refuses it because requests come too often. An error of one region does not stop the others.
-        Does nothing if `instances` is empty.
+        if the provider refuses it because requests come too often. An error of one region does not stop the other
+        regions. Does nothing if `instances` is empty.
 
         Raises:
             StillRunning: names the instances whose end was not reported within `ending` seconds, or whose region could
@@ -83,7 +83,7 @@ class Regional:
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
         """Remove these leftovers in parallel, and return when each is removed or could not be removed.
 
-        One failure does not stop the removal of the others. Does nothing if `leftovers` is empty.
+        If one leftover cannot be removed, the others are removed all the same. Does nothing if `leftovers` is empty.
 
         Raises:
             ProviderError: a leftover could not be removed.
@@ -124,7 +124,7 @@ class Regional:
     def _found(self, region: str, pool: str | None) -> Iterable[Instance]:
         """Return the instances of a pool in one region; if `pool` is None, of all pools of this user.
 
-        A driver must implement this method. If it raises, instances could be missing, so `instances` raises the error.
+        A driver must implement this method. If this method raises an error, `instances` raises the error, too.
         """
         raise NotImplementedError
 
@@ -136,7 +136,7 @@ class Regional:
 
         Args:
             region: name of the region.
-            instances: the instances by their ids.
+            instances: a dict from ids to instances.
 
         Returns:
             The ids, or a mapping from each id to the reason why the instance has not ended. Empty if all have ended.
@@ -151,7 +151,7 @@ class Regional:
         return former(region, instances)
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Return the ids of those of the given instances that have not ended yet.
+        """Return the ids of the given instances that have not ended yet.
 
         `terminate` calls this method repeatedly after `_terminate`, until no instance is left or the time is over. By
         default, this method calls `_terminate` again. A driver may override it. If a driver still has the former method
@@ -159,10 +159,10 @@ class Regional:
 
         Args:
             region: name of the region.
-            instances: the instances that had not ended before this call, by their ids.
+            instances: a dict from ids to the instances that had not ended before this call.
 
         Returns:
-            The ids, or a mapping from each id to the reason, as from `_terminate`.
+            The ids, or a mapping from each id to the reason why the instance has not ended. Empty if all have ended.
         """
         former: _Ask | None = getattr(self, "_ending", None)
         if former is None:
@@ -244,10 +244,10 @@ def everywhere(
 
 
 def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[str]) -> list[str]:
-    """Return the regions to ask: the regions of the settings, or all that the account may use, if they match a pattern.
+    """Return the regions to ask: the regions in the settings, or without settings all regions that the account may use.
 
-    Regions of the settings keep their order; otherwise the regions are sorted. The result is empty if no region
-    matches.
+    Regions that match none of the patterns are left out, so the result may be empty. Regions of the settings keep their
+    order. Otherwise the regions are sorted.
 
     Args:
         known: regions that the account may use.
@@ -277,7 +277,7 @@ def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> No
 
     Args:
         do: called with each item.
-        items: the items; none is no error.
+        items: the items. If there are none, nothing is done.
         failure: message of the ErrorGroup if several calls fail.
 
     Raises:
@@ -290,7 +290,10 @@ def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> No
 
 
 _Ask = Callable[[str, Mapping[str, Instance]], Collection[str]]
-"""A function that asks one region about instances by their ids. It returns the ids of those that have not ended."""
+"""A function that asks one region about instances. It returns the ids of the instances that have not ended.
+
+Its arguments are the name of the region, and a mapping from ids to instances.
+"""
 
 _FIRST_LOOK = 0.25
 """Seconds from the first to the second request about instances that are ending. Each later pause is twice as long."""
@@ -308,8 +311,8 @@ def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], secon
     Args:
         end: called first for each region, to request the end of its instances. It returns the ids of the instances that
             have not ended, or a mapping from these ids to the reasons.
-        ending: called for a region after `end`, until no instance is left. It returns the same as `end`.
-        instances: the instances of all regions; none is no error.
+        ending: called for a region after `end`, until no instance is left. It returns ids or a mapping as well.
+        instances: the instances of all regions. If there are none, nothing is done.
         seconds: time limit for each region.
 
     Raises:

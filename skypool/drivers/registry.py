@@ -194,13 +194,13 @@ def made(note: DriverNote) -> Driver:
 
 
 def _settings(value: Any, without: list[str]) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults, as JSON by field name.
+    """Return the fields of a dataclass that differ from their defaults, as a dict from field name to JSON value.
 
     Args:
         value: the dataclass object. For an object of another class, the result is {}.
         without: list to which this function appends the names of fields that are left out. These are secrets
-            (`repr=False`) that are set, and values that cannot be written as JSON. "its settings" is appended if
-            `value` is no dataclass.
+            (`repr=False`) that are set, and values that cannot be written as JSON. The text "its settings" is appended
+            if `value` is not a dataclass object.
     """
     found: dict[str, Any] = {}
     if not is_dataclass(value):

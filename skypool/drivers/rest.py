@@ -36,8 +36,10 @@ _EARLY = 60.0
 """Seconds before the expiry of a token at which the token is renewed."""
 
 _FRESH = 2.0
-"""Age in seconds that a token must have to be replaced after a refusal: after the refusal of a younger token, a new one
-would be refused, too. A token is also used for at least this time before it is renewed."""
+"""Age in seconds from which a token that the API refused is replaced by a new token.
+
+A token is also used for at least this time before it is renewed.
+"""
 
 _MARKUP = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 """Matches the parts of a web page that are not text to read: tags, styles and scripts."""
@@ -143,17 +145,17 @@ class Rest:
         Args:
             method: HTTP method, such as "GET".
             path: path of the request, appended to the base address.
-            what: name of the request in errors, such as "the list of machines"; "" for its method and path.
+            what: name of the request in errors, such as "the list of machines"; "" for the method and path.
             json: value that is sent as JSON; None for a request without a body.
             params: query parameters; None for none.
-            headers: headers in addition to those of the client, which they override; None for none.
+            headers: further headers, which override headers of the client; None for none.
 
         Returns:
             The parsed body if it is JSON, the text of any other body, or None if the body is empty.
 
         Raises:
-            ProviderError: the API refused the request. The class is the one that the table of errors has for the error
-                code, such as CredentialsError.
+            ProviderError: the API refused the request. The class of the error depends on the API's error code, for
+                example CredentialsError.
             NoAnswer: no attempt got an answer, or the API answered with a server error.
             RateLimitError: requests still came too often for the API after 20 s.
             UsageError: the package `requests` is not installed.
@@ -171,14 +173,18 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Send a request that must not be repeated, such as a create, and return the body of the answer.
+        """Send a request that must not be repeated, for example to make a machine, and return the body of the answer.
 
-
-        The request is sent a second time in one case only: the API refused the credentials, and the function `stale` of
-        the client returned True.
+        The request is sent a second time only if the API refused the credentials, and `stale` (an argument of `Rest`)
+        returned True.
 
         Args:
-            method, path, what, json, params, headers: as in `ask`.
+            method: HTTP method, such as "POST".
+            path: path of the request, appended to the base address.
+            what: name of the request in errors, such as "a new machine"; "" for the method and path.
+            json: value that is sent as JSON; None for a request without a body.
+            params: query parameters; None for none.
+            headers: further headers, which override headers of the client; None for none.
 
         Returns:
             The parsed body if it is JSON, the text of any other body, or None if the body is empty.
@@ -199,10 +205,18 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send a request as `once` does, and return the body and the headers of the answer.
+        """Send a request that must not be repeated, and return the body and the headers of the answer.
+
+        The request is sent a second time only if the API refused the credentials, and `stale` (an argument of `Rest`)
+        returned True.
 
         Args:
-            method, path, what, json, params, headers: as in `ask`.
+            method: HTTP method, such as "POST".
+            path: path of the request, appended to the base address.
+            what: name of the request in errors, such as "a new machine"; "" for the method and path.
+            json: value that is sent as JSON; None for a request without a body.
+            params: query parameters; None for none.
+            headers: further headers, which override headers of the client; None for none.
 
         Returns:
             The pair (body, headers). The body is parsed if it is JSON, None if it is empty, otherwise text.
@@ -229,14 +243,14 @@ class Rest:
         json: object,
         params: Params | None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send one request with these headers and no headers of the client, and return (body, headers of the answer).
+        """Send one request with exactly these headers, and return the pair (body, headers) of the answer.
 
-        First sleeps until the pause between two requests of this kind is over, and then waits for the answer. Redirects
-        are not followed; they count as refusals. A web page with a status of success counts as a lost connection.
+        First sleeps until the pause between two requests of this kind is over. Redirects are not followed; they count
+        as refusals. A web page with a status of success counts as a lost connection.
 
         Raises:
             ProviderError: the API refused the request or did not answer. If a header value has a character that is not
-                printable ASCII, nothing is sent, and the error is that of code "401".
+                printable ASCII, nothing is sent. This counts as a refusal with the code "401".
             UsageError: the package `requests` is not installed.
         """
         if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show the key
@@ -273,10 +287,10 @@ class Rest:
         raise error
 
     def error(self, what: str, code: str, text: str) -> ProviderError:
-        """Return the error for a refused or unanswered request, as one of skypool's error classes. It is not raised.
+        """Return (not raise) the error for a refused or unanswered request, as one of skypool's error classes.
 
-        The client's table of errors gives the class for the code. For a code that is not in the table, the
-        class is `NoAnswer` if the connection was lost or the code is 500 or more, and otherwise ProviderError.
+        The client's table of errors gives the class for the code. For another code, the class is NoAnswer if the
+        connection was lost or the code is 500 or more, and otherwise ProviderError.
 
         Args:
             what: name of the request.
@@ -301,10 +315,10 @@ class Rest:
         return session
 
     def _keep_apart(self, call: str) -> None:
-        """Sleep until enough time has passed since the last request of the same kind, as `apart` of the client says.
+        """Sleep until enough time has passed since the last request of the same kind.
 
-        Returns at once if no pattern of `apart` matches. The pauses hold for all threads together: each call of this
-        method reserves the next free moment for its request.
+        The argument `apart` of `Rest` has the kinds and their pauses. Returns at once for a request of no such kind.
+        The pauses hold for all threads together: each call of this method reserves the next free moment.
 
         Args:
             call: method and path of the request, such as "GET /instances".
@@ -321,8 +335,9 @@ class Rest:
 class OAuth:
     """An OAuth access token, which is requested with the user's credentials and renewed before its expiry.
 
-    Pass the object as `headers` of a `Rest`, and its method `stale` as `stale`. A token that the API refuses before the
-    token's expiry is then replaced. All threads share one token. The constructor sends nothing.
+    Pass the object as the argument `headers` of `Rest`, and the object's method `stale` as the argument `stale`. `Rest`
+    then also replaces a token that the API refuses before the token's expiry. All threads share one token. The
+    constructor sends nothing.
 
     Args:
         base: address of the API.
@@ -384,8 +399,8 @@ class OAuth:
     def _got(self) -> Any:
         """Request a new token, and return the API's parsed answer.
 
-        If the last answer contained a refresh token, this refresh token is sent, once only. If the API refuses it, or
-        if there is none, the credentials are sent.
+        If the last answer contained a refresh token, this refresh token is sent, once only. If the API refuses the
+        refresh token, or if there is none, the credentials are sent.
 
         Raises:
             CredentialsError: the credentials are refused.
@@ -403,10 +418,10 @@ class OAuth:
 
 
 def _said_of_credentials(status: int, body: Any) -> tuple[str, str]:
-    """Return the error code and text of a refused request for a token, as `said` does, with one exception.
+    """Return the error code and the error text of a refused request for a token.
 
-    The statuses 400, 401 and 403 all give the code "401", because a request for a token has nothing but the credentials
-    that could be wrong.
+    The statuses 400, 401 and 403 all give the code "401", because only the credentials can be wrong. For any other
+    status, the code is the one that the function `said` returns.
     """
     code, text = said(status, body)
     return ("401" if status in (400, 401, 403) else code), text
@@ -432,8 +447,7 @@ def _read(got: requests.Response) -> Any:
 def _seconds(retry_after: str) -> float | None:
     """Return the seconds in a Retry-After header as a float. A negative number gives 0.
 
-    Returns None if the text is empty or no number. HTTP also allows a date there, which gives None, too: no known
-    provider sends one.
+    Returns None if the text is empty or is not a number, for example a date.
 
     Args:
         retry_after: the value of the header; "" if the answer has no such header.

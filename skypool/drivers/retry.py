@@ -98,7 +98,8 @@ def quietly(do: Callable[[], V], *codes: str) -> V | None:
 
     Args:
         do: a function that sends the request.
-        codes: error codes (`ProviderError.code`) that are no failure, such as that of a machine that is already gone.
+        codes: error codes (`ProviderError.code`) that are no failure, such as the code for a machine that is already
+            gone.
 
     Raises:
         Exception: any other error of `do`.

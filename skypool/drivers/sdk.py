@@ -12,10 +12,8 @@ _importing = threading.RLock()
 def imported(module: str) -> ModuleType:
     """Import a module of an SDK (a provider's Python package), and return the module.
 
-    Only one thread at a time imports through this function; other threads wait. Drivers are called in parallel, and
-    their SDKs share packages. If two threads import `requests` and `requests.exceptions` at the same time, each may
-    wait for the other. Python then raises an error in one of these threads.
-
+    Only one thread at a time imports through this function; other threads wait. Python can raise an error if two
+    threads import modules of the same package at the same time.
 
     Args:
         module: full name of the module, such as "botocore.session".

@@ -110,9 +110,9 @@ def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iter
 
     Args:
         driver: the driver, whose attributes are checked and replaced. It may be a frozen dataclass.
-        shapes: the required form of each setting, by the setting's name; see `Shape`.
-        known: known valid strings, by the setting's name. Error messages suggest the most similar of them. Settings
-            without an entry have no such suggestions.
+        shapes: a dict from the name of each setting to its required form (see `Shape`).
+        known: a dict from the name of a setting to known valid strings. Error messages suggest the most similar of
+            these strings. Settings without an entry have no such suggestions.
 
     Raises:
         UsageError: a string does not match the required form, or a setting is a list although it may not be one.
@@ -178,16 +178,16 @@ def table(package: str, file: str) -> Any:
 
 
 def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hashable:
-    """Return a hashable value that changes if environment variables or files change which a client of an SDK reads.
+    """Return a value that changes when environment variables or files of a provider's SDK change.
 
-    A driver compares the value with the former one, and makes a new client object if they differ. The value contains
-    the environment variables whose names begin with `start`, and the modification times of the files. Files that do not
-    exist are left out.
+    A driver compares the value with its former value. If they differ, the driver makes a new client object of the SDK
+    (the provider's Python package). The value is hashable. It contains the environment variables whose names begin with
+    `start`, and the modification times of the files. Files that do not exist are left out.
 
     Args:
         start: prefix of the names of environment variables, or a tuple of several prefixes, such as "AWS_".
-        files: the files that the client reads, such as a credentials file: a dict to the usual path of each file. The
-            key is the name of the environment variable that can name another path. "~" is expanded.
+        files: the files that the SDK reads, such as a credentials file. Values are the usual paths of the files. Keys
+            are names of environment variables; a variable that is set replaces the usual path. "~" is expanded.
     """
     paths = [Path(os.environ.get(name) or usual).expanduser() for name, usual in files.items()]
     written = [each.stat().st_mtime_ns for each in paths if each.is_file()]
@@ -198,12 +198,12 @@ def filled(shape: Any, values: Mapping[str, Any]) -> Any:
     """Return a copy of a JSON template in which strings such as "$name" and "$name.part" are replaced by values.
 
     A string is replaced as a whole if it begins with "$". "$name" becomes `values["name"]`. "$name.part" becomes the
-    entry "part" of that value if it is a mapping, otherwise its attribute `part`. There may be several parts. An entry
-    of a dict whose value becomes None is left out; in a list, None stays.
+    entry "part" of that value if the value is a mapping, otherwise the value's attribute `part`. There may be several
+    parts. An entry of a dict whose value becomes None is left out; in a list, None stays.
 
     Args:
         shape: the template: nested dicts and lists, and strings that may begin with "$". The template is not changed.
-        values: the values by name.
+        values: a dict from the names in the template to their values.
 
     Raises:
         KeyError: `values` has no such name, or a mapping has no such entry.
@@ -230,7 +230,7 @@ def networks(given: Sequence[str] | None) -> list[str]:
 
     Args:
         given: IPv4 addresses or networks. If None or empty, the result is the public address of this computer alone,
-            which is requested from a web page (see `public_network`).
+            which is requested from a public web page.
 
     Raises:
         ProviderError: `given` is None or empty, and the public address cannot be found.

@@ -28,8 +28,9 @@ def notice_program(
 ) -> str:
     """Return the source of a program that waits on a rented machine for the provider's spot notice.
 
-    A driver passes the text as `Access.watch`. The program requests the notice from the cloud's metadata service every
-    5 s. When there is a notice, the program prints the announced time and ends. This function runs nothing.
+    A spot notice announces that the provider will take the machine back. The program requests the notice from the
+    cloud's metadata service every 5 s. When there is a notice, the program prints the announced time and ends. A driver
+    passes the source as `Access.watch`. This function runs nothing.
 
     Args:
         base: address of the metadata service.
@@ -37,11 +38,12 @@ def notice_program(
         when: Python expression that uses `said`, the text of the service's answer. The value of the expression is the
             time at which the provider takes the machine back, in seconds since 1970, or None for no notice. The
             expression may use the modules `json` and `datetime`. If it raises ValueError, there is no notice.
-        variable: environment variable of the rented machine that can name another base address; "" for none.
+        variable: name of an environment variable on the rented machine. Its value, if any, replaces `base`. "" for
+            none.
         headers: headers of the request for the notice; None for none.
-        token: None if the service needs no access token. Otherwise four strings. The first is the path from which a
-            PUT request gets the token. Then follow the name and the value of a header of that request. The last is the
-            name of the header that carries the token when the notice is requested.
+        token: None if the service needs no access token. Otherwise the tuple (path, name, value, carrier). A PUT
+            request to the path gets the token. This request has a header with the name and the value. `carrier` is the
+            name of the header that carries the token in the request for the notice.
     """
     program = (files("skypool.drivers") / "notice_watch.py").read_text("utf-8")
     told = ", ".join(repr(each) for each in (base, variable, path, dict(headers or {}), token or ()))
@@ -61,9 +63,9 @@ def access(
 ) -> Access:
     """Return SSH access to a machine, with the pool's login key and the host key that the machine got at its boot.
 
-    This function does not connect. It creates the keys in the user's folder if they do not exist yet. Later, a
-    connection fails if the machine has another host key. `booting`, `settling` and `keying` are counted from the first
-    attempt to connect.
+    This function does not connect. It creates keys that do not exist yet, in skypool's folder for the user's state. A
+    later connection fails if the machine has another host key. `booting`, `settling` and `keying` are counted from the
+    first attempt to connect.
 
     Args:
         instance: the machine. `instance.token` (the token of the order that rented the machine) selects the host key.
@@ -73,7 +75,7 @@ def access(
         booting: seconds in which a machine that does not answer counts as still booting.
         settling: seconds in which a machine that refuses the login counts as still booting.
         keying: seconds in which a machine with a wrong host key counts as still booting.
-        watch: source of a program that waits for a spot notice, as `notice_program` returns it; "" for none.
+        watch: source of a program that waits for a spot notice (see `notice_program`); "" for none.
 
     Raises:
         UsageError: a key must be created, and ssh-keygen is not installed on this computer.

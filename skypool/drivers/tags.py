@@ -39,7 +39,7 @@ UNTIL = "skypool-until"
 def tags(order: Order) -> dict[str, str]:
     """Return the tags that every machine and every other resource of an order gets: a dict from name to value.
 
-    The same order gives the same tags each time on the same client. The tag `UNTIL` is left out if `order.until` is
+    The same order gives the same tags each time on the same computer. The tag `UNTIL` is left out if `order.until` is
     None.
     """
     said = {
@@ -68,7 +68,7 @@ def owners(pool: str | None) -> str:
 
     Args:
         pool: name of a pool, or None. For any name, the pattern matches only resources that this user rented from this
-            host. For None, it matches resources that this user rented from any host.
+            host. For None, the pattern matches resources that this user rented from any host.
     """
     return owner() if pool is not None else f"{owner().partition('@')[0]}@*"
 
@@ -122,7 +122,9 @@ def instance(
             this tag is missing or has fewer numbers, `nth` itself becomes the node number.
         state: state of the machine.
         detail: data that only the driver understands.
-        region, instance_type, created_at: as in `Instance`.
+        region: the provider's name of the region; "" if the provider has no regions.
+        instance_type: the provider's name of the machine type; "" if unknown.
+        created_at: time at which the machine was created, in seconds since 1970; None if unknown.
     """
     nodes = unpacked(said.get(NODES, ""))
     node = nodes[nth] if nth < len(nodes) else nth
@@ -178,7 +180,8 @@ def leftover(
 def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
     """Return tags as a list of dicts with two entries each, the form that many providers' APIs take.
 
-    For example, `{"a": "1"}` becomes `[{"Key": "a", "Value": "1"}]`. The order is kept. Without tags, the result is [].
+    For example, `{"a": "1"}` becomes `[{"Key": "a", "Value": "1"}]`. The tags keep their order. Without tags, the
+    result is [].
 
     Args:
         said: the tags: a dict from name to value.
@@ -189,12 +192,12 @@ def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> li
 
 
 def read(pairs: Iterable[Mapping[str, str]], key: str = "Key", value: str = "Value") -> dict[str, str]:
-    """Return tags as a dict from name to value, from a list such as `pairs` returns.
+    """Return tags as a dict from name to value. In many providers' APIs, tags are a list with one mapping for each tag.
 
-    If a name occurs twice, the last value counts.
+    For example, `[{"Key": "a", "Value": "1"}]` becomes `{"a": "1"}`. If a name occurs twice, the last value counts.
 
     Args:
-        pairs: one mapping with two entries for each tag.
+        pairs: the list, with a mapping of two entries for each tag.
         key: name of the entry that holds the tag's name.
         value: name of the entry that holds the tag's value.
 
@@ -213,7 +216,7 @@ def stamp(time: datetime | None) -> str:
 
 
 def when(text: str) -> datetime | None:
-    """Return the time that `stamp` wrote into a tag, as a datetime in UTC.
+    """Return the time in a tag's text, such as "2026-11-21T15:28:00Z", as a datetime in UTC.
 
     Returns None if the text is empty or of another form.
     """
@@ -226,7 +229,7 @@ def when(text: str) -> datetime | None:
 def packed(nodes: Sequence[int]) -> str:
     """Return node numbers as a short text: [0, 1, 2, 5] becomes "0-2 5"; "" if there are no numbers.
 
-    The order is kept. Numbers are joined only if each follows the one before it: [2, 1] becomes "2 1".
+    The numbers keep their order. Only ascending neighbours are joined: [2, 1] becomes "2 1".
     """
     runs: list[list[int]] = []
     for node in nodes:
@@ -238,7 +241,7 @@ def packed(nodes: Sequence[int]) -> str:
 
 
 def unpacked(text: str) -> list[int]:
-    """Return the node numbers in a text that `packed` returned, in the same order: "0-2 5" gives [0, 1, 2, 5].
+    """Return the node numbers in a text such as "0-2 5", in the order of the text: here [0, 1, 2, 5].
 
     Returns [] if the text is empty or of another form.
     """

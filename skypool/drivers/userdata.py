@@ -4,8 +4,8 @@ The guard (`scripts/guard.sh`) is a process of root on the machine. It ends the 
 so that a machine without its client does not cost money for ever. At boot, the guard grants `order.lease` seconds.
 
 skypool postpones the end by overwriting the file `GUARD` on the machine with "SERIAL SECONDS". SERIAL is a whole number
-that differs from the last one. Each time the content of the file changes, the guard grants SECONDS seconds from that
-moment. One grant is at most the lease, and no grant goes beyond `order.lifetime`. The file is written by skypool's
+that differs from the previous one. Each time the content of the file changes, the guard grants SECONDS seconds from
+that moment. One grant is at most the lease, and no grant goes beyond `order.lifetime`. The file is written by skypool's
 programs on the machine (the setup script and the agent) when they hear from the client.
 
 The scripts are the same for all clouds, except for the command that ends the machine.
@@ -23,9 +23,9 @@ from importlib.resources import files
 from skypool.model import Order
 
 GUARD = "/run/skypool/lease"
-"""Path of the file with which skypool postpones a machine's end.
+"""Path of the file on a rented machine that skypool overwrites to postpone the machine's end.
 
-The file is in memory (a file system in RAM), so a full or slow disk does not matter.
+The file is in a file system in RAM, so a full or slow disk does not matter.
 """
 
 OFF = "shutdown -P now"
@@ -41,25 +41,25 @@ command-line argument.
 _POWER = ("shutdown", "poweroff", "halt")
 """Commands that switch a machine off.
 
-If the command that ends the machine is one of these and does not help, the guard tries stronger commands.
+If one of these commands does not end the machine, the guard (the process that ends it) tries stronger commands.
 """
 
 _POLL = 5
-"""Longest pause in seconds after which the guard reads its file again."""
+"""Longest pause in seconds between two times that the guard reads the file `GUARD`."""
 
 
 def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") -> str:
     """Return user data for cloud-init that starts the guard, sets the host key, and lets the pool's key log in.
 
-    The guard is the process that ends the machine when its lease is over. The text begins with "#cloud-config". It
-    contains the private host key, which is created on this computer if it does not exist yet.
+    The guard is the process that ends the machine when its lease is over. The text begins with "#cloud-config". The
+    text contains the private host key, which is created on this computer if it does not exist yet.
 
     Args:
         order: order that the machine belongs to.
-        user: user name with which the client logs in: that of the image's own user, or "root".
+        user: user name with which the client logs in: the name of the image's own user, or "root".
         end: shell command that ends the machine and its cost. The guard repeats the command until the machine ends. If
-            the command switches the machine off (shutdown, poweroff or halt), the guard later tries stronger ones.
-        label: label of the host key (see `Keys.host`); "" for `order.token`.
+            the command is shutdown, poweroff or halt, the guard later tries stronger commands.
+        label: name under which the pool stores the host key; "" for `order.token`.
 
     Raises:
         UsageError: a key must be created, and ssh-keygen is not installed on this computer.
@@ -84,7 +84,7 @@ def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> 
     Args:
         order: order that the container belongs to.
         end: shell command that ends the container and its cost. The guard repeats the command until the container ends.
-        label: label of the host key (see `Keys.host`); "" for `order.token`.
+        label: name under which the pool stores the host key; "" for `order.token`.
         port: port on which sshd listens.
 
     Raises:
@@ -98,8 +98,8 @@ def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> 
 def packed(script: str) -> str:
     """Return a script compressed by gzip and encoded in base64, as the value of the variable SKYPOOL_START.
 
-    The shell code `UNPACK` runs it on the machine, which needs the programs base64 and gzip. The same script gives the
-    same text each time.
+    On the machine, the shell code `UNPACK` unpacks and runs the script. The machine needs the programs base64 and gzip.
+    The same script gives the same text each time.
     """
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
@@ -115,8 +115,9 @@ def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str 
         order: order that the machine belongs to.
         user: user name with which the client logs in. For a user other than "root", the driver must add the pool's key
             (`order.keys.public`) by other means.
-        end: shell command that ends the machine and its cost, as in `cloud_config`.
-        label: label of the host key, as in `cloud_config`.
+        end: shell command that ends the machine and its cost. The guard repeats the command until the machine ends. If
+            the command is shutdown, poweroff or halt, the guard later tries stronger commands.
+        label: name under which the pool stores the host key; "" for `order.token`.
 
     Raises:
         UsageError: a key must be created, and ssh-keygen is not installed on this computer.
@@ -134,7 +135,7 @@ def _keys(order: Order, label: str) -> tuple[str, str, str]:
 
     Args:
         order: order whose pool the keys belong to.
-        label: label of the host key (see `Keys.host`); "" for `order.token`.
+        label: name under which the pool stores the host key; "" for `order.token`.
 
     Raises:
         UsageError: a key must be created, and ssh-keygen is not installed on this computer.
@@ -149,7 +150,7 @@ def _armed(order: Order, user: str, end: str) -> str:
     Args:
         order: order that the machine belongs to. The guard gets `order.lease`, rounded up to whole seconds, and
             `order.lifetime`, rounded down.
-        user: user who may write the file with which the end is postponed.
+        user: name of the user who may write the file `GUARD`, which postpones the end.
         end: shell command that ends the machine and its cost.
     """
     lease = max(1, math.ceil(order.lease))

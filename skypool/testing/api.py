@@ -50,14 +50,14 @@ _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
 def refusal(kind: type[ProviderError], what: str, provider: str, text: str | None = None) -> ProviderError:
     """Return (not raise) the error for a request that the fake cloud refuses, with an error code, a text and advice.
 
-    The code and the advice follow from the class of the error, by the table `_SAYS`. A class that the table lacks gets
+    The code and the advice depend on the class of the error (see the table `_SAYS`). A class that the table lacks gets
     the code and the advice of its nearest base class.
 
     Args:
         kind: the class of the error.
         what: the refused action, to follow "refused to" in the message.
         provider: the driver's name.
-        text: the cloud's own explanation; None for the usual explanation of this class.
+        text: the cloud's own explanation; None for the usual explanation of this class of error.
     """
     code, usual, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
     text = usual if text is None else text
@@ -84,7 +84,7 @@ class Api:
     # --- the calls -------------------------------------------------------------------------------------------
 
     def account(self) -> dict[str, int]:
-        """Return the account's limits: the maximum number of live machines, by the name of the quota.
+        """Return the account's limits: a dict from the name of each quota to the maximum number of live machines.
 
         The dictionary is empty if no limit is set.
         """
@@ -184,7 +184,7 @@ class Api:
         self._call("tag", tagged, pool=pool)
 
     def make(self, kind: str, pool: str, until: datetime | None) -> None:
-        """Make a key pair or security group for a pool. Does nothing if the pool has it already.
+        """Make a key pair or security group for a pool. Does nothing if the pool has one already.
 
         Args:
             kind: "key-pair" or "security-group".

@@ -93,8 +93,8 @@ class FakeCloud:
     def abilities(self) -> Abilities:
         """Return what this cloud can do.
 
-        A fake cloud always has a spot market and a private network. `ends_itself` and `billed_from` are this object's
-        settings `ends_itself` and `billing`.
+        A fake cloud always has a spot market and a private network. The other values follow from the driver's settings:
+        `ends_itself` from `ends_itself`, and `billed_from` from `billing`.
         """
         return Abilities(ends_itself=self.ends_itself, private_network=True, spot=True, billed_from=self.billing)
 

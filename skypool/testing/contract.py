@@ -72,8 +72,8 @@ def elsewhere(argv: Sequence[str], what: object) -> str:
 class DriverContract(SliceContract):
     """A pytest class with the tests that every driver must pass.
 
-    Subclass it as `TestSomething` with a fixture `driver`. Override the other fixtures and the attributes if their
-    defaults do not fit the driver.
+    Write a subclass, such as `TestAcme`, with a fixture `driver` that returns the driver. Override other fixtures and
+    the attributes if their defaults do not fit the driver.
 
     Attributes:
         patience: seconds within which a machine must boot or end.
@@ -126,7 +126,7 @@ class DriverContract(SliceContract):
 
     @pytest.fixture
     def trial(self, driver: Driver, control: object, need: Need) -> Iterator[Trial]:
-        """Yield the driver, the control and the need as one `Trial`, which has helpers for the tests.
+        """Yield a `Trial`, which has helpers for the tests, with the fixtures `driver`, `control` and `need`.
 
         After the test, everything that the test rented is ended.
         """
@@ -148,7 +148,7 @@ class DriverContract(SliceContract):
         )
 
     def test_making_one_is_free(self, driver: Driver) -> None:
-        """Test that constructing the driver opens no file or connection, and starts and imports nothing else."""
+        """Test that constructing the driver opens no file or connection, starts no thread, and imports no SDK."""
         assert dataclasses.is_dataclass(driver)
         made = type(driver)
         settings = {each.name: getattr(driver, each.name) for each in dataclasses.fields(driver) if each.init}
@@ -538,9 +538,9 @@ class DriverContract(SliceContract):
         assert trial.count() == 0, "check() must rent no machine"
 
     def _rentable(self, trial: Trial) -> Sequence[Offer]:
-        """Return the offers on which `Trial.launch` may rent.
+        """Return the offers on which the method `launch` of the trial may rent.
 
-        These are the best offer alone, or all offers if each offer is a single machine (`several` is False).
+        These are the first offer alone, or all offers if each offer is a single machine (`several` is False).
         """
         return trial.offers[: 1 if self.several else None]
 

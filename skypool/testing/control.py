@@ -63,7 +63,7 @@ class RecordedCall:
         number: the number of the call, from 1. All calls of one cloud are counted together.
         call: the name of the call, one of `CALLS`.
         pid: the process id of the process that made the call.
-        about: arguments of the call by name, such as "pool". Each kind of call has other arguments.
+        about: a dict from the names of the call's arguments, such as "pool", to their values.
     """
 
     number: int
@@ -84,7 +84,10 @@ class Control(Protocol):
         ...
 
     def leftovers(self) -> int:
-        """Return how many other resources, such as key pairs, exist in the whole cloud, whatever tags they have."""
+        """Return how many resources other than machines, such as key pairs, exist in the whole cloud.
+
+        The tags of the resources do not matter.
+        """
         ...
 
     def stock_out(self, offer: Offer, left: int, /) -> None:
@@ -160,8 +163,8 @@ class FakeCloudControl(Control):
 
         A slice is several machines that are sold together. A request beyond the limit fails with CapacityError.
         Machines that are alive already count toward the limit, but are not ended. The limit applies to the offer's
-        instance type in the offer's zone and market. The limit stays until a test sets another one: `relent` does not
-        remove the limit.
+        instance type in the offer's zone and market. The limit stays until a test sets another limit. The method
+        `relent` does not remove it.
 
         Args:
             offer: the offer. An offer that the cloud does not sell is accepted, without effect.
@@ -224,7 +227,7 @@ class FakeCloudControl(Control):
             error: the error to raise. For a class of `skypool.errors`, an error with fitting texts is made. A
                 ConnectionError is raised as NoAnswer.
             call: the calls that fail: one of `CALLS`, or "" for any call.
-            times: how many calls fail, at least 1; None for all until `relent`.
+            times: how many calls fail, at least 1. None: all calls, until the method `relent` is called.
             instance_type, zone, market: only calls that create machines of this type, zone and market fail; "" matches
                 any. Calls other than "create" have no type, zone or market, and fail only if all three are "".
 
@@ -253,7 +256,7 @@ class FakeCloudControl(Control):
 
         Args:
             call: the calls that fail: one of `CALLS`, or "" for any call.
-            times: how many calls fail, at least 1; None for all until `relent`.
+            times: how many calls fail, at least 1. None: all calls, until the method `relent` is called.
 
         Raises:
             UsageError: there is no such call, or `times` is less than 1.
@@ -266,7 +269,7 @@ class FakeCloudControl(Control):
         Args:
             seconds: the additional time in seconds of real time, at least 0.
             call: the calls to delay: one of `CALLS`, or "" for any call.
-            times: how many calls are delayed, at least 1; None for all until `relent`.
+            times: how many calls are delayed, at least 1. None: all calls, until the method `relent` is called.
 
         Raises:
             UsageError: there is no such call, `seconds` is negative, or `times` is less than 1.
@@ -347,7 +350,8 @@ class FakeCloudControl(Control):
 
         Args:
             instance: the machine.
-            times: how many requests have no effect; None for all, 0 for none. The request after them ends the machine.
+            times: how many requests have no effect; None for all, 0 for none. The next request after these ends the
+                machine.
 
         Raises:
             UsageError: the cloud never made this machine.

@@ -96,10 +96,11 @@ class Request:
     Attributes:
         method: the HTTP method, such as "GET".
         path: the path without the query.
-        query: the parameters of the query, by name. If a parameter is repeated, the last value counts.
+        query: a dict from the names of the query's parameters to their values. If a parameter is repeated, the last
+            value counts.
         key: the API key: the Authorization header without a leading "Bearer "; "" if there is no such header.
         body: the JSON object in the body; {} if there is no body.
-        parts: the parts of the path for which the route has a name in braces, by that name. For the route
+        parts: a dict from each name in braces in the route to the part of the path in its place. For the route
             "/v1/machines/{id}" and the path "/v1/machines/i-0001", this is {"id": "i-0001"}.
     """
 
@@ -242,7 +243,7 @@ class HttpCloud:
     # --- the API ---------------------------------------------------------------------------------------------
 
     def routes(self) -> Mapping[str, Route]:
-        """Return the methods of this object that answer requests, by route, such as "GET /v1/machines/{id}".
+        """Return a dict from routes of the API, such as "GET /v1/machines/{id}", to the methods that answer requests.
 
         A name in braces matches one part of a path. A subclass overrides this method to imitate another provider's API.
         """
@@ -260,11 +261,10 @@ class HttpCloud:
     def get_account(self, request: Request) -> Answer:
         """Return the account's limits, as an answer with status 200.
 
-        A limit is the maximum number of live machines that count toward a quota. The body has the limits by the name of
-        the quota.
+        The body is {"limits": {…}}, with the maximum number of live machines for each name of a quota.
 
         Raises:
-            ProviderError: the key is wrong, or a test prepared a failure.
+            ProviderError: the API key is wrong, or a test prepared a failure.
         """
         return Answer(200, {"limits": self._api(request).account()})
 
@@ -274,7 +274,7 @@ class HttpCloud:
         There is one entry for each type, zone and market, in stock or not. The list is empty if nothing is sold.
 
         Raises:
-            ProviderError: the key is wrong, or a test prepared a failure.
+            ProviderError: the API key is wrong, or a test prepared a failure.
         """
         return Answer(200, [_type(each, in_stock) for each, in_stock in self._api(request).stock()])
 
@@ -286,7 +286,7 @@ class HttpCloud:
         Raises:
             Refused: the cloud does not sell the type in the given zone and market. Or a field of the body is missing or
                 has the wrong type. The status is 400.
-            ProviderError: the cloud refuses, for example because the type is out of stock or the key is wrong.
+            ProviderError: the cloud refuses, for example because the type is out of stock or the API key is wrong.
         """
         api = self._api(request)
         body = request.body
@@ -320,7 +320,7 @@ class HttpCloud:
         """Return a list of all machines that are alive, empty if there are none, as an answer with status 200.
 
         Raises:
-            ProviderError: the key is wrong, or a test prepared a failure.
+            ProviderError: the API key is wrong, or a test prepared a failure.
         """
         return Answer(200, [self._machine(each) for each in self._api(request).machines()])
 
@@ -329,7 +329,7 @@ class HttpCloud:
 
         Raises:
             Refused: the machine does not exist or has ended (status 404).
-            ProviderError: the key is wrong, or a test prepared a failure.
+            ProviderError: the API key is wrong, or a test prepared a failure.
         """
         return Answer(200, self._machine(self._alive(request)))
 
@@ -338,7 +338,7 @@ class HttpCloud:
 
         Raises:
             Refused: the machine does not exist or has ended (status 404).
-            ProviderError: the key is wrong, or a test prepared a failure.
+            ProviderError: the API key is wrong, or a test prepared a failure.
         """
         self._alive(request)
         self._api(request).retag(request.parts["id"], {str(key): str(value) for key, value in request.body.items()})
@@ -349,7 +349,7 @@ class HttpCloud:
 
         Raises:
             Refused: the machine does not exist or has ended already (status 404).
-            ProviderError: the key is wrong, or a test prepared a failure.
+            ProviderError: the API key is wrong, or a test prepared a failure.
         """
         self._alive(request)
         self._api(request).terminate([request.parts["id"]])
@@ -358,7 +358,7 @@ class HttpCloud:
     def get_notice(self, request: Request) -> Answer:
         """Return the time at which the cloud takes a machine back, in seconds since 1970, as an answer with status 200.
 
-        No key is needed, because the machine itself sends this request.
+        This request needs no API key, because the machine itself sends the request.
 
         Raises:
             Refused: the cloud has not announced that it takes the machine back, or the machine does not exist or has
@@ -403,7 +403,7 @@ class HttpCloud:
 
         Raises:
             Refused: the machine does not exist or has ended (status 404).
-            ProviderError: the key is wrong, or a test prepared a failure.
+            ProviderError: the API key is wrong, or a test prepared a failure.
         """
         for each in self._api(request).machines():
             if each.id == request.parts["id"]:
@@ -576,7 +576,7 @@ def _given(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) ->
 def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
     """Return the description of a kind of machine: the JSON object that the API sends for this kind.
 
-    The value of "gpu" is None if the machines have no accelerator.
+    The entry "gpu" is None if the machines have no accelerator.
 
     Args:
         stock: the kind of machine.
@@ -613,10 +613,10 @@ def _refusal(error: ProviderError) -> Answer:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Serve a fake cloud until Ctrl-C or SIGTERM, and then end all its machines.
+    """Serve a fake cloud until Ctrl-C or SIGTERM, and then end all machines of the cloud.
 
-    The function first prints a shell command that sets the environment variables which a client needs. At the end, a
-    temporary folder is removed, but the folder of `--folder` is kept.
+    The function first prints a shell command that sets the environment variables which a client needs. The cloud's
+    state is in the folder that `--folder` names, or else in a temporary folder, which is removed at the end.
 
     Args:
         words: the command-line arguments; None means the arguments of this process.

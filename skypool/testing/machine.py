@@ -99,7 +99,7 @@ def create(folder: str) -> None:
 
 
 def answer(folder: str) -> None:
-    """Make a machine accept commands from now on, because its boot has ended. Does nothing if there is no folder."""
+    """Make a machine accept commands from now on, because its boot has ended. Does nothing if the folder is missing."""
     with contextlib.suppress(FileNotFoundError):  # the folder was removed
         (Path(folder) / _UP).touch()
 

@@ -14,7 +14,7 @@ from skypool.testing.trial import Trial
 
 
 class SliceContract:
-    """Tests of slices (several hosts that are rented together), a part of `DriverContract`.
+    """Tests of slices (several hosts that are rented together). This class is a part of `DriverContract`.
 
     The tests are skipped if the fixture `slice_need` returns None.
 

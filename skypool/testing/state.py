@@ -26,14 +26,14 @@ _SIZE = struct.Struct("<Q")
 _COMPACT = 256 << 10
 """Size in bytes from which a log may be compacted (rewritten as one record).
 
-A log is compacted when it is larger than this, and larger than 8 times its first record.
+A log is compacted when it is larger than this size, and larger than 8 times its first record.
 """
 _SUSPECT = 0.3
 """Seconds to wait for the lock before testing whether its holder has been stopped, as by SIGSTOP."""
 
 
 class Overtaken(RuntimeError):
-    """Raised in a process that was stopped (as by SIGSTOP) while it changed the fake cloud, and lost the lock thereby.
+    """Raised in a process that was stopped (as by SIGSTOP) while it changed the fake cloud, and so lost the lock.
 
     The change of this process is lost. The caller can repeat the change.
     """
@@ -79,7 +79,7 @@ class State:
 
         Raises:
             FileNotFoundError: the folder holds no cloud, and `make` is None.
-            Overtaken: this process was stopped meanwhile, and another took its lock away; the changes are lost.
+            Overtaken: this process was stopped meanwhile, and another process took the lock away. The changes are lost.
         """
         if self._make is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ class State:
             world: the state that `open` yielded.
 
         Raises:
-            Overtaken: this process was stopped meanwhile, and another took its lock away; the changes are lost.
+            Overtaken: this process was stopped meanwhile, and another process took the lock away. The changes are lost.
             FileNotFoundError: the cloud's folder was removed.
         """
         base = pickle.dumps(replace(world, machines={}), protocol=5)
@@ -136,7 +136,7 @@ class State:
     # --- the log ---------------------------------------------------------------------------------------------
 
     def _log(self, generation: int) -> Path:
-        """Return the path of the log file with a number (its generation). The file may not exist."""
+        """Return the path of the log file with a given number (its generation). The file may not exist."""
         return self.folder / f"world.{generation}"
 
     def _newest(self) -> int:
@@ -149,7 +149,7 @@ class State:
         return max((int(number) for each in logs if (number := each[6:]).isdigit()), default=0)
 
     def _read(self, generation: int) -> World:
-        """Return the world that the log file with a number (its generation) contains.
+        """Return the world that the log file with a given number (its generation) contains.
 
         Only records that were added to the log since the last call are read. If the last call read the log of another
         generation, the whole log is read. If there is no log, `make` makes a new world, which is not stored yet.
@@ -232,7 +232,7 @@ class State:
     # --- the lock --------------------------------------------------------------------------------------------
 
     def _lock(self, generation: int) -> Path:
-        """Return the path of the lock file with a number (its generation). The file may not exist."""
+        """Return the path of the lock file with a given number (its generation). The file may not exist."""
         return self.folder / f"lock.{generation}"
 
     @contextlib.contextmanager
@@ -322,7 +322,7 @@ class State:
 
 
 def _sign(lock: TextIO) -> None:
-    """Write the id of this process into a lock file, so that others can find out whether the process is stopped."""
+    """Write the id of this process into a lock file, so that other processes can see if this process is stopped."""
     os.pwrite(lock.fileno(), f"{os.getpid():<20}".encode(), 0)
 
 

@@ -38,7 +38,7 @@ ABILITIES = {
 
 
 class OrderTerms(TypedDict, total=False):
-    """The keyword arguments of `Trial.order`: values for fields of `Order`. All are optional."""
+    """The keyword arguments of `Trial.order`, which are values for fields of an `Order`. All are optional."""
 
     pool: str
     need: Need
@@ -52,13 +52,13 @@ class Trial:
 
     Args:
         driver: the driver under test.
-        control: an object with any of the methods in `ABILITIES`, with which the test changes the cloud. None if there
-            is no such object; `can` then skips the test.
+        control: an object with which the test changes the cloud. It has some or all of the methods in `ABILITIES`. If
+            it is None, tests that need such a method are skipped.
         need: the requirements of a machine.
         patience: seconds within which a machine must boot or end.
         several: True if several machines can be rented on one offer; False if each offer is a single machine.
         pools: the names of the pools that the test uses.
-        stubborn: machines that the test made ignore requests to end them. `close` makes them accept requests again.
+        stubborn: machines that ignore requests to end them, because the test prepared that. `close` undoes this.
     """
 
     driver: Driver
@@ -72,7 +72,7 @@ class Trial:
     # --- methods of the control ------------------------------------------------------------------------------
 
     def can(self, *abilities: str) -> None:
-        """Skip the running test if the control lacks one of the given methods. Otherwise do nothing.
+        """Skip the running test if the trial's control lacks one of the given methods. Otherwise do nothing.
 
         The control is the object with which the test changes the cloud.
 
@@ -139,7 +139,7 @@ class Trial:
 
     @property
     def offer(self) -> Offer:
-        """Return the best offer that meets the trial's need.
+        """Return the first of the offers that meet the trial's need, in skypool's order of preference.
 
         Raises:
             AssertionError: no offer meets the need.
@@ -148,7 +148,9 @@ class Trial:
 
     @cached_property
     def offers(self) -> tuple[Offer, ...]:
-        """Return all offers that meet the trial's need, best first. The driver is asked only on first use.
+        """Return all offers that meet the trial's need, in skypool's order of preference.
+
+        The driver is asked for offers only on first use.
 
         Raises:
             AssertionError: no offer meets the need.
@@ -156,7 +158,7 @@ class Trial:
         return self.plan(self.need)
 
     def plan(self, need: Need) -> tuple[Offer, ...]:
-        """Ask the driver for offers, and return the offers that meet a need, best first.
+        """Ask the driver for offers, and return those that meet a need, in skypool's order of preference.
 
         Raises:
             AssertionError: no offer meets the need.
@@ -172,8 +174,8 @@ class Trial:
 
         Args:
             nodes: the numbers of the nodes; no arguments means node 0.
-            more: values of fields of `Order` (see `OrderTerms`). By default, the order is for this trial's main pool
-                and need, and its machines are needed for 600 seconds from now.
+            more: values for the fields `pool`, `need`, `lease` and `lifetime` of the order. By default, the order is
+                for this trial's main pool and need, and its machines are needed for 600 seconds from now.
         """
         order = Order(
             pool=more.get("pool") or self.pool,
@@ -185,13 +187,13 @@ class Trial:
         return replace(order, **more)
 
     def launch(self, order: Order) -> list[Instance]:
-        """Launch an order on the best offer, and return the machines. They may still be booting.
+        """Launch an order on this trial's offers, and return the machines. The machines may still be booting.
 
-        If `several` is True, only the best offer is used, and fewer machines than nodes may be returned. If `several`
+        If `several` is True, only the first offer is used, and fewer machines than nodes may be returned. If `several`
         is False, the offers are used one after the other, until there is a machine for each node.
 
         Raises:
-            CapacityError, OfferGone: the best offer is out of stock. If `several` is False: nodes lack a machine, and
+            CapacityError, OfferGone: the first offer is out of stock. If `several` is False: nodes lack a machine, and
                 the last offer is out of stock. Machines that were launched before are not ended.
         """
         launched = list[Instance]()

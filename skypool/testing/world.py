@@ -38,8 +38,7 @@ class Stock:
         zone: the zone in which the machines are sold.
         market: the market on which the machines are sold: "on-demand" or "spot".
         capacity: how many machines (or slices) can be alive at once; None for any number.
-        quota: the name of the account's limit toward which the machines count (see `FakeCloudControl.limit`); "" for
-            none.
+        quota: the name of the account's limit toward which the machines count; "" for none.
         vcpus: the number of virtual processors of each machine.
         memory_gib: memory of each machine in GiB.
         disk_gib: disk of each machine in GiB.
@@ -82,7 +81,7 @@ class Stock:
 
     @property
     def place(self) -> tuple[str, str, Market]:
-        """Return the key of this stock: the tuple (instance type, zone, market)."""
+        """Return the tuple (instance type, zone, market), which identifies this stock in a fake cloud."""
         return self.instance_type, self.zone, self.market
 
     @property
@@ -177,7 +176,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Thing:
-    """A key pair or a security group of a pool. It exists until the driver removes it, also after the pool's machines.
+    """A key pair or a security group of a pool. It exists until a driver removes it, even if all machines have ended.
 
     Attributes:
         kind: "key-pair" or "security-group".
@@ -246,16 +245,16 @@ class World:
         real: True if machines are processes on this computer; False if they are mere records, which run nothing.
         ends_itself: True if machines end when their lease is over.
         billing: the moment from which a machine is billed: "create" (its creation) or "running" (the end of its boot).
-        offset: seconds by which the cloud's clock is ahead of this computer's.
-        machines: all machines by id. Machines that have ended are included.
-        things: key pairs and security groups, by (kind, name).
+        offset: seconds by which the cloud's clock is ahead of this computer's clock.
+        machines: all machines, also those that have ended. Keys are their ids.
+        things: key pairs and security groups. Keys are pairs (kind, name).
         rules: failures and delays of the next calls, oldest first.
         flaws: defects of the next machines. The first entry is for the next machine.
-        capacity: how many machines (or slices, which are several machines sold together) of a stock can be alive at
-            once, by `Stock.place`. An entry overrides `Stock.capacity`.
-        limits: the account's limits: the maximum number of live machines, by the name of the quota.
-        kills: the calls whose client is killed. Each key is the call's number, and "before" or "after" the call takes
-            effect.
+        capacity: how many machines (or slices) of a stock can be alive at once. Keys are `Stock.place`. An entry
+            overrides `Stock.capacity`. A slice is several machines that are sold together.
+        limits: the account's limits, as a dict from the name of a quota to the maximum number of live machines.
+        kills: the calls whose client is killed. Each key is a pair: the call's number, and "before" or "after" the call
+            takes effect. All values are None.
         calls: how many calls the cloud has received.
         made: how many machines the cloud has made.
     """
@@ -344,7 +343,7 @@ class World:
     def log(self, event: str, each: Machine, at: float, **more: object) -> None:
         """Append an event of a machine to the file `events` in the cloud's folder, as one JSON object on a line.
 
-        Bills are computed from this file.
+        The cost of machines can be computed from this file.
 
         Args:
             event: the kind of event, such as "made", "running", "ended" or "price".
@@ -359,8 +358,8 @@ class World:
     def _hear(self, each: Machine) -> None:
         """Read a machine's lease file, and compute the new end of its lease if the file's text has changed.
 
-        A client renews the lease by writing a serial number and a number of seconds there. The lease then ends that
-        many seconds after the text was written, but after at most `lease` seconds, and never beyond the machine's
+        A client renews the lease by writing a serial number and a number of seconds into this file. The lease then ends
+        that many seconds after the text was written, but after at most `lease` seconds, and never beyond the machine's
         `lifetime`. Does nothing if the file is missing, empty or malformed, or has the same text as at the last call.
         """
         said = machine.heard(each.folder)

@@ -28,7 +28,7 @@ __all__ = ["Reader", "printable", "unfinished"]
 
 
 class Reader(Protocol):
-    """A decoder of the results of one node (a rented machine). The results must not run code on the client."""
+    """A decoder of the results of one node (a rented machine). It runs no code that the node chooses."""
 
     def value(self, buffers: Sequence[Buffer], what: str) -> Any:
         """Return the value that was encoded in these buffers.

@@ -161,8 +161,8 @@ def price_of(name: str, args: tuple[Any, ...]) -> int:
 
     Args:
         name: the name of the value's type in skypool's data format, such as "ndarray".
-        args: the arguments that the value is built from. The first is the type as `_said_of` returns it. For an array
-            or scalar the last is the memory as bytes, or None if the memory is sent beside the encoded value.
+        args: the arguments that the value is built from. The first stands for the numpy type, such as "<f8". For an
+            array or scalar, the last is the memory as bytes, or None if the memory is sent beside the encoded value.
     """
     if name not in ("ndarray", "scalar", "dtype"):
         return 0
@@ -265,8 +265,7 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
 def _check_items(r: Reading, np: Any, made: Any) -> None:
     """Check that booleans are 0 or 1, and that texts have valid characters only. Arrays of other types are not checked.
 
-    Fields of structured types are checked one by one. numpy counts booleans by adding their bytes. A byte above 1 would
-    make numpy write outside the memory of an array.
+    Fields of structured types are checked one by one.
 
     Args:
         r: the decoder, whose memory budget is reduced.
@@ -282,6 +281,7 @@ def _check_items(r: Reading, np: Any, made: Any) -> None:
         return
     if made.dtype.kind not in "bU":
         return
+    # numpy counts booleans by adding their bytes: a larger byte would make numpy write outside of an array's memory
     flat = made.reshape(-1)
     r.charge(flat.size * made.dtype.itemsize // 4)  # subtracted for each field, because fields may overlap
     for at in range(0, flat.size, step := max(1, _AT_ONCE // made.dtype.itemsize)):
@@ -354,9 +354,10 @@ def _dtype(r: Reading, args: tuple[Any, ...]) -> Any:
 
 @functools.cache
 def keys() -> frozenset[type]:
-    """Return the types whose instances may be dictionary keys: those of `values.KEYS`, and numpy's scalar types.
+    """Return the types whose instances may be dictionary keys: numpy's scalar types, and types of the standard library.
 
-    numpy's types for objects and raw bytes (`object_`, `void`) are left out. The result is computed once.
+    The types of the standard library are those in `values.KEYS`, such as dates and paths. numpy's types for objects and
+    raw bytes (`object_`, `void`) are left out. The result is computed once.
 
     Raises:
         NotData: numpy is not installed.

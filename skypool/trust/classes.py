@@ -124,7 +124,7 @@ def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
 
 
 def _attribute(kind: type, name: str) -> Any:
-    """Return the attribute that a class, or the first of its bases that has one, has under a name.
+    """Return the attribute with a given name of a class, or of the first of its bases that has this attribute.
 
     Returns `_MISSING` if there is no such attribute. The entry of the class's dictionary is returned unchanged: no
     descriptor is called, unlike with `getattr`.
@@ -147,7 +147,7 @@ def _home(kind: type, name: str) -> str:
 
 
 def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.Enum:
-    """Return the member of an enumeration that has a name. An alias counts as a name.
+    """Return the member of an enumeration with a given name. An alias counts as a name.
 
     The member is looked up in a dictionary, because calling the class would run its `_missing_` or make a new
     enumeration.
@@ -232,7 +232,7 @@ def _makes_itself_plainly(kind: type) -> bool:
 
 
 def _is_generated(kind: type, name: str) -> bool:
-    """Return True if `name` is "__setstate__" and this method was added by `@dataclass`. Otherwise return False.
+    """Return True if `name` is "__setstate__" and `@dataclass` added this method. Otherwise return False.
 
     `@dataclass` adds `__setstate__` to frozen classes with slots.
     """
@@ -365,10 +365,10 @@ def _is_plain_error(shape: ClassShape, kind: type[BaseException]) -> bool:
 
 
 def parts_of_error(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments and the attributes from which `_error` builds an exception again on the client.
+    """Return the arguments and the attributes of an exception, from which the client builds the exception again.
 
     The exception is not changed. For an exception group, the arguments are the message and a list of the members, each
-    encoded on its own. For an exception of skypool whose class defines `__reduce__`, the attributes are its notes only.
+    encoded on its own. For an exception of skypool whose class defines `__reduce__`, the attributes are the notes only.
     """
     args = error.args
     state = dict(vars(error))

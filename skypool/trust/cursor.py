@@ -25,8 +25,8 @@ class NotData(Exception):
     """An error for bytes that are not valid in skypool's data format, or that name something not allowed.
 
     Attributes:
-        why: the reason for a message. "it" in this text means the value that is read.
-        name: the name in the bytes that was refused, such as "os.system"; "" if the reason is not a name.
+        why: the reason, as a part of an error message. The word "it" in this text means the value that is read.
+        name: the refused name of a class, function or module, such as "os.system"; "" for other reasons.
         allowable: True if `name` is a class that the user may allow with the pool's argument `allow_results`.
         advice: the next step for the user, as whole sentences; "" for the advice to return plain values instead.
     """

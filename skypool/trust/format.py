@@ -101,7 +101,7 @@ def text_price(size: int, is_ascii: bool) -> int:
 def long_price(size: int) -> int:
     """Return the price in bytes of reading an integer that is `size` bytes long.
 
-    The price is 48 plus 1.25 times `size`, rounded down. A reader subtracts it from its memory budget.
+    The price is 48 plus 1.25 times `size`, rounded down. A reader subtracts the price from its memory budget.
     """
     return 48 + size + size // 4
 

@@ -42,7 +42,8 @@ class DataReader:
 
     Args:
         node: the node's number, for messages.
-        allowed: names of further classes of which instances may be made; see `classes.Allowed`. Default: none.
+        allowed: the names of classes that the user allows in results, such as "mypkg.Point" or "mypkg.*". Default:
+            none.
     """
 
     def __init__(self, node: int, allowed: frozenset[str] = frozenset()) -> None:
@@ -132,7 +133,8 @@ class DataReader:
     def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
         """Find the class that a node named, and set in `shape` the class and the function that makes its instances.
 
-        If the class is an enumeration, or allowed by the user, `r` then accepts its instances as dictionary keys.
+        If the class is an enumeration or allowed by the user, the decoder then accepts its instances as dictionary
+        keys.
 
         Args:
             r: the decoder of the value.
@@ -161,12 +163,12 @@ class DataReader:
     def _one(self, link: Any, traceback: str = "", parent: Reading | None = None) -> BaseException:
         """Return one exception of a chain or group, without raising it.
 
-        If its class must not be built on the client, return a RemoteError instead. The RemoteError has the exception's
-        class name, text and notes, and the reason.
+        If the exception's class must not be built on the client, return a RemoteError instead. The RemoteError has the
+        exception's class name, text and notes, and the reason.
 
         Args:
-            link: the exception as `exceptions.ErrorLink`: its data or None, the name of its type, its text, the reason
-                why there are no data ("" if there are), and its notes.
+            link: the exception as a tuple: encoded data or None, name of the type, text, reason, notes. The reason says
+                why there are no data; "" if there are.
             traceback: the text of the traceback, for a RemoteError. Default "".
             parent: the decoder of the enclosing exception group, with which the memory budget is shared. Default None:
                 the exception is not in a group.
@@ -190,10 +192,11 @@ class DataReader:
 
         Args:
             r: the decoder of the group.
-            link: the exception as the node sent it; see `_one`.
+            link: the exception as the node sent it: a tuple of encoded data or None, name of the type, text, reason,
+                notes. The reason says why there are no data.
 
         Raises:
-            NotData: `link` does not have the form of an `exceptions.ErrorLink`.
+            NotData: `link` does not have this form.
         """
         if not _is_link(link):
             raise NotData("it contains an exception group with a member that is not an exception", advice=FAULTY)
@@ -203,8 +206,8 @@ class DataReader:
         """Return the reason of a refusal, the setting that caused it, and the next step for the user.
 
         Args:
-            refused: the error.
-            instead: what the user can do in place of sending the value, as the start of a sentence.
+            refused: the error that says why the value cannot be read.
+            instead: what the user can do instead of sending the value, as the start of a sentence.
         """
         setting = f"Node {self._node} has {_SETTING}"
         if refused.advice:

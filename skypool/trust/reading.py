@@ -107,7 +107,7 @@ _KEYS_AT_ONCE = 512
 _SLOW = 0.001
 """The time in seconds that adding one portion of keys may take: twenty times the usual time."""
 _SLOW_IN_ALL = 0.05
-"""The time in seconds by which all portions of a value together may exceed `_SLOW`. The value is then refused."""
+"""The sum of seconds by which the portions of one value may exceed `_SLOW`. Above this sum, the value is refused."""
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 
@@ -119,10 +119,11 @@ class Reading(Cursor):
         buffers: the encoded value, followed by the buffers of its large arrays.
         resolve: called with this decoder, a tag and a `ClassShape`. It finds the class, and sets `kind` and `make` of
             the `ClassShape`. It raises NotData if the class is not allowed.
-        makers: the functions that build values of further types, such as dates and arrays, by the type's name in the
-            data format.
-        keys: types whose instances may be dictionary keys, in addition to numbers, texts, bytes, None, and tuples and
-            frozensets of these. Hashing instances of such a type must be fast and run no code of the user.
+        makers: the functions that build values of further types. Keys are the names of the types in the data format,
+            such as "date" or "ndarray".
+        keys: types whose instances may be dictionary keys. Numbers, texts, bytes and None are always allowed, and so
+            are tuples and frozensets of allowed keys. Hashing instances of such a type must be fast and run no code of
+            the user.
         parent: the decoder of the enclosing value, if this value is a part of another value. Both decoders then share
             one memory budget. Default None: the value is not a part of another.
 
@@ -250,8 +251,8 @@ class Reading(Cursor):
     def _add(self, keys: list[Any], add: Callable[[list[Any]], object]) -> None:
         """Add keys to a container in portions, and measure the processor time that each portion takes.
 
-        If all keys are texts or bytes, they are added at once, and no time is measured. The same holds for up to 64
-        keys that are numbers, texts, bytes or None.
+        Texts and bytes alone are added in one step, and no time is measured. The same holds for up to 64 keys that are
+        numbers, texts, bytes or None.
 
         Args:
             keys: the keys.
@@ -332,7 +333,7 @@ class Reading(Cursor):
 
 
 def _hashes_itself(kind: type) -> bool:
-    """Return True if a subclass of tuple, or a class between the subclass and tuple, defines `__hash__` or `__eq__`.
+    """Return True if a subclass of tuple, or a base class that comes before tuple, defines `__hash__` or `__eq__`.
 
     Raises:
         ValueError: the class is not a subclass of tuple.
@@ -428,10 +429,10 @@ def _dict(r: Reading) -> dict[Any, Any]:
 def _wide(r: Reading) -> dict[Any, Any]:
     """Read a list of keys and a list of values, and return the dictionary that they form.
 
-    Dictionaries with more than 64 keys are sent as their number of keys, followed by these two lists.
+    A dictionary with more than 64 keys is sent as the number of keys, followed by these two lists.
 
     Raises:
-        NotData: a list does not have as many items as that number says, or a key is not allowed.
+        NotData: a list has another number of items than the number of keys, or a key is not allowed.
     """
     count = r.number()
     made: dict[Any, Any] = {}
@@ -540,9 +541,9 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
 
 
 def _rows(r: Reading, made: list[Any]) -> list[Any]:
-    """Note the rows of a table, and then the list of rows, as values that later values can refer to.
+    """Append the rows of a table, and then the list of rows, to the `memo` of the decoder, and return the list.
 
-    Each of them is appended to `memo`. Returns the list of rows unchanged.
+    Values that come later in the data can refer to the values in `memo`.
     """
     r.memo += made
     r.memo.append(made)

@@ -11,11 +11,10 @@ class WriteError(Exception):
     """An error for a value that cannot be written in skypool's data format.
 
     Attributes:
-        why: the reason for a message. "it" in this text means the whole value.
-        kind: the name of the refused value's class, or of the function that would rebuild the refused value; "" if the
-            reason is neither.
-        path: the place of the refused part inside the whole value, such as "[2].model". It is "" at first. The writer
-            fills it in.
+        why: the reason, as a part of an error message. The word "it" in this text means the whole value.
+        kind: the name of the refused value's class, or of the function that would rebuild the refused value. "" for
+            other reasons.
+        path: the place of the refused part inside the whole value, such as "[2].model"; "" until the encoder sets it.
         allowable: True if the user may allow the class `kind` with the pool's argument `allow_results`.
         advice: the next step for the user, as whole sentences; "" for the advice to return plain values instead.
     """
@@ -30,7 +29,7 @@ class WriteError(Exception):
 
 
 def refusal(value: object) -> WriteError:
-    """Return the error for a value that cannot be written as data, with the reason. The error is not raised.
+    """Return (not raise) the error for a value that cannot be written as data, with the reason.
 
     The error's `allowable` is True if the user may allow the value's class. It is False if the value is itself
     a class, function or module, or if its class is defined inside a function. It is also False if pickle would rebuild
@@ -62,7 +61,7 @@ def _maker_of(value: object) -> str:
 
     Runs the value's `__reduce_ex__`. Returns "" if the class does not define how its instances are pickled, if pickle
     would call a class and no function, or if `__reduce_ex__` raises an Exception. The result ends with "." if the
-    function has no name, or if pickle would refer to the value itself by name, as to NotImplemented.
+    function has no name, or if pickle stores only the value's own name, as for NotImplemented.
     """
     kind = type(value)
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:

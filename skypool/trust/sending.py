@@ -20,11 +20,12 @@ _LONGEST_PATH = 100
 
 
 class DataWriter:
-    """A writer of results and exceptions for a client that reads skypool's data format only; see `codec.result_writer`.
+    """A writer of results and exceptions for a client that reads skypool's data format only.
 
     Args:
         node: the number of this node (rented machine), for messages.
-        allowed: names of further classes of which the client makes instances; see `classes.Allowed`. Default: none.
+        allowed: the names of classes that the user allows in results, such as "mypkg.Point" or "mypkg.*". Default:
+            none.
     """
 
     def __init__(self, node: int, allowed: Sequence[str] = ()) -> None:
@@ -52,10 +53,10 @@ class DataWriter:
             ) from None
 
     def error(self, error: BaseException) -> tuple[bytes | None, str]:
-        """Return one exception, without its causes, in skypool's data format, and "".
+        """Encode one exception, without its causes, in skypool's data format. Return the pair (bytes, "").
 
-        If the exception cannot be written, for example because it holds a large array, return None and the reason in
-        words. No WriteError is raised then.
+        Return the pair (None, reason in words) if the exception cannot be encoded, for example because it holds a large
+        array. No error is raised then.
         """
         try:
             (data,) = write(error, self._allowed)
@@ -69,8 +70,8 @@ class DataWriter:
         """Return the reason and place of a refusal, the setting that caused it, and the next step for the user.
 
         Args:
-            refused: the error.
-            instead: what the user can do in place of sending the value, as the start of a sentence.
+            refused: the error that says why the value cannot be written.
+            instead: what the user can do instead of sending the value, as the start of a sentence.
         """
         path = refused.path if len(refused.path) <= _LONGEST_PATH else f"{refused.path[:_LONGEST_PATH]}…"
         why = f"{refused.why} (at {path})" if path else refused.why

@@ -20,7 +20,7 @@ from skypool.trust.format import (
 )
 
 _SMALL_DICT = 5
-"""The number of keys whose memory is included in `DICT_PRICE`."""
+"""The greatest number of keys for which `DICT_PRICE` covers the memory of a dictionary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def table_of(kind: type, items: Sequence[Any]) -> Table | None:
     """Return a table of these items, or None if they do not form a table.
 
     Items form a table if they are tuples of the same length, or instances of a data class with the same fields. So do
-    dictionaries with the same keys, all of type str, in the same order. Empty items form no table. Neither does a list
-    that has the same object twice, because the reader would make two objects of it.
+    dictionaries with the same keys, all of type str, in the same order. Empty tuples, dictionaries and instances form
+    no table. Neither do items that contain the same object twice, because the reader would make two objects of it.
 
     Args:
         kind: the type of all items.

@@ -44,9 +44,9 @@ def printable(text: str, colours: bool = False) -> str:
 def plain_error(error: BaseException) -> BaseException:
     """Remove escape sequences other than colours from the texts of an exception, in place. Return the exception.
 
-    Used for nodes that may run code on the client. The texts are the strings among the exception's arguments,
-    attributes and notes. Its causes, contexts and group members are changed in the same way. Strings inside lists or
-    other containers stay as they are, except for notes.
+    This function is for errors from nodes that may run code on the client. The texts are the strings among the
+    exception's arguments, attributes and notes. Its causes, contexts and group members are changed in the same way.
+    Strings inside lists or other containers stay as they are, except for notes.
     """
     todo = [error]
     seen = set[int]()

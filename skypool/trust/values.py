@@ -63,10 +63,10 @@ def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional:
 
 
 def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional: int = 0) -> Maker:
-    """Return a function for `MAKERS` that checks arguments and then calls `make` with these arguments.
+    """Return a function that checks the number and types of arguments, and then calls `make` with these arguments.
 
-    The returned function takes a decoder, which is not used, and a tuple of arguments. It raises NotData if the number
-    of arguments or the type of one is wrong. Exceptions of `make` are not caught.
+    The returned function takes a decoder, which it does not use, and a tuple of arguments. It raises NotData if the
+    number of arguments or the type of one is wrong. Exceptions of `make` are not caught.
 
     Args:
         make: the function or class to call.
@@ -345,7 +345,8 @@ def parts_of(value: Any) -> Parts | None:
     """Return the name of a value's type in skypool's data format, and the arguments to build the value from.
 
     Returns None if this module does not support exactly the value's type. A subclass of a supported type is not
-    supported. Also returns None for a defaultdict whose `default_factory` is neither None nor one of `_FACTORIES`.
+    supported. Also returns None for a defaultdict whose `default_factory` is neither None nor a built-in type such as
+    list (see `_FACTORIES`).
     """
     parts = _PARTS.get(type(value))
     if parts is None:

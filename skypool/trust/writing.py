@@ -82,7 +82,7 @@ _F64 = struct.Struct("<bd").pack
 _SMALL_BUFFER = 1024
 """The size in bytes from which an array's memory is sent as a separate buffer, not as a part of the encoded value."""
 _SHORT = 32
-"""The length up to which a text or bytes object that occurs twice is written twice, without a reference."""
+"""The length up to which a text or bytes object is written again at each occurrence, instead of a reference."""
 _FEW = 4
 """The number of items up to which a list is written item by item."""
 _MOST_DICT = 64
@@ -95,7 +95,10 @@ def _too_deep() -> WriteError:
 
 
 class _Entangled(Exception):
-    """An exception inside this module: a table refers to its own rows, so the value must be written without tables."""
+    """Raised in this module if a cell of a table refers to a row of the table.
+
+    The value is then written again without tables.
+    """
 
 
 def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
@@ -106,7 +109,7 @@ def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
     Args:
         value: the value that the client shall get. This function does not change the value. The caller must not change
             the value until the buffers are sent, because large arrays are not copied.
-        allowed: further classes of which the client makes instances.
+        allowed: classes that the user allows in results, from the pool's argument `allow_results`.
 
     Raises:
         WriteError: the client could not read the value.
@@ -147,7 +150,7 @@ class _Writing:
     memory in bytes that the decoder on the client (the reader) counts for the value.
 
     Args:
-        allowed: further classes of which the client makes instances.
+        allowed: classes that the user allows in results, from the pool's argument `allow_results`.
         tables: True writes lists of similar values as tables, column by column.
     """
 
@@ -283,8 +286,8 @@ class _Writing:
         """Give a value the next number, from 0, so that references to this value can be written later.
 
         Call this method when the value has been written. For a list, dictionary, set or instance of a data class, call
-        it before the parts are written. Inside an exception the value gets a number, too, but no reference to the value
-        can be written.
+        the method before the parts are written. Inside an exception the value gets a number, too, but no reference to
+        the value can be written.
         """
         if not self._alone:
             self._memo[id(value)] = self._numbered
@@ -493,9 +496,9 @@ class _Writing:
     def _key_price(self, keys: list[Any]) -> None:
         """Add the price of these dictionary keys or set members to the price of the value.
 
-        The decoder on the client subtracts bytes from its memory budget for each key that it checks. The price is at
-        least as high. If all keys are texts or bytes, the price is 0. Tuples and frozensets are counted with their
-        contents.
+        The decoder on the client subtracts bytes from its memory budget for each key that it checks. This method adds
+        at least as many bytes. If all keys are texts or bytes, the price is 0. Tuples and frozensets are counted with
+        their contents.
         """
         if set(map(type, keys)) <= {str, bytes}:
             return
@@ -538,7 +541,8 @@ class _Writing:
 
         Args:
             kind: the class.
-            names: the names of the fields that follow for each instance. Default (): the class is written alone.
+            names: the names of the fields whose values follow for each instance. Default (): no values of fields
+                follow.
 
         Raises:
             WriteError: the class is defined inside a function.
@@ -693,8 +697,8 @@ class _Writing:
 def _array_price(name: str, args: tuple[Any, ...]) -> int:
     """Return the price in bytes of an array: the memory for its type and for checking its contents.
 
-    The decoder on the client counts this price in addition to the price of the arguments; see `arrays.price_of`. The
-    price is 0 for values that are not numpy arrays, scalars or types.
+    The decoder on the client counts this price in addition to the price of the arguments. The price is 0 for values
+    that are not numpy arrays, scalars or types.
 
     Args:
         name: the name of the value's type in the data format, such as "ndarray".
