@@ -42,7 +42,7 @@ class Keys:
     def public(self) -> str:
         """The client's public key, as one line "ssh-ed25519 AAAA… comment", without a newline.
 
-        The pool's machines accept logins of the client because they know this key. It is made if there is none.
+        The pool's machines accept logins of the client because they know this key. The key is made if there is none.
         """
         return self._made("client").with_suffix(".pub").read_text().strip()
 
