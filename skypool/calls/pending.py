@@ -18,7 +18,7 @@ SMALL = 8 << 10
 World = tuple[int, list[str]]
 """(position, addresses): what a node is told about a call that several nodes run.
 
-The position is that of the node among these nodes, from 0. The addresses are those of all these nodes, in order.
+The position is that of the node among these nodes, from 0. The addresses are those of all these nodes, by node number.
 """
 
 

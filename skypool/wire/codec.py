@@ -21,7 +21,7 @@ _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
 _DEPTH = 4
 """The depth of nesting up to which `_is_plain` examines a value."""
 _MANY = 64
-"""The number of items from which `_is_plain` does not examine a collection. Using cloudpickle at once is then faster."""
+"""The number of items from which `_is_plain` does not examine a collection: cloudpickle at once is then faster."""
 _SMALL_BUFFER = 1024
 """The size in bytes from which an array's memory becomes a buffer of its own. Smaller memory stays in the pickle."""
 
