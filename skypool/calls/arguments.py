@@ -181,8 +181,8 @@ def _parameter(function: Remote, name: int | str) -> str:
 
     Args:
         function: the function.
-        name: the name of a keyword argument, which is returned as it is, or the position of an argument, from 0. A
-            position N after the last parameter, as with `*args`, gives "argument N".
+        name: the position of a positional argument, from 0, or the name of a keyword argument. A name is returned
+            unchanged. A position N after the last parameter, as with `*args`, gives "argument N".
     """
     if isinstance(name, str):
         return name
@@ -191,7 +191,7 @@ def _parameter(function: Remote, name: int | str) -> str:
 
 
 def _is_stream(value: object) -> bool:
-    """Return True if an argument is an iterator whose items are sent one by one. Nothing is read from it.
+    """Return True if an argument is an iterator whose items are sent one by one. Nothing is read from the iterator.
 
     Return False for lists and other iterables without `__next__`. Two kinds of iterators also give False: open files,
     and `Upstream` objects. (On a node, an `Upstream` takes the place of an iterator argument.)

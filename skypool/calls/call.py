@@ -319,8 +319,8 @@ def _travels_by_name(named: Any, thing: object = None) -> bool:
         thing: the object that must be found under that name; None for `named` itself.
 
     Returns:
-        False for objects of a script or notebook, and for objects made inside a function. Also False if another object,
-        or no object, is found under the name.
+        False for objects of a script or notebook, for objects made inside a function, and if another object or no
+        object is found under the name.
     """
     module = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", "<locals>")
@@ -357,16 +357,16 @@ def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...
     """Return everything that a function captures, or None if a captured value could change without being noticed.
 
     If a later result equals an earlier one, the function need not be pickled again. The first item is the function's
-    code object. The names and values of closure variables, globals and defaults follow. What captured functions capture
-    is included, at most four levels deep.
+    code object. The names and values of closure variables, globals and defaults follow. For a captured function, the
+    values that it captures are included, at most four levels deep.
 
     Args:
         function: the function; a `ComputeFunction` is replaced by its plain function.
         depth: how many levels deep the function was captured; 0 for the function of the call.
 
     Returns:
-        The captured values. None if one of them can change in place, such as a list or a bound method. Also None if
-        `function` is not a plain Python function, or if `depth` is over 4.
+        The captured values. The result is None if one of the values can change in place, such as a list or a bound
+        method. It is also None if `function` is not a plain Python function, or if `depth` is over 4.
     """
     if isinstance(function, ComputeFunction):
         function = function.function
@@ -755,8 +755,8 @@ class Group(Generic[R_co]):
     Attributes:
         calls: the calls, in the order in which they were given.
         stream: True if `group >> pool` returns an iterator of values at once, False if it waits and returns a tuple.
-        ordered: True if a stream yields the values in the order of the calls, False if in the order in which the calls
-            end. It has no effect if `stream` is False.
+        ordered: True if the iterator yields the values in the order of the calls, False if in the order in which the
+            calls end. `ordered` has no effect if `stream` is False.
     """
 
     def __init__(self, calls: tuple[Call[object], ...], stream: bool, ordered: bool) -> None:
@@ -773,7 +773,7 @@ class Group(Generic[R_co]):
     def __and__(self, other: Call[Any] | Group[Any]) -> Group[Any]:
         """Return a new group: the calls of this group, followed by `other` (a call) or its calls (a group).
 
-        The new group has the `stream` and `ordered` of this group; those of `other` are ignored. Neither group is
+        The new group has the attributes `stream` and `ordered` of this group, whatever `other` has. Neither group is
         changed.
 
         Raises:

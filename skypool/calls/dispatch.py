@@ -50,7 +50,8 @@ class Dispatch:
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
         on_drained: called with the number of a leaving node when that node has no call left. (A leaving node is one
-            whose machine the provider takes back.) It may be called more than once for a node, and must not block.
+            whose machine the provider takes back.) `on_drained` may be called more than once for a node, and must not
+            block.
 
     Attributes:
         node_queues: a dict from the number of each node to its queue.
@@ -241,7 +242,7 @@ class Dispatch:
         the lane is idle, ask a busier node to give back some calls.
 
         Returns:
-            True if any call was sent, otherwise False. It is False for a node that is leaving or not connected.
+            True if any call was sent, otherwise False. To a node that is leaving or not connected, no call is sent.
         """
         for on_cpu in lane.takes:
             self._enough[on_cpu] = 0
@@ -413,8 +414,8 @@ class Dispatch:
 
         Args:
             node: the number of the node.
-            welcome: the first message of the node's agent (the program that runs calls there). It says how many slots
-                the node has.
+            welcome: the first message of the node's agent (the program that runs calls there). This message says how
+                many slots the node has.
             link: the connection to the node.
         """
         with self._lock:
@@ -483,8 +484,8 @@ class Dispatch:
 
         Args:
             node: the number of the node.
-            welcome: the first message of the node's agent (the program that runs calls there) on the new connection. It
-                names the calls, functions and values that the agent has.
+            welcome: the first message of the node's agent (the program that runs calls there) on the new connection.
+                This message names the calls, functions and values that the agent has.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -616,9 +617,9 @@ class Dispatch:
         The call may run again if a suitable node is left and the pool has not ended. For a call that may have begun
         there are three more conditions:
 
-        - It has a retry left, or the provider took the machine back.
-        - It has not yielded items.
-        - It has no iterator argument.
+        - The call has a retry left, or the provider took the machine back.
+        - The call has not yielded items.
+        - The call has no iterator argument.
 
         A call that may have begun gets a new id before it is queued again, and `on_retry` is called. A call that was
         cancelled does not run again: it ends with a SkypoolError that says that it was cancelled.

@@ -135,7 +135,7 @@ class CallFuture(Future[T]):
         self._broken: PickleError | UntrustedResult | None = None
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
-        """Set the function that `cancel` calls to stop the call. Only the pool uses this method, not its users.
+        """Set the function that `cancel` calls to stop the call. Only the pool calls this method.
 
         The function is called at most once, and not at all if the future is cancelled already. Calling `on_cancel`
         again replaces the function.
@@ -534,13 +534,13 @@ class Stream(Generic[T]):
     after its last item. The option `window` limits the bytes of items that are sent but not taken (default 1 MiB). The
     generator waits while there are more.
 
-    The generator is stopped when the stream is closed, or when its `with` block is left. It is also stopped when the
-    stream is garbage collected, as after a `break` out of the loop.
+    The generator is stopped when the stream is closed, when the stream's `with` block is left, or when the stream is
+    garbage collected. The last happens after a `break` out of the loop if nothing else refers to the stream.
 
     Args:
         items: the queue of items.
-        later: takes a function, and runs that function soon in another thread. It is used to stop the generator when
-            the stream is garbage collected.
+        later: takes a function, and runs that function soon in another thread. The stream stops the generator in this
+            way when the stream is garbage collected.
     """
 
     def __init__(self, items: Items[T], later: Callable[[Callable[[], None]], object]) -> None:
@@ -645,9 +645,9 @@ def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
 
 
 def cancel_all(futures: Iterable[CallFuture[T]]) -> None:
-    """Cancel all of these futures, and stop their calls. Do not wait until they have stopped.
+    """Cancel all of these futures, and stop their calls. Do not wait until the calls have stopped.
 
-    Futures of calls that have ended are left as they are.
+    Futures of calls that have ended are not changed.
     """
     for future in futures:
         future.cancel()

@@ -1,4 +1,4 @@
-"""`pool.map`: many calls of one function, whose results are returned in order.
+"""`pool.map`: runs many calls of one function, and yields their results in order.
 
 A call is a function with its arguments; the nodes (machines) of the pool run the calls at the same time.
 """

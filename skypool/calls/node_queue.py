@@ -20,7 +20,7 @@ from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, p
 _AHEAD_SECONDS = 0.02
 """Seconds of work that wait on the node for each slot. On most networks, a message and its answer take less time."""
 _AHEAD_MOST = 1024
-"""The most calls that are sent to a node ahead of those that run. They must be sent again if the node is lost."""
+"""The most calls that are sent to a node ahead of the running calls. If the node is lost, all must be sent again."""
 _TOGETHER_SECONDS = 0.002
 """Seconds of work in one frame (message). This time is short, so that slots stay evenly loaded."""
 _TOGETHER_MOST = 128

@@ -163,7 +163,7 @@ class Options:
             )
 
     def but(self, changes: Mapping[str, object]) -> Options:
-        """Return a copy of these options with some changed. These options themselves stay as they are.
+        """Return a copy of these options with some of them changed. The original is not changed.
 
         Args:
             changes: new values, by the name of the option. Options that are not named keep their values.
@@ -214,7 +214,7 @@ def node_asked(node: object) -> NamedNodes:
 def no_such_node(pool: str, missing: Collection[int], there: Collection[int]) -> UsageError:
     """Return a UsageError for the caller to raise: `node=` names nodes that the pool does not have.
 
-    The message lists both the missing nodes and those of the pool, in ascending order.
+    The message lists the missing nodes and the nodes of the pool, in ascending order.
 
     Args:
         pool: the name of the pool.

@@ -152,7 +152,7 @@ class PendingCall:
     def is_like(self, other: PendingCall) -> bool:
         """Return True if `other` may be sent in the same frame (message) as this call, which must be small.
 
-        `other` must be small (see `is_small`), call the same function and have the same options.
+        `other` must be small too (`is_small`), call the same function and have the same options.
         """
         is_same = self.options is other.options and self.world is other.world  # as in `map`, and quicker to compare
         return self.code.key == other.code.key and other.is_small and (is_same or self.header == other.header)
@@ -161,8 +161,8 @@ class PendingCall:
     def is_small(self) -> bool:
         """True if the call may share a frame (message to a node) with other calls.
 
-        The call's pickled arguments must be a single buffer of at most 8 KiB. None of them may be an iterator, and the
-        function must not be a generator function.
+        This needs pickled arguments in a single buffer of at most 8 KiB. The call must have no iterator argument, and
+        its function must not be a generator function.
         """
         payload = self.payload
         return len(payload) == 1 and len(payload[0]) <= SMALL and not self.feeds and not isinstance(self.outlet, Items)

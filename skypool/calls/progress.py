@@ -127,7 +127,7 @@ class CallProgress:
 
         Args:
             node_queue: the node that sent the result.
-            said: the message. It says whether the call raised, and for how many seconds it ran.
+            said: the message. It says whether the call raised, and for how many seconds the call ran.
             buffers: the pickled value or exception.
             ended: a list, to which (call, its value or exception) is added, unless the call may run again.
 

@@ -43,7 +43,7 @@ class WaitingCalls:
         node. Of the calls for any node, the one that was submitted first comes first.
 
         Returns:
-            a queue whose first item is the next call. It is empty if no call waits for the lane.
+            a queue whose first item is the next call. The queue is empty if no call waits for the lane.
         """
         if lane.pinned:
             return lane.pinned

@@ -1,4 +1,4 @@
-"""`Link`: the connection to one node. It connects, reconnects, and gives up a node that is silent for too long.
+"""`Link`: the connection to one node. A link connects, reconnects, and gives up a node that is silent for too long.
 
 A node is a rented machine. The agent is the process on a node that manages the node's workers. The client is the user's
 process.
@@ -37,8 +37,8 @@ class Listener(Protocol):
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
         """Handle messages of the node, in the order in which they came. The list has at least one message.
 
-        The link calls this in the thread that read the messages: that of the event loop, or that of a caller that waits
-        for a result. An exception that this method raises makes the link give up the node.
+        The link calls this in the thread that read the messages: the thread of the event loop, or a thread that waits
+        for a result. If this method raises an exception, the link gives up the node.
         """
 
     def on_welcome(self, welcome: Welcome) -> None:
@@ -81,8 +81,8 @@ class Link:
         preamble: the bytes that the loader reads first. Default: none.
         liveness: seconds without any bytes from the node after which the node is given up.
         awaited: returns the ids of the calls that this client waits for on the node. Any thread may call it.
-        reader: decodes values and exceptions of a node whose results must not be unpickled. If None, results are
-            unpickled, unless the agent announces that it sends no pickles.
+        reader: decodes values and exceptions of a node that is not trusted. If None, results are unpickled, unless the
+            agent announces that it sends no pickles.
 
     Attributes:
         node: the number of the node.
@@ -161,8 +161,8 @@ class Link:
                 requires that an agent runs, and waits for it at most `liveness` / 3 seconds, or 1 s if that is longer.
 
         Returns:
-            The first message of the agent. It tells the node's slots (places that run one call at a time), its devices
-            and the calls that the agent knows.
+            The first message of the agent. The message tells how many slots (places that run one call at a time) and
+            devices the node has, and which calls the agent knows.
 
         Raises:
             ConnectionLost: the node cannot be reached, its agent is gone or serves another client, or its answer is not
@@ -349,7 +349,7 @@ class Link:
             stream.close()
 
     def allow(self, seconds: float) -> None:
-        """Tell the node to end itself this many seconds from now. Any thread may call this. It does not block.
+        """Tell the node to end itself this many seconds from now. Return at once. Any thread may call this.
 
         The node is told at once, and again with each ping. If the link is down, the node is told with the first ping
         after the reconnection. A later call replaces the time of an earlier one, even by a longer time. The pool's

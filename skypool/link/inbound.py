@@ -58,7 +58,7 @@ class Greeting:
 class Welcome:
     """The first message of an agent (the process that manages a node's workers) that accepts this client.
 
-    It describes the node and the calls on it. A slot is a place on the node that runs one call at a time.
+    The message describes the node and the calls there. A slot is a place on the node that runs one call at a time.
 
     Attributes:
         slots: the number of slots, without CPU slots; at least 1.

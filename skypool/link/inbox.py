@@ -77,7 +77,7 @@ class Inbox:
     Connections are opened and closed in the thread of the pool's event loop. Any thread may read, one at a time.
 
     Args:
-        clock: returns the time in seconds. It measures how long the node is silent.
+        clock: returns the time in seconds, to measure how long the node is silent.
         awaited: returns the ids of the calls that somebody waits for. Pieces of large values of other calls are
             dropped.
         on_arrivals: called with the messages, in the order they came, in the thread that read them.
@@ -146,7 +146,7 @@ class Inbox:
         Args:
             loop: the pool's event loop.
             stream: the connection.
-            decoder: the decoder that the handshake used. It may hold the first bytes of a frame (message).
+            decoder: the decoder that the handshake used. The decoder may hold the first bytes of a frame (message).
         """
         self.current = Incoming(stream, decoder, Pieces(), quickest_turns(loop, stream.socket, self._on_readable))
         return self.current
@@ -194,9 +194,9 @@ class Inbox:
         """Return a context manager in which the calling thread reads, instead of the thread of the event loop.
 
         Yields:
-            A function that handles the messages that have arrived, without waiting. The function returns True even if
-            nothing has arrived. It returns False if another thread reads already, or if the connection is missing or
-            over.
+            A function that handles the messages that have arrived, without waiting. The function returns False if
+            another thread reads already, or if the connection is missing or over. Otherwise it returns True, even if
+            nothing has arrived.
         """
         incoming = self._take_turn()
         if incoming is None:

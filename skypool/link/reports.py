@@ -91,8 +91,8 @@ class NodeReports:
         """Return a piece of output as text, without control sequences that would change a terminal.
 
         The bytes are decoded as UTF-8; invalid ones become U+FFFD. Colours are kept, except for nodes that are not
-        trusted. A character or a colour sequence may be split between two pieces. Its first part is kept, and shown
-        with the next piece of the same node, slot and stream.
+        trusted. If a character or a colour sequence is split between two pieces, its first part is kept. The next piece
+        of the same node, slot and stream is then shown with that part.
         """
         source = (node, said.slot, said.fd)
         decoder = self._decoders.get(source)

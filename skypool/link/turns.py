@@ -1,8 +1,8 @@
 """`Turns`: decides which thread reads a connection: that of the pool's event loop, or one that waits for a result.
 
-A thread that waits for a result is called a caller's thread here. It reads the connection itself, which is faster than
-being woken by the event loop's thread. Meanwhile data on the connection must not wake the event loop. `EpollTurns`
-ensures that on Linux, with one system call. `PollTurns` does so on other systems, such as macOS.
+A thread that waits for a result is called a caller's thread here. Such a thread reads the connection itself, which is
+faster than being woken by the event loop's thread. Meanwhile data on the connection must not wake the event loop.
+`EpollTurns` ensures that on Linux, with one system call. `PollTurns` does so on other systems, such as macOS.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class EpollTurns:
 
     Args:
         loop: the pool's event loop.
-        connected: the socket of the connection. It becomes blocking, with a receive timeout of `WAIT` (0.1) seconds.
+        connected: the socket of the connection. The socket is made blocking, with a receive timeout of `WAIT` (0.1)
+            seconds.
         on_readable: the callback that the loop calls when there is something to read.
     """
 
@@ -151,8 +152,7 @@ class PollTurns:
 
     Args:
         loop: the pool's event loop.
-        connected: the socket of the connection. It becomes non-blocking, because on some systems `send` blocks in spite
-            of MSG_DONTWAIT.
+        connected: the socket of the connection. The socket is made non-blocking.
         on_readable: the callback that the loop calls when there is something to read.
     """
 
@@ -166,7 +166,7 @@ class PollTurns:
         self._poll.register(connected, select.POLLIN)
         self._aside = False
         self._over = False
-        connected.setblocking(False)
+        connected.setblocking(False)  # because on some systems `send` blocks in spite of MSG_DONTWAIT
 
     def watch(self) -> None:
         """Have the event loop call the callback when there is something to read. Do nothing if `unwatch` ran before."""

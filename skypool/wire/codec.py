@@ -170,13 +170,18 @@ def _collector(buffers: list[Buffer]) -> Callable[[pickle.PickleBuffer], bool]:
 def loads(buffers: Sequence[Buffer]) -> Any:
     """Return the value that `dumps` serialized. Exceptions of unpickling are raised unchanged.
 
-    Arrays in the value use the memory of `buffers` without a copy. They are writable if that memory is writable.
+    Arrays in the value use the memory of `buffers` without a copy. The arrays are writable if that memory is writable.
     """
     return pickle.loads(buffers[0], buffers=buffers[1:]) if len(buffers) > 1 else pickle.loads(buffers[0])
 
 
 class Captured(NamedTuple):
-    """The result of a call whose output is captured: the function's value, and everything it printed as one text."""
+    """The result of a call whose output is captured.
+
+    Attributes:
+        value: the value that the function returned.
+        output: everything that the call printed, as one text.
+    """
 
     value: Any
     output: str

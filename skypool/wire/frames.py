@@ -181,8 +181,8 @@ def header_of(f: Frame) -> dict[str, Any]:
 def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
     """Return the buffers with zeros between them, and their length in bytes together with these zeros.
 
-    The zeros make each buffer start at a multiple of `ALIGN` (64 bytes). A single buffer is returned as it is; for
-    none, the result is ([], 0). Nothing is copied.
+    The zeros make each buffer start at a multiple of `ALIGN` (64 bytes). A single buffer is returned without zeros. For
+    no buffers, the result is ([], 0). Nothing is copied.
     """
     if len(buffers) == 1:
         return buffers, len(buffers[0])
@@ -426,7 +426,7 @@ class Decoder:
         self._start = self._end = 0
 
     def space(self) -> memoryview:
-        """Return the memory to read the next bytes into. It has at least one byte, and grows if a frame needs more.
+        """Return the memory to read the next bytes into. The memory has room for at least one byte.
 
         Frames that `advance` returned before become invalid, because their memory may be used again.
         """

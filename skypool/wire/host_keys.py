@@ -128,7 +128,7 @@ def _where(ssh: SSH) -> tuple[str, list[str]]:
 
 
 def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command, wait for it, and return its exit status, stdout and stderr as text. Its stdin is empty.
+    """Run a command with empty stdin, wait for it, and return its exit status, and its stdout and stderr as text.
 
     A status other than 0 is returned, not raised.
 

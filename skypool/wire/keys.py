@@ -1,7 +1,7 @@
 """SSH keys of a pool: the client's key, and the host keys that the pool's machines get at boot.
 
-All keys are made on the client and known before the first connection, so no unknown host key is ever trusted. They are
-kept in a folder of the pool until the pool has ended. Only the user who runs the client can read that folder.
+All keys are made on the client and known before the first connection, so no unknown host key is ever trusted. The keys
+are kept in a folder of the pool until the pool has ended. Only the user who runs the client can read that folder.
 """
 
 from __future__ import annotations

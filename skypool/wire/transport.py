@@ -286,7 +286,7 @@ class CommandStream:
     def shut(self) -> None:
         """Shut the socket down in both directions, so that threads that read or write it wake up at once.
 
-        Do nothing if the socket is closed already. The command and its pipe for stderr are left as they are.
+        Do nothing if the socket is closed already. The command is not ended, and its pipe for stderr stays open.
         """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
@@ -384,9 +384,9 @@ def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
     """Return (do not raise) the error for a connection to a node that could not be made.
 
     Args:
-        transport: the way to the node. Its method `trouble` finds the reason.
+        transport: the way to the node. The method `transport.trouble` finds the reason.
         node: the node's number, for the message.
-        said: the text that the transport's command wrote to stderr. It becomes part of the message.
+        said: the text that the command of the connection wrote to stderr. This text becomes part of the message.
 
     Returns:
         a HostKeyMismatch for a wrong host key, a LoginRefused for a refused login, else a ConnectionLost.
