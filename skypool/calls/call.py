@@ -70,9 +70,9 @@ class Runner(Protocol):
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node, wait for all, and return the list of values. `call @ pool` does this.
 
-        The values are ordered by node number.
-        For a generator function, return a list of `Stream` objects at once. An exception of one node is raised when the
-        call has ended on all nodes. Exceptions of several nodes are raised as an ExceptionGroup.
+        The values are ordered by node number. For a generator function, return a list of `Stream` objects at once. An
+        exception of one node is raised when the call has ended on all nodes. Exceptions of several nodes are raised as
+        an ExceptionGroup.
         """
         ...
 
@@ -300,7 +300,7 @@ def _undecorate(function: ComputeFunction[..., Any]) -> Callable[..., Any]:
 
 
 def _is_importable(function: ComputeFunction[..., Any]) -> bool:
-    """Return True if a node that imports the function's module finds this same decorated object under its name.
+    """Return True if a node can import the function's module and finds this decorated function there under its name.
 
     Returns:
         False for a function of a script or notebook, for a function made inside another function, and for a copy made
@@ -412,7 +412,7 @@ def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
 
 
 def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
-    """Return True if two results of `_captured` have the same length and equal items, as `_equal` compares them."""
+    """Return True if two results of `_captured` have the same length, and items of the same types and values."""
     return len(before) == len(now) and all(a is b or _equal(a, b) for a, b in zip(before, now, strict=True))
 
 

@@ -318,7 +318,7 @@ class Dispatch:
             node_queue.recall(lane, max(1, spare // 2))
 
     def stop(self, pending: PendingCall) -> None:
-        """Stop a call, if it is waiting or running. Do nothing if it has ended or was stopped before.
+        """Stop a call that is waiting or running. Do nothing if the call has ended or was stopped before.
 
         A waiting call ends at once with a SkypoolError. If the call was sent to a node, the node is told to stop the
         call. This method does not wait until the node has done so.

@@ -60,8 +60,9 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """The kind of a frame (message). The comment beside each names its senders: c the client, a the agent, w a worker.
+    """The kind of a frame (message).
 
+    The comment beside each kind names the senders of such frames: c the client, a the agent, w a worker.
     The agent is the program on a node that talks to the client; workers are its processes that run calls.
     """
 
@@ -151,7 +152,8 @@ def seal(kind: int, head: bytes, body_length: int = 0) -> bytes:
 def frame(kind: Kind, header: Mapping[str, object], buffers: Sequence[Buffer] = ()) -> list[Buffer]:
     """Return a whole small frame (message) as a list of buffers, to be written one after the other.
 
-    The body consists of `buffers`, padded by `pad`; it is empty by default. The limit `MAX_BODY` is not checked.
+    The body consists of `buffers`, with zeros between them so that each starts at a multiple of 64 bytes. By default
+    the body is empty. The limit `MAX_BODY` is not checked.
     """
     padded, total = pad(buffers)
     return [encode(kind, header, total), *padded]

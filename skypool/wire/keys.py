@@ -18,10 +18,13 @@ from skypool.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The SSH keys of one pool, in the folder `folder`. A key is made when it is first asked for.
+    """The SSH keys of one pool. A key is made when it is first asked for.
 
-    Several processes of this user may use the same folder at once. Reading a key raises a UsageError if it has to be
-    made and ssh-keygen is not installed or fails.
+    Several processes of this user may use the same folder at once. If a key must be made, and ssh-keygen is not
+    installed or fails, a UsageError is raised.
+
+    Attributes:
+        folder: the folder of the key files. It is made with the first key.
     """
 
     folder: Path

@@ -60,7 +60,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subprocess:
-    """A transport that runs commands on this machine, without a program around them.
+    """A transport that runs commands on this machine directly, without `ssh` or a container.
 
     Its method `trouble` always returns `Trouble.OTHER`.
     """
