@@ -109,8 +109,8 @@ class ComputeFunction(Generic[P, T]):
             limit. A call that runs longer is stopped, and raises CallTimeout. Up to 60 s of imports are not counted.
         retries: the number of times that a call may run again after its node or worker process was lost. Default 0.
             If the provider takes a spot machine back, calls there also run again, without using up a retry. A call
-            does not run again if it has yielded items, has an iterator argument, or was sent only to nodes that are
-            gone.
+            does not run again if it has yielded items or has an iterator argument. Neither does a call whose only
+            nodes are gone.
         retry_on: an exception class, or a tuple of them. A call that raises one of them runs again too, and uses up
             one of its `retries`. Default (): no exception of the function causes a retry.
         node: the nodes that run the call. Default None: any node with room. A number means that node. A list of
@@ -319,8 +319,8 @@ def _travels_by_name(named: Any, thing: object = None) -> bool:
         thing: the object that must be found under that name; None for `named` itself.
 
     Returns:
-        False for objects of a script or notebook, for objects made inside a function, and if another object or no
-        object is found under the name.
+        False for objects of a script or notebook, and for objects made inside a function. It is also False if another
+        object or no object is found under the name.
     """
     module = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", "<locals>")

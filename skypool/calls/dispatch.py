@@ -2,7 +2,7 @@
 
 A call is a function with its arguments; a node is a rented machine that runs calls. The threads of callers and the
 thread of the engine (which drives the pool) use the dispatch under one lock. No thread blocks while it holds that lock.
-The cost of a call does not depend on the number of calls that wait, because they wait in queues until a node has room.
+The cost of a call does not depend on the number of calls that wait: they wait in queues until a node has room.
 Calls that need no device (accelerator) have separate queues, because nodes with devices have separate slots for them. A
 slot is the part of a node that runs one call at a time.
 """
@@ -50,7 +50,7 @@ class Dispatch:
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
         on_drained: called with the number of a leaving node when that node has no call left. (A leaving node is one
-            whose machine the provider takes back.) `on_drained` may be called more than once for a node, and must not
+            whose machine the provider takes back.) This function may be called several times for a node. It must not
             block.
 
     Attributes:
@@ -348,8 +348,8 @@ class Dispatch:
 
         Args:
             pending: the call.
-            header: the header of the message, with the index of the iterator argument (`arg`, from 0) and the number of
-                the item (`n`, from 1).
+            header: the header of the message. It has the index of the iterator argument (`arg`, from 0) and the number
+                of the item (`n`, from 1).
             buffers: the pickled item.
         """
         with self._lock:

@@ -534,8 +534,8 @@ class Stream(Generic[T]):
     after its last item. The option `window` limits the bytes of items that are sent but not taken (default 1 MiB). The
     generator waits while there are more.
 
-    The generator is stopped when the stream is closed, when the stream's `with` block is left, or when the stream is
-    garbage collected. The last happens after a `break` out of the loop if nothing else refers to the stream.
+    The generator is stopped when the stream is closed, or when the stream's `with` block is left. The generator is also
+    stopped when the stream is garbage collected, as after a `break` out of the loop.
 
     Args:
         items: the queue of items.

@@ -70,7 +70,7 @@ class Map(Generic[T]):
         """Send a call for each item, in groups. After each group, call each of `reads` to handle what has arrived.
 
         A group is sent when it has `chunksize` calls. If `chunksize` is None, a group is sent when it fills a frame
-        (message), or when more than 1 ms has passed since the previous group was sent.
+        (message). It is also sent when more than 1 ms has passed since the previous group.
 
         Args:
             items: the argument tuples of the calls.

@@ -63,8 +63,8 @@ class CallProgress:
 
         Raises:
             ProtocolError: the message does not fit the call, for example because the call is not a generator. Also
-                raised if more than 1 GiB of items wait to be taken, or if the node sent more than 10,000 messages about
-                calls that it does not run.
+                raised if more than 1 GiB of items wait to be taken. Also raised if the node sent more than 10,000
+                messages about calls that it does not run.
         """
         pending = node_queue.find(said.id)
         if pending is None:

@@ -1,8 +1,8 @@
 """Reusable memory for large values that arrive.
 
 When a value is freed, its memory is used again for the next value of a similar size. Filling new memory takes several
-times as long as filling memory that was used before, because the operating system must first clear and map each page.
-If memory runs short, the system may take back the memory that is kept here.
+times as long, because the operating system must first clear and map each page. If memory runs short, the system may
+take back the memory that is kept here.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ class Link:
                 requires that an agent runs, and waits for it at most `liveness` / 3 seconds, or 1 s if that is longer.
 
         Returns:
-            The first message of the agent. The message tells how many slots (places that run one call at a time) and
-            devices the node has, and which calls the agent knows.
+            The first message of the agent. It tells how many slots (places that run one call at a time) and devices the
+            node has. It also names the calls that the agent knows.
 
         Raises:
             ConnectionLost: the node cannot be reached, its agent is gone or serves another client, or its answer is not

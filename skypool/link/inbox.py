@@ -333,7 +333,7 @@ class Inbox:
 
         Raises:
             ProtocolError: the message is not valid. This is also raised for a WELCOME or TAKEN, which are allowed only
-                at the start of a connection, and for over 1000 status reports more than were requested.
+                at the start of a connection. The third case is over 1000 status reports more than were requested.
         """
         said = inbound.message_of(frame)
         pieces = incoming.pieces

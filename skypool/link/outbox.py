@@ -200,8 +200,8 @@ def _pieces(key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -
     """Yield a BLOB frame (message) for each piece of a large value, and after them the frame `then`.
 
     Each frame is a list of buffers. A piece has 1 MiB of the value; the last piece has the rest. The header of a BLOB
-    frame has the key of the value, the position of the piece in bytes and the size of the value in bytes. Padding makes
-    each of the value's buffers begin at a multiple of 64 bytes.
+    frame has the key of the value. It also has the position of the piece and the size of the value, both in bytes.
+    Padding makes each of the value's buffers begin at a multiple of 64 bytes.
     """
     size = total_length([len(b) for b in buffers])
     at = 0

@@ -121,7 +121,7 @@ class EpollTurns:
     def give_back(self) -> None:
         """Let incoming data wake the event loop again, by switching the epoll object on.
 
-        Does not raise if the connection was closed meanwhile.
+        Do nothing if the connection was closed meanwhile.
         """
         try:
             self._epoll.modify(self._socket, select.EPOLLIN)

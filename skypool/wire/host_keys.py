@@ -42,8 +42,8 @@ def declared(ssh: SSH, label: str, key: str) -> SSH:
 def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
     """Return a transport that trusts the machine's host keys in the user's own known_hosts files.
 
-    If these files have no key of the machine, the transport trusts the first key that the machine shows, and from then
-    on only that key. This function does not connect to the machine.
+    If these files have no key of the machine, the transport trusts the first key that the machine shows. From then on,
+    only that key is trusted. This function does not connect to the machine.
 
     Args:
         ssh: the way to the machine.
