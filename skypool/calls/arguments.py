@@ -21,10 +21,15 @@ T = TypeVar("T")
 
 
 class Holder(Protocol):
-    """A protocol for objects that can free the values of `pool.put` on nodes (machines), such as a `ComputePool`."""
+    """A protocol for objects that can free values on nodes (machines) after `pool.put` sent the values there.
+
+    A `ComputePool` is such an object.
+    """
 
     def drop(self, ref: Ref[T]) -> None:
-        """Free a value that `pool.put` sent to all nodes (machines of the pool). Calls must not use it afterwards.
+        """Free a value that `pool.put` sent to all nodes (machines of the pool).
+
+        Calls must not use the value afterwards.
 
         Args:
             ref: the reference to the value, as `pool.put` returned it.
@@ -59,7 +64,7 @@ class Ref(codec.Reference[T]):
 
 
 class Remote(Protocol):
-    """A protocol for functions that can run on a pool. It has what is needed to pickle the arguments of a call.
+    """A protocol for functions that can run on a pool. Pickling the arguments of a call needs these attributes.
 
     Attributes:
         name: the function's name, for messages.
@@ -86,11 +91,11 @@ def signature(function: Callable[..., object]) -> inspect.Signature:
 
 
 def arity(function: Callable[..., object]) -> tuple[int, float]:
-    """Return how many positional arguments a function accepts in a call without keyword arguments.
+    """Return the least and the greatest number of arguments that a function accepts without keyword arguments.
 
     Returns:
-        (fewest, most). Parameters with a default count only in `most`, which is infinite for `*args`. For a function
-        that needs a keyword argument the result is (1, 0.0), which no number of arguments fits.
+        (fewest, most). Parameters with a default count only in `most`. A parameter `*args` makes `most` infinite. For
+        a function that needs a keyword argument, the result is (1, 0.0), a range that contains no number.
     """
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     fewest = 0
@@ -109,8 +114,7 @@ def arity(function: Callable[..., object]) -> tuple[int, float]:
 def takes_one(function: Callable[..., object]) -> bool:
     """Return True if a function can be called with one positional argument. The function is not called.
 
-    Parameters after the first must have defaults. The answer is True for a builtin without a known signature, and False
-    for an object that is not callable.
+    Return True for a builtin without a known signature. Return False for an object that is not callable.
     """
     try:
         signature(function).bind(None)
@@ -129,12 +133,12 @@ def payload_of(
         args, kwargs: the arguments of the call. They are not changed.
 
     Returns:
-        (buffers, iterators): the pickled arguments, and the iterators among the arguments. In the pickle, an `Upstream`
-        with an index stands for each iterator. The items are sent when the function asks for them. Iterators inside a
-        list or other container are not replaced: they are pickled as a copy, or pickling them fails.
+        (buffers, iterators): the pickled arguments, and the iterators among the arguments. The pickle has an `Upstream`
+        object in the place of each iterator. An iterator inside a list or other container is not replaced: a copy of
+        the iterator is pickled, or pickling fails.
 
     Raises:
-        PickleError: an argument cannot be pickled. The message names it.
+        PickleError: an argument cannot be pickled. The message names the argument.
     """
     args = (*function.given, *args) if function.given else args
     if not kwargs and (plain := codec.dumps_plain(args, kwargs)):
@@ -152,8 +156,8 @@ def payload_of(
 def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PickleError:
     """Return (do not raise) a PickleError that names the first argument which cannot be pickled.
 
-    Positional arguments are tried before keyword arguments. If each can be pickled alone, the error says that they
-    cannot be pickled together.
+    Positional arguments are tried before keyword arguments. If each argument can be pickled alone, the error says that
+    the arguments cannot be pickled together.
 
     Args:
         function: the function of the call, for the names of its parameters.
@@ -177,8 +181,8 @@ def _parameter(function: Remote, name: int | str) -> str:
 
     Args:
         function: the function.
-        name: the name of a keyword argument, which is returned as it is, or the position of an argument, from 0. A
-            position N after the last parameter, as with `*args`, gives "argument N".
+        name: the position of a positional argument, from 0, or the name of a keyword argument. A name is returned
+            unchanged. A position N after the last parameter, as with `*args`, gives "argument N".
     """
     if isinstance(name, str):
         return name
@@ -187,19 +191,19 @@ def _parameter(function: Remote, name: int | str) -> str:
 
 
 def _is_stream(value: object) -> bool:
-    """Return True if an argument is an iterator whose items are sent one by one. Nothing is read from it.
+    """Return True if an argument is an iterator whose items are sent one by one. Nothing is read from the iterator.
 
-    Return False for lists and other iterables without `__next__`. Two kinds of iterators also give False: files, and
-    `Upstream` objects, each of which stands for an iterator on a node.
+    Return False for lists and other iterables without `__next__`. Two kinds of iterators also give False: open files,
+    and `Upstream` objects. (On a node, an `Upstream` takes the place of an iterator argument.)
     """
     return hasattr(type(value), "__next__") and not isinstance(value, (io.IOBase, Upstream))
 
 
 def _swap(value: object, feeds: list[Iterator[Any]]) -> object:
-    """Return an argument itself if it is no iterator. Otherwise add the iterator to `feeds` and return a replacement.
+    """Return the replacement of an iterator argument, and add the iterator to `feeds`. Return other arguments as is.
 
     The replacement is an `Upstream`, from which the function on the node takes the items. The index of the `Upstream`
-    is the position of the iterator in `feeds`, from 0.
+    is the position of the iterator in `feeds`, from 0. Open files do not count as iterators.
     """
     if not _is_stream(value):
         return value

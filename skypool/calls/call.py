@@ -54,7 +54,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Runner(Protocol):
-    """A protocol for objects that run calls, such as a `ComputePool`. The call operators use only these methods.
+    """A protocol for objects that run calls, such as a `ComputePool`. Operators such as `>>` use only these methods.
 
     A call is a function with its arguments. A node is one machine of the pool; nodes are numbered from 0.
     """
@@ -68,10 +68,11 @@ class Runner(Protocol):
         ...
 
     def run_all(self, call: Call[T]) -> list[T]:
-        """Run a call on every node, wait for all, and return the values by node number. `call @ pool` does this.
+        """Run a call on every node, wait for all, and return the list of values. `call @ pool` does this.
 
-        For a generator function, return a list of `Stream` objects at once. An exception of one node is raised when the
-        call has ended on all nodes. Exceptions of several nodes are raised as an ExceptionGroup.
+        The values are ordered by node number. For a generator function, return a list of `Stream` objects at once. An
+        exception of one node is raised when the call has ended on all nodes. Exceptions of several nodes are raised as
+        an ExceptionGroup.
         """
         ...
 
@@ -96,18 +97,20 @@ class Runner(Protocol):
 class ComputeFunction(Generic[P, T]):
     """A function that can run on the nodes of a pool. `@compute` makes it.
 
-    Calling it does not run the function. It returns a `Call`, which runs when it is sent to a pool:
-    `train(10) >> pool`. When `@compute` decorates a method, `box.grow(3)` returns a call too, and sending that call
-    sends a copy of `box` with the other arguments.
+    `train(10)` does not run the function `train`, but returns a `Call`. The call runs when it is sent to a pool:
+    `train(10) >> pool`. When `@compute` decorates a method, `box.grow(3)` returns a call too. Sending that call sends a
+    copy of `box` with the other arguments.
 
-    These options decide how its calls run. `@compute(…)` and `with_options(…)` accept all of them as keywords.
+    These options decide how calls of the function run. `@compute(…)` and `with_options(…)` accept all of them as
+    keywords.
 
     Options:
         timeout: the time that a call may run on its node, in seconds or as a duration such as "5m". Default None: no
             limit. A call that runs longer is stopped, and raises CallTimeout. Up to 60 s of imports are not counted.
         retries: the number of times that a call may run again after its node or worker process was lost. Default 0.
-            If a spot market takes a machine back, its calls also run again, without using up a retry. No call runs
-            again if its only nodes are gone, if it has yielded items, or if it has an iterator argument.
+            If the provider takes a spot machine back, calls there also run again, without using up a retry. A call
+            does not run again if it has yielded items or has an iterator argument. Neither does a call whose only
+            nodes are gone.
         retry_on: an exception class, or a tuple of them. A call that raises one of them runs again too, and uses up
             one of its `retries`. Default (): no exception of the function causes a retry.
         node: the nodes that run the call. Default None: any node with room. A number means that node. A list of
@@ -121,12 +124,14 @@ class ComputeFunction(Generic[P, T]):
         window: for a generator, the bytes of items that may be sent before the consumer has taken them. The generator
             waits while there are more. Default 1 MiB.
         on_interruption: a function that is called with an `Interruption` when the provider announces that it takes the
-            machine back. It is called once for each running call, on the node, in another thread. Default None.
+            machine back. The function is called once for each running call, on the node, in another thread. Default
+            None.
         fresh: True runs each call in a new process that ends after the call. Starting that process and importing
             modules there then takes time for each call. Default False: a worker process runs many calls one after the
             other, so modules keep their state between them.
-        devices: 0 for a call that needs no accelerator. On a node with accelerators it then runs on a CPU slot, sees
-            no accelerator, and keeps none busy. Default None: a call gets the devices of the slot that it runs on.
+        devices: 0 for a call that needs no accelerator. On a node with accelerators, the call then runs on a CPU slot
+            and sees no accelerator. Default None: a call gets the accelerators of the slot that runs it. (A slot is
+            the part of a node that runs one call at a time.)
 
     Attributes:
         function: the plain function.
@@ -217,8 +222,8 @@ class ComputeFunction(Generic[P, T]):
         """Return a copy of this function with some options changed. The original keeps its options.
 
         Args:
-            changes: options to change, by name. Options that are not named keep their values. See `ComputeFunction` for
-                all of them.
+            changes: new values of options, by the option's name, such as `timeout="5m"`. Other options keep their
+                values. `ComputeFunction` describes all options.
 
         Raises:
             UsageError: an option does not exist, or a value is not valid.
@@ -295,7 +300,7 @@ def _undecorate(function: ComputeFunction[..., Any]) -> Callable[..., Any]:
 
 
 def _is_importable(function: ComputeFunction[..., Any]) -> bool:
-    """Return True if a node that imports the function's module finds this same decorated object under its name.
+    """Return True if a node can import the function's module and finds this decorated function there under its name.
 
     Returns:
         False for a function of a script or notebook, for a function made inside another function, and for a copy made
@@ -314,8 +319,8 @@ def _travels_by_name(named: Any, thing: object = None) -> bool:
         thing: the object that must be found under that name; None for `named` itself.
 
     Returns:
-        False for objects of a script or notebook, and for objects made inside a function. Also False if another object,
-        or no object, is found under the name.
+        False for objects of a script or notebook, and for objects made inside a function. It is also False if another
+        object or no object is found under the name.
     """
     module = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", "<locals>")
@@ -328,10 +333,12 @@ def _travels_by_name(named: Any, thing: object = None) -> bool:
 
 
 def _names_globals(function: Any) -> bool:
-    """Return True if the function or a function nested in it names any global or attribute, existing or not.
+    """Return True if the code of a function uses any global or attribute by name. Functions inside it are included.
+
+    A name counts even if no such global or attribute exists.
 
     Args:
-        function: a plain Python function. Functions that it calls are not examined.
+        function: a plain Python function. Functions that this function calls are not examined.
     """
     codes = [function.__code__]
     while codes:
@@ -350,16 +357,16 @@ def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...
     """Return everything that a function captures, or None if a captured value could change without being noticed.
 
     If a later result equals an earlier one, the function need not be pickled again. The first item is the function's
-    code object. The names and values of closure variables, globals and defaults follow. What captured functions capture
-    is included, at most four levels deep.
+    code object. The names and values of closure variables, globals and defaults follow. For a captured function, the
+    values that it captures are included, at most four levels deep.
 
     Args:
         function: the function; a `ComputeFunction` is replaced by its plain function.
         depth: how many levels deep the function was captured; 0 for the function of the call.
 
     Returns:
-        The captured values. None if one of them can change in place, such as a list or a bound method. Also None if
-        `function` is not a plain Python function, or if `depth` is over 4.
+        The captured values. The result is None if one of the values can change in place, such as a list or a bound
+        method. It is also None if `function` is not a plain Python function, or if `depth` is over 4.
     """
     if isinstance(function, ComputeFunction):
         function = function.function
@@ -405,7 +412,7 @@ def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
 
 
 def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
-    """Return True if two results of `_captured` have the same length and equal items, as `_equal` compares them."""
+    """Return True if two results of `_captured` have the same length, and items of the same types and values."""
     return len(before) == len(now) and all(a is b or _equal(a, b) for a, b in zip(before, now, strict=True))
 
 
@@ -441,8 +448,7 @@ def compute(
     """Decorate a function so that its calls can run on a pool.
 
     `train(10)` then returns a `Call` instead of running the function. `train(10) >> pool` runs the call on a node (one
-    machine) of the pool and returns its value. Use it as `@compute`, or with options as `@compute(timeout="5m",
-    retries=2)`.
+    machine) of the pool and returns its value. Write `@compute`, or with options `@compute(timeout="5m", retries=2)`.
 
     Args:
         function: the function to decorate. Leave it out to give options: `@compute(retries=2)`.
@@ -526,9 +532,9 @@ class Call(Generic[T_co]):
     The operators that wait raise the exception that the function raised, or a SkypoolError if the call could not run.
 
     Attributes:
-        function, args, kwargs: what is called, and with which arguments.
+        function, args, kwargs: the function, its positional arguments and its keyword arguments.
         options: how the call runs; see `ComputeFunction`.
-        sent: True once the call was sent or otherwise used. There is then no warning.
+        sent: True once the call was sent or otherwise used. The call then gives no warning.
     """
 
     __slots__ = ("args", "function", "kwargs", "options", "sent")
@@ -588,7 +594,7 @@ class Call(Generic[T_co]):
 
         If the call's option `node` is "all" or a list, run it on each of these nodes and return a list of values. An
         exception that the function raises is raised here. If the wait is interrupted, as by Ctrl-C, the call is
-        stopped. See `ComputePool.run` for the other errors.
+        stopped. `ComputePool.run` lists the errors that the pool raises.
 
         Raises:
             UsageError: the right operand is not a pool.
@@ -600,7 +606,7 @@ class Call(Generic[T_co]):
 
         If the call's option `node` is a number or a list, only these nodes run it. For a generator function, return a
         list of `Stream` objects at once. An exception of one node is raised when all nodes have ended; several are
-        raised as an ExceptionGroup. See `ComputePool.run_all` for the other errors.
+        raised as an ExceptionGroup. `ComputePool.run_all` lists the errors that the pool raises.
 
         Raises:
             UsageError: the right operand is not a pool.
@@ -611,7 +617,7 @@ class Call(Generic[T_co]):
         """Send the call to one node of the pool, and return its future at once.
 
         If the call's option `node` is "all" or a list, send it to each of these nodes; the future's value is a list.
-        See `ComputePool.send` for the other errors.
+        `ComputePool.send` lists the errors that the pool raises.
 
         Raises:
             UsageError: the right operand is not a pool, or the function is a generator function.
@@ -689,8 +695,8 @@ def call_asked(call: Call[T]) -> Call[T]:
 def no_call(value: object, operator: str) -> UsageError:
     """Return a UsageError for the caller to raise: a value that is not a call was used with a call operator.
 
-    The message advises what to write instead. If the value is a list or tuple of calls, these calls are marked as sent,
-    so that they give no warning.
+    The message advises what to write instead. If the value is a list or tuple of calls, these calls are marked as sent
+    and give no warning.
 
     Args:
         value: the value that is not a call.
@@ -701,10 +707,10 @@ def no_call(value: object, operator: str) -> UsageError:
 
 
 def _hint(value: object) -> str:
-    """Return advice on what to write instead of a value that is not a call. For most values there is none: return "".
+    """Return advice on what to write instead of a value that is not a call. Return "" if there is no advice.
 
     There is advice for a list or tuple of calls, a `@compute` function, and any other callable. The calls in a list or
-    tuple are marked as sent, so that they give no warning.
+    tuple are marked as sent, so that these calls give no warning.
     """
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, Call) for each in value):
         for each in value:
@@ -749,8 +755,8 @@ class Group(Generic[R_co]):
     Attributes:
         calls: the calls, in the order in which they were given.
         stream: True if `group >> pool` returns an iterator of values at once, False if it waits and returns a tuple.
-        ordered: True if a stream yields the values in the order of the calls, False if in the order in which the calls
-            end. It has no effect if `stream` is False.
+        ordered: True if the iterator yields the values in the order of the calls, False if in the order in which the
+            calls end. `ordered` has no effect if `stream` is False.
     """
 
     def __init__(self, calls: tuple[Call[object], ...], stream: bool, ordered: bool) -> None:
@@ -767,7 +773,7 @@ class Group(Generic[R_co]):
     def __and__(self, other: Call[Any] | Group[Any]) -> Group[Any]:
         """Return a new group: the calls of this group, followed by `other` (a call) or its calls (a group).
 
-        The new group has the `stream` and `ordered` of this group; those of `other` are ignored. Neither group is
+        The new group has the attributes `stream` and `ordered` of this group, whatever `other` has. Neither group is
         changed.
 
         Raises:
@@ -777,7 +783,7 @@ class Group(Generic[R_co]):
         return Group((*self.calls, *more.calls), self.stream, self.ordered)
 
     def __rshift__(self, pool: Runner) -> R_co:
-        """Run all calls of the group at the same time, and return their values; see `ComputePool.run_group`.
+        """Run all calls of the group at the same time, and return their values.
 
         Returns:
             a tuple of values in the order of the calls, after waiting for all. For a group made with `stream=True`, an
@@ -785,6 +791,7 @@ class Group(Generic[R_co]):
 
         Raises:
             UsageError: the right operand is not a pool.
+            ExceptionGroup: several calls of the group raised. If only one did, its exception is raised.
         """
         return _runner(pool, ">>").run_group(self)
 

@@ -2,7 +2,7 @@
 
 A call is a function with its arguments; a node is a rented machine that runs calls. The threads of callers and the
 thread of the engine (which drives the pool) use the dispatch under one lock. No thread blocks while it holds that lock.
-The cost of a call does not depend on the number of calls that wait, because they wait in queues until a node has room.
+The cost of a call does not depend on the number of calls that wait: they wait in queues until a node has room.
 Calls that need no device (accelerator) have separate queues, because nodes with devices have separate slots for them. A
 slot is the part of a node that runs one call at a time.
 """
@@ -47,12 +47,14 @@ class Dispatch:
         on_failed: called as (pending, error) for each call that failed, except calls that were cancelled or that
             `close` ended.
         on_retry: called as (pending, error) for each call that will run again after a run ended with `error`.
-        on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
+        on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
+            `arg` (from 0).
         on_drained: called with the number of a leaving node when that node has no call left. (A leaving node is one
-            whose machine the provider takes back.) It may be called more than once for a node, and must not block.
+            whose machine the provider takes back.) This function may be called several times for a node. It must not
+            block.
 
     Attributes:
-        node_queues: the queue of each node, by the number of the node.
+        node_queues: a dict from the number of each node to its queue.
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class Dispatch:
     def submit(self, *pending_calls: PendingCall) -> None:
         """Send calls to the nodes with the most room, or queue them until a node has room. Return at once.
 
-        Each call gets a new id. Some calls may run only on certain nodes. If the provider takes back the machines of
-        all these nodes, the call gets an error as its result. This error is not raised here.
+        Each call gets a new id. If a call may run only on nodes whose machines the provider takes back, the call gets
+        an error as its result. That error is not raised here.
 
         Raises:
             PoolClosed: the pool has ended.
@@ -112,8 +114,8 @@ class Dispatch:
     def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
         """Send a call to one of these nodes, or queue it for them. End it with an error if all of them are leaving.
 
-        A leaving node is one whose machine the provider takes back. The least loaded node is tried first. Nodes that
-        the pool does not have are ignored, unless it has none of these nodes.
+        A leaving node is one whose machine the provider takes back. The least loaded node is tried first. Numbers of
+        nodes that the pool does not have are ignored, unless the pool has none of the nodes.
 
         Args:
             pending: the call.
@@ -149,8 +151,8 @@ class Dispatch:
     def _send_on(self, last: PendingCall) -> None:
         """Send waiting calls that any node may run, if a node has room. Otherwise leave them in their queue.
 
-        A call that waits alone goes to the first idle node. If no node is idle, or if several calls wait, this looks
-        for room only when enough calls wait: at least the number in `_enough`.
+        If only one call waits, it goes to the first idle node. Otherwise, nodes with room are searched only when at
+        least as many calls wait as `_enough` says.
 
         Args:
             last: the call that was added last. Only waiting calls of the same kind (with or without devices) are sent.
@@ -168,8 +170,8 @@ class Dispatch:
     def frame_full(self, pending: PendingCall) -> int:
         """Return how many calls like this one may share a frame (one message to a node).
 
-        Each node has a number of its own; the smallest is returned. Return 1 if the pool has no node, or if the call
-        may not share a frame.
+        The answer may differ between nodes; the smallest number is returned. Return 1 if the pool has no node, or if
+        the call may not share a frame.
         """
         with self._lock:
             return min(
@@ -177,7 +179,7 @@ class Dispatch:
             )
 
     def _hand_out(self, queue: deque[PendingCall]) -> None:
-        """Send waiting calls to the nodes with the most room, until no node has room or no call waits.
+        """Send waiting calls to the least loaded nodes, until no node has room or no call waits.
 
         If calls are left, store in `_enough` how many calls must wait before another try makes sense.
 
@@ -194,10 +196,10 @@ class Dispatch:
                 return
 
     def _connect(self, pending: PendingCall) -> None:
-        """Connect the caller's future or stream to this object, so that the caller can control the call.
+        """Connect the caller's future or stream to this dispatch, so that the caller can control the call.
 
-        Cancelling a future, or closing a stream, then stops the call. Taking items from a stream then tells the node
-        that it may send more. Do nothing for a `ResultCell`, which stores the result but cannot control the call.
+        Cancelling the future, or closing the stream, then stops the call. Taking items from the stream then tells the
+        node to send more items. Do nothing for a `ResultCell`, which stores the result but cannot control the call.
         """
         if isinstance(pending.outlet, Items):
             pending.outlet.connect(lambda seq: self._credit(pending, seq), lambda: self.stop(pending))
@@ -205,7 +207,7 @@ class Dispatch:
             pending.outlet.on_cancel(lambda: self.stop(pending))
 
     def _roomiest(self, pending: PendingCall) -> NodeQueue | None:
-        """Return the least loaded node that has room for a call like this one; None if no node has room.
+        """Return the queue of the least loaded node that has room for a call like this one; None if no node has room.
 
         The load is the number of calls under way (sent and not ended) per slot. A node that is not connected, or whose
         machine the provider takes back, is not considered.
@@ -235,12 +237,12 @@ class Dispatch:
     def _fill_lane(self, node_queue: NodeQueue, lane: Lane) -> bool:
         """Send a node as many waiting calls as one of its lanes has room for, in one write.
 
-        A lane is the slots of one kind on a node. Calls that were cancelled are dropped from the queue. While the node
-        has enough to do, calls that may share a frame (message) wait until they fill a frame, or until a call ends. If
-        no call waits and the lane is idle, ask a busier node to give back some calls.
+        A lane is the slots of one kind on a node. Cancelled calls are dropped from the waiting calls. While the node
+        has enough to do, small calls wait until they fill a frame (message), or until a call ends. If no call waits and
+        the lane is idle, ask a busier node to give back some calls.
 
         Returns:
-            True if any call was sent, otherwise False. It is False for a node that is leaving or not connected.
+            True if any call was sent, otherwise False. To a node that is leaving or not connected, no call is sent.
         """
         for on_cpu in lane.takes:
             self._enough[on_cpu] = 0
@@ -284,9 +286,9 @@ class Dispatch:
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
         """Ask the busiest other node to give back calls that it has not begun and that an idle lane may run.
 
-        About half of the calls that wait on that node for a slot are asked for. They come back later, in a message of
-        that node. Nodes that are leaving or have not answered a former request are passed over. If no other node has
-        such calls, nothing is asked.
+        About half of the calls that wait on the busiest node for a slot are asked for. That node gives them back later,
+        in a message. Nodes that are leaving or have not answered an earlier request are passed over. If no other node
+        has such calls, do nothing.
 
         Args:
             idle: the node that has nothing to do.
@@ -316,10 +318,10 @@ class Dispatch:
             node_queue.recall(lane, max(1, spare // 2))
 
     def stop(self, pending: PendingCall) -> None:
-        """Stop a call, if it is waiting or running. Do nothing if it has ended or was stopped before.
+        """Stop a call that is waiting or running. Do nothing if the call has ended or was stopped before.
 
-        A waiting call ends at once with a SkypoolError. If the call is on a node, the node is told to stop it. This
-        method does not wait for that.
+        A waiting call ends at once with a SkypoolError. If the call was sent to a node, the node is told to stop the
+        call. This method does not wait until the node has done so.
         """
         with self._lock:
             if pending.stopped or pending.ended:
@@ -332,7 +334,7 @@ class Dispatch:
                 self._end_stopped(pending)  # it stays in its queue, where it is passed over
 
     def _credit(self, pending: PendingCall, seq: int) -> None:
-        """Tell the node that runs a generator: the consumer has taken the items up to number `seq`.
+        """Tell the node that runs a generator that the consumer has taken all items up to number `seq`.
 
         Do nothing if no node runs the generator now.
         """
@@ -346,7 +348,8 @@ class Dispatch:
 
         Args:
             pending: the call.
-            header: the header of the message: the index of the argument (`arg`) and the number of the item (`n`).
+            header: the header of the message. It has the index of the iterator argument (`arg`, from 0) and the number
+                of the item (`n`, from 1).
             buffers: the pickled item.
         """
         with self._lock:
@@ -381,8 +384,8 @@ class Dispatch:
         """Send a value to every node, now or when the node joins or reconnects. Return at once.
 
         Args:
-            key: the key of the value, a hash. A node that has a value of this key does not get it again.
-            buffers: the pickled value. It is kept here until `drop`.
+            key: the key of the value, a hash. A node that has the value already does not get it again.
+            buffers: the pickled value. The dispatch keeps it until `drop`.
 
         Raises:
             PoolClosed: the pool has ended.
@@ -407,12 +410,12 @@ class Dispatch:
     # --- nodes -----------------------------------------------------------------------------------------------
 
     def add(self, node: int, welcome: Welcome, link: Link) -> None:
-        """Add a node that is ready. Send it the values of `put`, and then waiting calls.
+        """Add a node that can run calls. Send the values of `put` to the node, and then waiting calls.
 
         Args:
             node: the number of the node.
-            welcome: the first message of the node's agent (the program that runs calls there). It says how many slots
-                the node has.
+            welcome: the first message of the node's agent (the program that runs calls there). This message says how
+                many slots the node has.
             link: the connection to the node.
         """
         with self._lock:
@@ -423,9 +426,9 @@ class Dispatch:
             self._fill(node_queue)
 
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
-        """Add a node that a former client left, with the calls that still run there.
+        """Add a node on which calls of a former client still run. Return the futures of these calls.
 
-        A former client is a program that used the same pool before this one.
+        A former client is a program that used the same pool before this program.
 
         Args:
             node: the number of the node.
@@ -458,8 +461,8 @@ class Dispatch:
     def awaited(self, node: int) -> Collection[int]:
         """Return the ids of the calls that were sent to a node and have not ended. This takes no lock.
 
-        The result is a live view, which changes as calls end. For a node that the pool does not have, it is an empty
-        tuple.
+        The result is a live view, which changes as calls end. For a node that the pool does not have, the result is an
+        empty tuple.
         """
         node_queue = self.node_queues.get(node)
         return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.lanes))
@@ -474,15 +477,15 @@ class Dispatch:
                 self.node_queues[node].resumed = False
 
     def resume(self, node: int, welcome: Welcome) -> None:
-        """Send a node what it may have missed while its connection was down, and then new calls.
+        """Send a reconnected node the messages that it may have missed, and then new calls.
 
-        Calls that the node does not know are sent again. If the provider takes the node's machine back, they are moved
-        to other nodes or fail instead. Do nothing if the pool has no such node.
+        Calls that the node does not know are sent again. If the provider takes the node's machine back, these calls are
+        moved to other nodes or fail instead. Do nothing if the pool has no such node.
 
         Args:
             node: the number of the node.
-            welcome: the first message of its agent (the program on the node) on the new connection. It names the calls,
-                functions and values that the agent has.
+            welcome: the first message of the node's agent (the program that runs calls there) on the new connection.
+                This message names the calls, functions and values that the agent has.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -507,10 +510,9 @@ class Dispatch:
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
         """Return the calls of a lane that must be sent again because the node does not know them.
 
-        Calls that the node does not know are removed from the calls under way (sent and not ended). Those of them that
-        were cancelled meanwhile end here. If the provider takes the node's machine back, the others are moved to other
-        nodes or fail, and are not returned. For a call that the node knows, messages that may have been lost are sent
-        again.
+        All calls that the node does not know are removed from the calls under way (sent and not ended). Cancelled calls
+        end here and are not returned. If the provider takes the node's machine back, no call is returned: each is moved
+        to another node or fails. For a call that the node knows, messages that may have been lost are sent again.
 
         Args:
             node_queue: the queue of the node.
@@ -536,7 +538,7 @@ class Dispatch:
 
         Calls that run on the node go on. The node is asked to give back the calls that it has not begun, which other
         nodes then get. Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted. Do
-        nothing if the pool has no such node, or if this method was called for it before.
+        nothing if the pool has no such node, or if this method was called for the node before.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -554,11 +556,12 @@ class Dispatch:
         """Return the address of each node, by its number, in ascending order. An unknown address is "".
 
         Args:
-            named: the numbers of the nodes to return. Leaving nodes, whose machine the provider takes back, are
-                returned too; a call that is sent there fails with the reason. If None, all nodes that are not leaving.
+            named: the numbers of the nodes to return. If None, all nodes are returned except leaving ones, whose
+                machine the provider takes back. Leaving nodes that are named are returned.
 
         Returns:
-            {number: address}. With `named=None` it is empty if the pool has no node, or if all nodes are leaving.
+            a dict from number to address. With `named=None`, the dict is empty if the pool has no node, or if all nodes
+            are leaving.
 
         Raises:
             PoolClosed: the pool has ended.
@@ -584,10 +587,11 @@ class Dispatch:
         pending.finish(SkypoolError(f"{pending.name} was cancelled"))
 
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
-        """Remove a node that is gone, and the nodes of its TPU slice, which end with it. Move their calls or fail them.
+        """Remove a lost node and the other nodes of its TPU slice. Their calls are moved to other nodes or fail.
 
-        A TPU slice is several machines that are rented together. A call that may have begun is moved only if it has a
-        retry left, or if the provider took the machine back. Do nothing if the pool has none of these nodes.
+        A TPU slice is several machines that are rented together and end together. A call that may have begun is moved
+        only if it has a retry left, or if the provider took the machine back. Do nothing if the pool has none of these
+        nodes.
 
         Args:
             node: the number of the node.
@@ -613,12 +617,12 @@ class Dispatch:
         The call may run again if a suitable node is left and the pool has not ended. For a call that may have begun
         there are three more conditions:
 
-        - It has a retry left, or the provider took the machine back.
-        - It has not yielded items.
-        - It has no iterator argument.
+        - The call has a retry left, or the provider took the machine back.
+        - The call has not yielded items.
+        - The call has no iterator argument.
 
-        A call that may have begun gets a new id before it is queued again, and `on_retry` is called. A call that may
-        not run again ends with an error. A call that was cancelled ends with the error that says so.
+        A call that may have begun gets a new id before it is queued again, and `on_retry` is called. A call that was
+        cancelled does not run again: it ends with a SkypoolError that says that it was cancelled.
 
         Args:
             pending: the call.
@@ -646,15 +650,15 @@ class Dispatch:
             self._on_failed(pending, error)
 
     def _requeue(self, pending: PendingCall) -> None:
-        """Return a call, which was taken from its node, to the front of the queue where it waited. Send nothing."""
+        """Put a call that was taken from its node back to the front of the queue where it waited. Send nothing."""
         pending.at = -1
         self._waiting.put_back(pending)
 
     def close(self, error: BaseException) -> None:
         """Accept no more calls, and end all unfinished calls with `error`. Do nothing if closed before.
 
-        Calls that were cancelled before end with a SkypoolError that says so. All nodes are forgotten; nothing is sent
-        to them.
+        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. All nodes are
+        removed; nothing is sent to them.
         """
         with self._lock:
             if self._closed is not None:
@@ -698,17 +702,18 @@ class Dispatch:
     # --- messages from nodes ---------------------------------------------------------------------------------
 
     def arrived(self, node: int, arrivals: Sequence[Arrival]) -> None:
-        """Handle messages about calls from one node, and wake the threads that wait for calls which ended.
+        """Handle messages that one node sent about calls, and wake the threads that wait for calls which ended.
 
-        Messages of a node that the pool does not have are ignored. Afterwards send the node more calls, and acknowledge
-        its results, so that the node can free their memory.
+        Afterwards, send more calls to the node, and acknowledge its results, so that the node can free their memory.
+        Messages of a node that the pool does not have are ignored.
 
         Args:
             node: the number of the node.
             arrivals: the messages, in the order they came.
 
         Raises:
-            ProtocolError: a message does not fit the calls of that node, or the node does not read its answers.
+            ProtocolError: a message does not fit the calls of that node, or the node does not read the client's
+                messages.
         """
         ended: Ended = []
         node_queue = self.node_queues.get(node)
@@ -746,8 +751,8 @@ class Dispatch:
         """Read the connection to a call's node in the calling thread until the call ends.
 
         This is faster than to wait until another thread has read the result. Return earlier if no node has the call
-        yet, if another thread reads already, or if the connection breaks. The result is not returned; it is stored
-        where the caller waits for it.
+        yet, if another thread reads already, or if the connection breaks. The call's result is not returned; it is
+        stored in `pending.outlet`.
         """
         node_queue = self.node_queues.get(pending.at)
         if node_queue is not None:
@@ -772,7 +777,7 @@ class Dispatch:
                 self._fill(other)
 
     def acknowledge(self, node: int, output: int = 0) -> None:
-        """Acknowledge results and output of a node now, instead of together with the next call that the node gets.
+        """Tell a node now which of its results and output have arrived, instead of with the next call that it gets.
 
         Do nothing if there is nothing new to acknowledge, or if the pool has no such node.
 
@@ -781,7 +786,7 @@ class Dispatch:
             output: the number of the last output frame (a message with text that calls printed) that was read.
 
         Raises:
-            ProtocolError: too many messages wait to be sent because the node does not read them.
+            ProtocolError: too many messages wait to be sent, because the node does not read them.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)

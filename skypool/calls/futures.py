@@ -25,10 +25,7 @@ T = TypeVar("T")
 _NOTHING = pickle.dumps(None)
 """The pickled return value of a generator whose stream was closed: None."""
 _MOST_UNTAKEN = 1 << 30
-"""Bytes of items that may wait here to be taken.
-
-An honest node stays far below this number, because the option `window` limits the items that it may send in advance.
-"""
+"""The most bytes of a generator's items that may wait here to be taken. A node that sends more is given up."""
 
 
 class Returned(NamedTuple):
@@ -38,8 +35,8 @@ class Returned(NamedTuple):
 
     Attributes:
         buffers: the encoded value: the pickle, followed by the memory of its large arrays.
-        reader: decodes a value from a node whose results must not be unpickled, because that could run code. If None,
-            the value may be unpickled.
+        reader: decodes a value from a node that is not trusted. Unpickling such a value could run code. If None, the
+            node is trusted, and the value is unpickled.
     """
 
     buffers: Sequence[Buffer]
@@ -50,7 +47,7 @@ def _opened(raw: Returned, name: str) -> Any:
     """Return the decoded value of a call.
 
     Args:
-        raw: the value as received. Its `reader` decodes it; without a `reader`, the value is unpickled.
+        raw: the encoded value. If it has a `reader`, the `reader` decodes it; otherwise it is unpickled.
         name: the function's name, for messages.
 
     Raises:
@@ -73,7 +70,7 @@ def _opened(raw: Returned, name: str) -> Any:
 class ResultCell(Generic[T]):
     """A place for the result of one call, cheaper than a future. Only one thread may wait for the result.
 
-    Unlike a future, it has no callbacks and cannot be cancelled.
+    Unlike a future, a cell has no callbacks and cannot be cancelled.
     """
 
     __slots__ = ("_end", "_waiter")
@@ -120,11 +117,11 @@ class ResultCell(Generic[T]):
 class CallFuture(Future[T]):
     """The future of a call that was sent to a pool, as `call > pool` returns it.
 
-    It is a `concurrent.futures.Future`, with three differences. `cancel` also stops a call that is running. An asyncio
-    program can `await` the future. `running` always returns False.
+    A `CallFuture` is a `concurrent.futures.Future` with three differences. `cancel` also stops a call that is running.
+    An asyncio program can `await` the future. `running` always returns False.
 
     Args:
-        name: the name of the function, for messages. The future has it as an attribute, too.
+        name: the name of the function, for messages. It is also an attribute of the future.
     """
 
     def __init__(self, name: str = "the call") -> None:
@@ -138,7 +135,7 @@ class CallFuture(Future[T]):
         self._broken: PickleError | UntrustedResult | None = None
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
-        """Set the function that `cancel` calls to stop the call. Only the pool uses this method, not its users.
+        """Set the function that `cancel` calls to stop the call. Only the pool calls this method.
 
         The function is called at most once, and not at all if the future is cancelled already. Calling `on_cancel`
         again replaces the function.
@@ -165,8 +162,7 @@ class CallFuture(Future[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call, and return the exception that `result` would raise, or None if it would return a value.
 
-        The value is decoded to find that out. If decoding fails, the PickleError or UntrustedResult is returned, not
-        raised.
+        If the value cannot be decoded, the PickleError or UntrustedResult is returned, not raised.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
@@ -184,8 +180,8 @@ class CallFuture(Future[T]):
     def finish(self, end: BaseException | Returned) -> None:
         """Store how the call ended. The pool calls this once, also for a call that will never begin.
 
-        A future that was cancelled before stays cancelled, and `end` is dropped. This then wakes only the threads in
-        `wait_stopped`.
+        A future that was cancelled before stays cancelled, and `end` is dropped. Threads that wait in `wait_stopped`
+        wake up in both cases.
 
         Args:
             end: the value still encoded, or the exception that `result` is to raise.
@@ -223,8 +219,8 @@ class CallFuture(Future[T]):
     def cancel(self) -> bool:
         """Stop the call, also if it is running: its process gets SIGTERM, and SIGKILL when its `grace` is over.
 
-        `grace` is an option of the call; its default is 5 seconds. This method does not wait. The future is cancelled
-        at once, while the function may still clean up on its node. `wait_stopped` waits for the end of that.
+        `grace` is an option of the call; its default is 5 seconds. The future is cancelled at once, and this method
+        does not wait. The function may still clean up on its node; `wait_stopped` waits until it has stopped.
 
         Returns:
             True if the call is cancelled, also if it was cancelled before. False if it has ended; then nothing changes.
@@ -243,8 +239,8 @@ class CallFuture(Future[T]):
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Wait until the function has stopped on its node, including its `finally` and `with` blocks.
 
-        After `cancel`, the return of this method tells that the function's files, ports and memory are free again.
-        Without `cancel`, it waits until the call ends. It never raises the exception of the call.
+        When this method returns True, the function's files, ports and memory are free again. Without a `cancel` before,
+        this method waits until the call ends. The exception of the call is never raised here.
 
         Args:
             timeout: seconds to wait; None waits without a limit. A cancelled function that does not stop is killed when
@@ -276,7 +272,7 @@ class ListFuture(CallFuture[list[T]]):
 
     Args:
         name: the name of the function.
-        parts: the futures of the call on each single node, in the order of the list of values.
+        parts: one future for each node that runs the call, ordered by node number.
     """
 
     def __init__(self, name: str, parts: Sequence[CallFuture[T]]) -> None:
@@ -345,7 +341,7 @@ class ListFuture(CallFuture[list[T]]):
         return error
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Wait until the function has stopped on every node; see `CallFuture.wait_stopped`.
+        """Wait until the function has stopped on every node, including its `finally` and `with` blocks.
 
         Args:
             timeout: seconds to wait for all nodes together; None waits without a limit.
@@ -401,7 +397,9 @@ class Items(Generic[T]):
         return self._over
 
     def connect(self, credit: Callable[[int], None], stop: Callable[[], None]) -> None:
-        """Set the functions that control the generator on its node. Without them, nothing is sent to the node.
+        """Set the two functions that control the generator on its node.
+
+        If this method is never called, taking items and closing have no effect on the node.
 
         Args:
             credit: called with the number of the last item that was taken, so that the generator may go on.
@@ -419,11 +417,12 @@ class Items(Generic[T]):
             seq: the number of the last item, counted from 1.
             single: True if the buffers are one item, False if they are a list of items.
             buffers: the encoded items.
-            reader: decodes items from a node whose results must not be unpickled. If None, they may be unpickled.
+            reader: decodes items from a node that is not trusted. If None, the node is trusted, and its items are
+                unpickled.
 
         Raises:
-            ProtocolError: more than 1 GiB of items wait here to be taken, far more than an honest node sends. If no
-                items wait, those that arrive may have any size.
+            ProtocolError: more than 1 GiB of items would wait here to be taken. If no items wait, those that arrive may
+                have any size.
         """
         if seq <= self.seen:
             return  # the node sent it again after a reconnection
@@ -448,7 +447,7 @@ class Items(Generic[T]):
         self._stopped.set()
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Wait until the generator has stopped on its node; see `Stream.wait_stopped`.
+        """Wait until the generator has stopped on its node, including its `finally` and `with` blocks.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
@@ -482,7 +481,7 @@ class Items(Generic[T]):
             self._credit(self._seq)
 
     def _next_batch(self) -> None:
-        """Wait for the next items or the end of the generator, and make them ready to be taken. Return nothing.
+        """Wait until the next items or the end of the generator arrive, and let `__next__` take them. Return nothing.
 
         If the generator returned, set `value` and `is_over`. If an exception ended it, set `is_over` and raise that
         exception.
@@ -532,16 +531,16 @@ class Stream(Generic[T]):
     """The items of a generator that runs on a node. `generator_call >> pool` returns one.
 
     Iterate it with `for` or `async for` to take the items as they are yielded. An exception of the generator is raised
-    after its last item. The generator waits while more bytes of items are not taken than its option `window` allows
-    (default 1 MiB).
+    after its last item. The option `window` limits the bytes of items that are sent but not taken (default 1 MiB). The
+    generator waits while there are more.
 
-    The generator is stopped when the stream is closed, or when its `with` block is left. It is also stopped when the
-    stream is garbage collected, as after a `break` out of the loop.
+    The generator is stopped when the stream is closed, or when the stream's `with` block is left. The generator is also
+    stopped when the stream is garbage collected, as after a `break` out of the loop.
 
     Args:
         items: the queue of items.
-        later: takes a function, and runs that function soon in another thread. It is used to stop the generator when
-            the stream is garbage collected.
+        later: takes a function, and runs that function soon in another thread. The stream stops the generator in this
+            way when the stream is garbage collected.
     """
 
     def __init__(self, items: Items[T], later: Callable[[Callable[[], None]], object]) -> None:
@@ -551,7 +550,10 @@ class Stream(Generic[T]):
 
     @property
     def value(self) -> Any:
-        """The return value of the generator once all items were taken; None before, and if it was closed or raised."""
+        """The return value of the generator once the iteration has ended. None before that.
+
+        The value is also None if the stream was closed, or if the generator raised.
+        """
         return self._items.value
 
     def __iter__(self) -> Iterator[T]:
@@ -567,8 +569,8 @@ class Stream(Generic[T]):
     def close(self) -> None:
         """Stop the generator, and end the iteration. Do nothing if the iteration has ended.
 
-        Items that were not taken are dropped. The generator may still clean up on its node afterwards. `wait_stopped`
-        waits until it has done so.
+        Items that were not taken are dropped. The generator may still clean up on its node afterwards; `wait_stopped`
+        waits until the generator has stopped.
         """
         self._items.close()
 
@@ -593,7 +595,7 @@ class Stream(Generic[T]):
         self.close()
 
     def __del__(self) -> None:
-        """Stop the generator soon, in another thread, if the iteration has not ended. Do not wait for that."""
+        """Stop the generator soon, in another thread, if the iteration has not ended. Return at once."""
         if not self._items.is_over:
             self._later(self._items.close)  # not here: garbage collection may happen in any thread, with any lock held
 
@@ -643,16 +645,16 @@ def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
 
 
 def cancel_all(futures: Iterable[CallFuture[T]]) -> None:
-    """Cancel all of these futures, and stop their calls. Do not wait until they have stopped.
+    """Cancel all of these futures, and stop their calls. Do not wait until the calls have stopped.
 
-    Futures of calls that have ended are left as they are.
+    Futures of calls that have ended are not changed.
     """
     for future in futures:
         future.cancel()
 
 
 def in_order(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
-    """Yield the value of each future, in the order given. Wait for each. Raise the exception of the first that failed.
+    """Yield the value of each future, in the order given, waiting for each. If a call failed, raise its exception.
 
     When the iterator is closed or raises, all calls that have not ended are cancelled.
     """
@@ -668,7 +670,7 @@ def in_order(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
 
 
 def as_they_end(futures: Sequence[CallFuture[T]]) -> Iterator[T]:
-    """Yield the value of each future as soon as its call ends. Raise the first exception that comes up.
+    """Yield the value of each future as soon as its call ends. If a call failed, raise its exception.
 
     Values of calls that ended at the same time are yielded in the order given. When the iterator is closed or raises,
     all calls that have not ended are cancelled.

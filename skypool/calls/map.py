@@ -1,4 +1,4 @@
-"""`pool.map`: many calls of one function, whose results are returned in order.
+"""`pool.map`: runs many calls of one function, and yields their results in order.
 
 A call is a function with its arguments; the nodes (machines) of the pool run the calls at the same time.
 """
@@ -24,7 +24,7 @@ _GATHER = 0.001
 
 
 class Map(Generic[T]):
-    """The calls of one `pool.map`: it sends them, and yields their results in order.
+    """A sender of the calls of one `pool.map`, which yields their results in order.
 
     Args:
         dispatch: chooses a node of the pool for each call, and sends it there.
@@ -53,7 +53,7 @@ class Map(Generic[T]):
             items: the argument tuples of the calls.
 
         Raises:
-            PickleError: the function or an argument cannot be pickled. The message names it.
+            PickleError: the function or an argument cannot be pickled. The message names the value.
             PoolClosed: the pool has ended.
             UsageError: the function's option `node` names a node that the pool does not have.
         """
@@ -70,7 +70,7 @@ class Map(Generic[T]):
         """Send a call for each item, in groups. After each group, call each of `reads` to handle what has arrived.
 
         A group is sent when it has `chunksize` calls. If `chunksize` is None, a group is sent when it fills a frame
-        (message). It is also sent when it gets a call more than 1 ms after the group before was sent.
+        (message). It is also sent when more than 1 ms has passed since the previous group.
 
         Args:
             items: the argument tuples of the calls.

@@ -20,15 +20,15 @@ from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, p
 _AHEAD_SECONDS = 0.02
 """Seconds of work that wait on the node for each slot. On most networks, a message and its answer take less time."""
 _AHEAD_MOST = 1024
-"""The most calls that are sent ahead of those that run. All of them must be sent again when the node is lost."""
+"""The most calls that are sent to a node ahead of the running calls. If the node is lost, all must be sent again."""
 _TOGETHER_SECONDS = 0.002
-"""Seconds of work in one frame. It is short, so that slots stay evenly loaded."""
+"""Seconds of work in one frame (message). This time is short, so that slots stay evenly loaded."""
 _TOGETHER_MOST = 128
-"""The most calls in one frame, unless `chunksize` sets the number."""
+"""The most calls in one frame, unless the `chunksize` of `pool.map` sets the number."""
 _TOGETHER_BYTES = 4 * SMALL
 """Bytes of arguments after which a frame is full."""
 _CALL = int(Kind.CALL)
-"""The kind of a frame with one call, as a plain integer: packing it into a frame takes less time than a `Kind`."""
+"""The kind of a frame (message) with one call, as a plain integer, which is packed faster than a `Kind`."""
 _MOST_STRAYS = 10_000
 """The most frames that a node may send about calls that it does not run. A node that sends more is given up."""
 
@@ -45,12 +45,12 @@ class Lane:
         takes: the kinds of calls that run here: True for calls that need no device, False for all other calls. If a
             node has only one lane, that lane takes both kinds.
         on_cpu: True for the CPU slots of a node that also has slots with devices.
-        underway: the calls that were sent to the node and have not ended, by id.
+        underway: a dict from call id to call, of the calls that were sent to the node and have not ended.
         pinned: the waiting calls that must run on this node.
         shared: queues of waiting calls that may run here or on certain other nodes. The lanes of those nodes contain
             the same queue objects.
         seconds: the recent average time of a call here, in seconds; None before the first call has ended.
-        paces: the recent time of a call of each function, in seconds, by the function's key.
+        paces: a dict from a function's key to the recent time of one call of that function, in seconds.
         recalling: True while the node has not answered a request to give calls back.
     """
 
@@ -72,7 +72,7 @@ class Lane:
         that were sent and have not ended are subtracted.
 
         Args:
-            together: the most calls in one frame, as the next call's `together` says. None counts as 1.
+            together: the most calls that may share a frame. None counts as 1.
         """
         seconds = self.seconds
         ahead = 0 if seconds is None else min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(seconds, 1e-5)))
@@ -87,14 +87,14 @@ class Lane:
         return len(self.underway) / self.slots
 
     def learn(self, key: str, seconds: float) -> None:
-        """Update two averages with the time of a call: that of the lane and that of the function.
+        """Update two averages with the time of a call: the average of the lane and the average of the function.
 
-        Each average moves by a fifth of its difference from the new time. One case differs: if the new time is longer,
-        the function's average becomes the new time. The first time is taken as it is.
+        Each average moves a fifth of the way to the new time. If the new time is longer than the function's average,
+        that average becomes the new time. The first time of all becomes the average.
 
         Args:
             key: the function's key.
-            seconds: the time that the call took, in seconds. If several calls ended together, their average.
+            seconds: the time that the call took, in seconds. For several calls that ended together, their mean time.
         """
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
         self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
@@ -117,8 +117,8 @@ class Lane:
     def waits(self, waiting: int, first: PendingCall) -> bool:
         """Return True if waiting calls should not be sent yet, because they do not fill a frame (message).
 
-        They wait only while the node has enough to do: at least two calls under way (sent and not ended) for each slot.
-        Calls with a `chunksize` are sent at once if the node has room for all waiting calls.
+        Calls wait only while the node has enough to do: at least two calls under way (sent and not ended) for each
+        slot. Calls of a `pool.map` with a `chunksize` do not wait if the node has room for all waiting calls.
 
         Args:
             waiting: the number of calls that wait for this lane.
@@ -132,9 +132,9 @@ class Lane:
     def frames(self, pending_calls: Sequence[PendingCall]) -> Iterator[list[PendingCall]]:
         """Yield the calls in their order, in groups. The calls of a group are to share one frame (message).
 
-        Groups are kept small, so that no slot gets all calls while other slots have none. If `pool.map` was given a
-        `chunksize`, that number limits a group instead. Calls of different functions or options are in different
-        groups. Nothing is yielded if there are no calls.
+        All calls of a group have the same function and the same options. Groups are kept small, so that no slot gets
+        all calls while other slots have none. If `pool.map` was given a `chunksize`, that number limits a group
+        instead.
         """
         fair = -(-(len(self.underway) + len(pending_calls)) // (2 * self.slots))
         group: list[PendingCall] = []
@@ -162,7 +162,7 @@ def lanes_of(slots: int, cpu_slots: int) -> tuple[Lane, ...]:
 
     Args:
         slots: the number of slots with devices. For a node without devices, the number of all slots.
-        cpu_slots: the number of CPU slots beside those with devices. With 0, the result is a single lane for all calls.
+        cpu_slots: the number of CPU slots in addition to slots with devices. If 0, one lane takes all calls.
     """
     if not cpu_slots:
         return (Lane(slots),)
@@ -177,22 +177,21 @@ class NodeQueue:
 
     Attributes:
         node: the number of the node.
-        lanes: the slots of the node by kind: the normal slots first, then the additional CPU slots, if any.
+        lanes: the slots of the node by kind. A node with devices and CPU slots has two lanes, the CPU slots last.
         link: the connection to the node.
         functions: the keys of the functions that the node has.
         objects: the keys of the values of `pool.put` that the node has.
         theirs: the keys of the values that a former client sent to the node. A former client is a program that used the
             pool before this one.
         to_ack: the ids of calls whose results have arrived, but are not acknowledged yet.
-        holds_memory: True if one of the results to acknowledge is large. The node keeps the memory of a large result
-            until it is acknowledged.
+        holds_memory: True if one of the results in `to_ack` is large. The node keeps the memory of a large result until
+            that result is acknowledged.
         output_seen: the number of the last output frame (a message with text that calls printed) that was read.
         asked_back: the number of calls that the node was asked to give back and has not given back yet.
         strays: the number of frames over this connection about calls that the node does not run.
-        resumed: False from the time that the connection breaks until a new connection is made and the node was sent the
-            messages that it missed.
+        resumed: False while the connection is broken, and until the messages that the node missed were sent again.
         leaving: True if the provider takes the machine back. Calls that run there go on, and the node gets no new ones.
-        address: the node's address for the other nodes; "" if it is not known.
+        address: the address at which other nodes reach this node; "" if it is not known.
     """
 
     node: int
@@ -294,7 +293,7 @@ class NodeQueue:
             self.link.send(out)
 
     def _send_one(self, pending: PendingCall, out: list[Buffer]) -> None:
-        """Add the frame (message) of a call to `out`, the list of what is sent next.
+        """Add the frame (message) of a call to `out`, a list of buffers that are sent next.
 
         If the call's arguments are large, send `out` at once and empty it. The arguments then follow in pieces, and
         after them the frame of the call.
@@ -329,7 +328,8 @@ class NodeQueue:
     def _give_function(self, pending: PendingCall, out: list[Buffer]) -> None:
         """Add the message with a call's function to `out`, unless the node has the function already.
 
-        The function is noted as one that the node has. A large function is sent at once, in pieces; see `_give`.
+        The function is noted as one that the node has. For a large function, the frames in `out` are sent at once, and
+        the function follows in pieces.
         """
         if pending.code.key not in self.functions:
             self.functions.add(pending.code.key)
@@ -374,7 +374,7 @@ class NodeQueue:
         self.link.send_large(key, buffers, [encode(kind, {**header, "blob": total})])
 
     def drop_object(self, key: str) -> None:
-        """Tell the node to free a value of `pool.put`. Do nothing if the node does not have it."""
+        """Tell the node to free a value of `pool.put`. Do nothing if the node does not have the value."""
         if key in self.objects:
             self.objects.discard(key)
             self.link.send(frame(Kind.DROP, {"key": key}))
@@ -384,8 +384,8 @@ class NodeQueue:
 
         Args:
             call: the id of the call.
-            header: the header of the frame (message): the index of the argument (`arg`) and the number of the item
-                (`n`). It is not changed.
+            header: a part of the frame's (message's) header: the index of the argument (`arg`, from 0) and the number
+                of the item (`n`, from 1). The mapping is not changed.
             buffers: the pickled item.
         """
         padded, total = pad(buffers)
@@ -397,9 +397,10 @@ class NodeQueue:
             self.link.send_large(key, buffers, [encode(Kind.ITEM, {**header, "blob": total, "key": key})])
 
     def cancel(self, pending: PendingCall) -> None:
-        """Tell the node to stop a call. If the call has large arguments, the message follows them.
+        """Tell the node to stop a call. Return at once.
 
-        This method does not wait. The call stays under way until the node says that it has ended.
+        If the arguments of the call are large, this message is sent after them. The call stays under way until the node
+        says that it has ended.
         """
         said = frame(Kind.CANCEL, {"id": pending.id, "grace": pending.options.grace})
         if sum(map(len, pending.payload)) > INLINE:
@@ -436,7 +437,9 @@ class NodeQueue:
             )
 
     def stray(self) -> None:
-        """Count a frame (message) about a call that the node does not run. A few are normal when a call has just ended.
+        """Count one more frame (message) of the node about a call that the node does not run.
+
+        A few such frames are normal when a call has just ended.
 
         Raises:
             ProtocolError: more than 10,000 such frames have arrived since the node last connected.
@@ -451,11 +454,11 @@ class NodeQueue:
     def acks(self, least: int = 32) -> list[Buffer]:
         """Return a frame (message) that acknowledges the results and output that have arrived.
 
-        The ids of these results are then removed from `to_ack`. If there are too few results, so that they can wait,
-        return [] and change nothing.
+        The ids of these results are then removed from `to_ack`. If fewer than `least` results have arrived, return []
+        and change nothing.
 
         Args:
-            least: how many results are enough for a frame. If any result is large, one is enough. With 0, a frame is
+            least: how many results are enough for a frame. If one of them is large, one is enough. With 0, a frame is
                 always returned.
         """
         if len(self.to_ack) < (min(least, 1) if self.holds_memory else least):
@@ -482,14 +485,15 @@ def _members_of(ids: str, lens: Sequence[int], pending: PendingCall) -> str:
     """Return the JSON members that begin the header of a CALL or CALLS frame (a message with one or several calls).
 
     An example is `"id":7,"fn":"0c5f","lens":[210]`, followed by the options of the call. There are no braces around
-    these members. They are formatted here because that is faster than a JSON serializer: it saves 1.1 µs for a call
-    that is sent alone, which takes `Dispatch` 11.8 µs in all (Python 3.11, 2026-11). This is safe because their values
-    contain only numbers and hexadecimal digits. The options were written by a serializer.
+    these members.
 
     Args:
         ids: the JSON member that names the calls, such as '"id":7' or '"ids":[7, 8]'.
         lens: the lengths of the calls' buffers (pickled arguments), in bytes.
         pending: one of the calls, for the function and the options, which are the same for all.
     """
+    # Written by hand because that is faster than a JSON serializer: it saves 1.1 µs for a call that is sent alone,
+    # which takes `Dispatch` 11.8 µs in all (Python 3.11, 2026-11). This is safe because the values contain only numbers
+    # and hexadecimal digits. A serializer wrote the options.
     header = pending.header
     return f'{ids},"fn":"{pending.code.key}","lens":{lens}{"," if header else ""}{header}'

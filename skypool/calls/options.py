@@ -17,9 +17,9 @@ from skypool.wire.frames import members
 
 OutputMode = Literal["show", "head", "silent", "capture"]
 NodesAsked = int | Literal["all"] | Sequence[int] | None
-"""The values that `node=` takes: the number of a node, several numbers, "all", or None for any node with room."""
+"""The type of the option `node`: the number of a node, several numbers, "all", or None for any node with room."""
 NamedNodes = int | Literal["all"] | tuple[int, ...] | None
-"""A value of `node=` after `node_asked` has checked it. Several numbers are a tuple in ascending order."""
+"""The type of a checked option `node`. Several numbers of nodes have become a tuple in ascending order."""
 _OPTIONS = (
     "timeout",
     "retries",
@@ -80,8 +80,8 @@ class Options:
         on_cpu: True if the call needs no device (`devices=0`). A node that has CPU slots runs the call on one of them.
         is_broadcast: True if `node` is "all" or a sequence of numbers, so that the call is sent to each of these nodes.
         pinned: the number of the only node that may run the call; None if `node` is not a single number.
-        header: the options that the node needs, as JSON members for the header of a CALL frame (message); see
-            `_header`.
+        header: the options that the node needs, as JSON members for the header of a CALL frame (message), without
+            braces.
 
     Raises:
         UsageError: a value is not valid.
@@ -163,7 +163,7 @@ class Options:
             )
 
     def but(self, changes: Mapping[str, object]) -> Options:
-        """Return a copy of these options with some changed. These options themselves stay as they are.
+        """Return a copy of these options with some of them changed. The original is not changed.
 
         Args:
             changes: new values, by the name of the option. Options that are not named keep their values.
@@ -182,7 +182,9 @@ class Options:
 
 
 def node_asked(node: object) -> NamedNodes:
-    """Check the value that a user passed as `node=`. Whether the pool has such a node is not checked.
+    """Check the value that a user passed as `node=`, and return it in its usual form.
+
+    Whether the pool has such a node is not checked.
 
     Returns:
         the argument itself if it is a number, "all" or None. For a sequence, a tuple of its numbers in ascending order.
@@ -212,7 +214,7 @@ def node_asked(node: object) -> NamedNodes:
 def no_such_node(pool: str, missing: Collection[int], there: Collection[int]) -> UsageError:
     """Return a UsageError for the caller to raise: `node=` names nodes that the pool does not have.
 
-    The message lists both the missing nodes and those of the pool, in ascending order.
+    The message lists the missing nodes and the nodes of the pool, in ascending order.
 
     Args:
         pool: the name of the pool.

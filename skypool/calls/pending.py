@@ -14,9 +14,12 @@ from skypool.calls.options import Options
 from skypool.wire.frames import Buffer, members
 
 SMALL = 8 << 10
-"""The most bytes of pickled arguments with which a call may share a frame (one message to a node) with others."""
+"""The most bytes of pickled arguments with which a call may share a frame (message to a node) with other calls."""
 World = tuple[int, list[str]]
-"""What a node is told about a call that several nodes run: its own position among them, from 0, and all addresses."""
+"""(position, addresses): what a node is told about a call that several nodes run.
+
+The position is that of the node among these nodes, from 0. The addresses are those of all these nodes, by node number.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +54,8 @@ class PendingCall:
         world: the position of this node among several nodes that run the same call, from 0, and the addresses of all
             these nodes. None if only one node runs the call.
         feeds: the iterators among the arguments. Their items are sent while the call runs.
-        chunk: how many calls of the same function may share a frame (message) at most. If None, the number depends on
-            how long these calls take.
+        chunk: the most calls of the same function that may share a frame (message). If None, the number depends on how
+            long these calls take.
         id: the id of the call; a new one for each run.
         at: the number of the node that the call was sent to; -1 while the call waits.
         attempt: the number of this run of the call, from 1. Runs that ended because a machine was taken back count too.
@@ -102,9 +105,9 @@ class PendingCall:
 
     @property
     def together(self) -> int | None:
-        """The most calls of this function that may share a frame (message to a node); None if no number is set.
+        """The most calls of the same function that may share a frame (message to a node) with this call.
 
-        Without a set number, it depends on how long these calls take. The value is 1 for a call that runs in a new
+        None means that the number depends on how long these calls take. The value is 1 for a call that runs in a new
         process (`fresh=True`), otherwise `chunk`.
         """
         return 1 if self.options.fresh else self.chunk
@@ -121,8 +124,8 @@ class PendingCall:
 
         Args:
             nodes: the numbers of the nodes that can take calls.
-            begun: True if the call may have begun already. It then cannot run again if it has yielded items, or if it
-                has an iterator argument.
+            begun: True if the call may have begun already. A begun call cannot run again if it has yielded items or has
+                an iterator argument.
         """
         if isinstance(self.node, tuple):
             if not any(node in nodes for node in self.node):
@@ -147,20 +150,19 @@ class PendingCall:
         self.outlet.finish(end)
 
     def is_like(self, other: PendingCall) -> bool:
-        """Return True if `other` may be sent in the same frame (message) as this call.
+        """Return True if `other` may be sent in the same frame (message) as this call, which must be small.
 
-        This is so if `other` is small, calls the same function and has the same options. Call this method only for a
-        call that is small itself (see `is_small`).
+        `other` must be small too (`is_small`), call the same function and have the same options.
         """
         is_same = self.options is other.options and self.world is other.world  # as in `map`, and quicker to compare
         return self.code.key == other.code.key and other.is_small and (is_same or self.header == other.header)
 
     @property
     def is_small(self) -> bool:
-        """True if the call may share a frame (message to a node) with others.
+        """True if the call may share a frame (message to a node) with other calls.
 
-        The call's pickled arguments must be a single buffer of at most 8 KiB. None of them may be an iterator, and the
-        function must not be a generator function.
+        This needs pickled arguments in a single buffer of at most 8 KiB. The call must have no iterator argument, and
+        its function must not be a generator function.
         """
         payload = self.payload
         return len(payload) == 1 and len(payload[0]) <= SMALL and not self.feeds and not isinstance(self.outlet, Items)

@@ -33,9 +33,10 @@ class CallProgress:
     The dispatch (the object that chooses a node for each call) holds its own lock while it calls these methods.
 
     Args:
-        on_lost: called as (pending, error) for a call that failed with `error` and may run again. It either queues the
-            call again or ends the call with an error.
-        on_feed: called as (pending, arg, n) when a call asks for item `n` of its iterator argument number `arg`.
+        on_lost: called as (pending, error) for a call that failed with `error` and may run again. This function either
+            queues the call again or ends the call with an error.
+        on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
+            `arg` (from 0).
 
     Attributes:
         done: the number of calls whose result has arrived. A call that runs again counts again.
@@ -62,8 +63,8 @@ class CallProgress:
 
         Raises:
             ProtocolError: the message does not fit the call, for example because the call is not a generator. Also
-                raised if more than 1 GiB of items wait to be taken. The third reason is that the node sent more than
-                10,000 messages about calls that it does not run.
+                raised if more than 1 GiB of items wait to be taken. Also raised if the node sent more than 10,000
+                messages about calls that it does not run.
         """
         pending = node_queue.find(said.id)
         if pending is None:
@@ -83,8 +84,8 @@ class CallProgress:
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended) -> None:
         """Handle the results of calls that shared a frame (one message).
 
-        A result of a call that the node does not run is acknowledged and otherwise ignored. The average run time of the
-        other calls updates the averages that are kept for the node.
+        The average run time of the calls updates the averages that are kept for the node. A result of a call that the
+        node does not run is acknowledged and otherwise ignored.
 
         Args:
             node_queue: the node that sent the results.
@@ -126,7 +127,7 @@ class CallProgress:
 
         Args:
             node_queue: the node that sent the result.
-            said: the message. It says whether the call raised, and for how many seconds it ran.
+            said: the message. It says whether the call raised, and for how many seconds the call ran.
             buffers: the pickled value or exception.
             ended: a list, to which (call, its value or exception) is added, unless the call may run again.
 
@@ -155,8 +156,8 @@ class CallProgress:
         A call may run again in two cases:
 
         - The provider takes the node's machine back, and the call's process was ended by SIGTERM or SIGKILL.
-        - The call has a retry left, and the error is one of its `retry_on` exceptions or says that its process or node
-          was lost.
+        - The call has a retry left, and the error is one of its `retry_on` exceptions, or says that the call's process
+          or node was lost.
 
         Args:
             node_queue: the node that ran the call.
@@ -178,8 +179,8 @@ class CallProgress:
 def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:
     """Return (do not raise) the exception of a call that raised.
 
-    If the node is not trusted and its exception cannot be read, return an UntrustedResult instead. Call this before the
-    call is removed from the node's queue, so that an error raised here changes nothing.
+    If the node is not trusted and its exception cannot be read, return an UntrustedResult instead. The call must still
+    be in the node's queue, so that a ProtocolError leaves the queue unchanged.
 
     Raises:
         ProtocolError: a trusted node sent something that is not a readable exception.

@@ -42,11 +42,11 @@ class Feeder:
     def want(self, n: int) -> None:
         """Have this object's thread send item number `n` (from 1) as soon as the iterator yields it. Return at once.
 
-        The last item is sent again if the node requests that item again over a new connection. Other repeated requests
-        are ignored.
+        If the node requests the last sent item again over a new connection, that item is sent again. Other repeated
+        requests are ignored.
 
         Raises:
-            ProtocolError: `n` skips an item: the item before number `n` was not sent yet.
+            ProtocolError: the node skips an item: the item before number `n` was not sent yet.
         """
         connection = self._dispatch.connection(self._pending)
         with self._more:
@@ -65,9 +65,9 @@ class Feeder:
     def _run(self) -> None:
         """Read and send items as they are asked for, until the iterator or the call ends.
 
-        The thread of this object runs this method. The end of the iterator is sent like an item. If the iterator
-        raises, or an item cannot be pickled, the exception is sent instead of the item. The function on the node gets
-        that exception, and no more items are sent.
+        The feeder's thread runs this method. The end of the iterator is sent like an item. If the iterator raises, or
+        an item cannot be pickled, the exception is sent instead of the item. The function on the node gets that
+        exception, and no more items are sent.
         """
         while True:
             with self._more:

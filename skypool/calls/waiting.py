@@ -12,16 +12,16 @@ from skypool.calls.pending import PendingCall
 class WaitingCalls:
     """The calls of one pool that wait for a node: calls that any node may run, and calls that only some nodes may run.
 
-    Calls that must run on a single node are not here; they wait in the `Lane` of that node. (A lane is the slots of one
-    kind on a node: slots with devices, or CPU slots.) The dispatch, which chooses a node for each call, holds its lock
-    while it uses this object. `len()` gives the number of calls here, and iterating yields them without removing them.
+    Calls that must run on a single node wait in the `Lane` of that node instead. (A lane is the slots of one kind on a
+    node: slots with devices, or CPU slots.) The dispatch, which chooses a node for each call, holds its lock while it
+    uses this object. `len()` gives the number of calls, and iterating yields them without removing them.
 
     Args:
-        node_queues: the queues of the pool's nodes, by the node's number. This mapping changes as nodes come and go.
+        node_queues: a mapping from the number of each node to its queue. It changes as nodes come and go.
 
     Attributes:
-        anywhere: two queues of calls that any node may run. The first has the normal calls, the second those for CPU
-            slots.
+        anywhere: two queues of calls that any node may run. The second queue has the calls that need no device and can
+            run on CPU slots. The first queue has all other calls.
     """
 
     def __init__(self, node_queues: Mapping[int, NodeQueue]) -> None:
@@ -43,7 +43,7 @@ class WaitingCalls:
         node. Of the calls for any node, the one that was submitted first comes first.
 
         Returns:
-            a queue whose first item is the next call. It is empty if no call waits for the lane.
+            a queue whose first item is the next call. The queue is empty if no call waits for the lane.
         """
         if lane.pinned:
             return lane.pinned
@@ -66,13 +66,13 @@ class WaitingCalls:
         return waiting
 
     def shared(self, nodes: tuple[int, ...], on_cpu: bool) -> deque[PendingCall]:
-        """Return the queue of the calls that only these nodes may run. Make an empty queue if there is none.
+        """Return the queue of the calls that only these nodes may run. If there is no such queue, make an empty one.
 
         A new queue is also added to the lane of each of these nodes. Nodes that the pool does not have are skipped.
 
         Args:
             nodes: the numbers of the nodes, in ascending order.
-            on_cpu: True for calls that run on CPU slots.
+            on_cpu: True for the queue of the calls that need no device, False for the queue of the other calls.
         """
         queue = self._shared.get((nodes, on_cpu))
         if queue is None:

@@ -1,9 +1,8 @@
 """Reusable memory for large values that arrive.
 
-When a value is freed, its memory is used again for the next value of a similar size. Filling fresh memory takes several
-times as long as filling memory that was used before: the operating system must find, clear and map every page, and on a
-virtual machine the host must do so too. If memory runs short, the system may take back the pages of the memory that is
-kept here.
+When a value is freed, its memory is used again for the next value of a similar size. Filling new memory takes several
+times as long, because the operating system must first clear and map each page. If memory runs short, the system may
+take back the memory that is kept here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _SMALLEST = 1 << 20
 _LARGEST = 256 << 20
 """The most bytes of a piece of memory that is kept. Larger pieces are freed at once."""
 _HUGE = 4 << 20
-"""The least bytes for which huge pages (usually of 2 MiB instead of 4 KiB) are requested: fewer pages are mapped."""
+"""The least bytes of a piece of memory for which huge pages (usually of 2 MiB instead of 4 KiB) are requested."""
 _kept: deque[mmap.mmap] = deque(maxlen=4)  # a deque, whose operations are atomic: any thread may free a value
 
 
@@ -26,8 +25,8 @@ def room(size: int) -> memoryview:
     """Return writable memory of exactly `size` bytes with undefined content. Any thread may call this.
 
     Memory that was kept from a freed value is used first, otherwise new memory is allocated. When nothing refers to the
-    result any more, memory of 1 to 256 MiB is kept for reuse where the system supports it. At most four pieces are
-    kept. Other memory is freed.
+    result any more, its memory is freed. Pieces of 1 to 256 MiB are kept for reuse instead, at most four at a time, if
+    the system supports this.
 
     Args:
         size: the number of bytes; at least 1.
@@ -79,8 +78,8 @@ def _used_before(size: int) -> mmap.mmap | None:
 def _keep(memory: mmap.mmap) -> None:
     """Keep a piece of memory for reuse, or free it. This is called when nothing refers to the memory any more.
 
-    The operating system is allowed to take back the pages of kept memory. If the system does not support this, the
-    memory is freed instead. If four pieces are kept already, one of those is freed.
+    The operating system is allowed to take back kept memory when memory runs short. If the system does not support
+    this, the memory is freed at once. If four pieces are kept already, one of them is freed.
     """
     if not hasattr(mmap, "MADV_FREE"):
         return

@@ -15,7 +15,7 @@ MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Room:
-    """Memory for one value that arrives in pieces. It is filled from its beginning.
+    """Memory for one value that arrives in pieces. The pieces fill the memory from its beginning.
 
     Attributes:
         seq: 0 for the result of a call. For items that a generator yielded, the number of the last of these items.
@@ -37,7 +37,7 @@ class Pieces:
     A node sends the large values of a call one after the other, so each call has at most one unfinished value.
 
     Attributes:
-        rooms: the unfinished values, by the id of the call.
+        rooms: a dict from the id of each call to its unfinished value.
     """
 
     def __init__(self) -> None:
@@ -46,8 +46,8 @@ class Pieces:
     def take(self, piece: Piece, body: memoryview, awaited: Callable[[], Collection[int]]) -> None:
         """Copy a piece of a large value into the memory for that value.
 
-        At the piece with position 0, memory for the whole value is allocated, and an unfinished value of the same call
-        is dropped. If nobody waits for the call at this point, this piece and the later ones of the value are ignored.
+        The first piece of a value has position 0. Memory for the whole value is then allocated, and an unfinished value
+        of the same call is dropped. If nobody waits for the call at this point, all pieces of the value are ignored.
 
         Args:
             piece: the header of the piece: its call, its position in the value, and the size of the value.
@@ -84,7 +84,7 @@ class Pieces:
         room.filled += len(body)
 
     def forget(self, call: int) -> None:
-        """Drop the unfinished value of a call that has ended. Do nothing if it has none.
+        """Drop the unfinished value of a call that has ended. Do nothing if the call has none.
 
         A value stays unfinished if the worker process that ran the call died before it had sent the rest.
         """
@@ -98,8 +98,8 @@ class Pieces:
         A value that came in pieces is forgotten here, so it can be fetched only once.
 
         Args:
-            said: the header of the frame that completes the value. It tells whether the value came in pieces
-                (`large`), and the lengths of the value's buffers.
+            said: the header of the frame that completes the value. The header tells whether the value came in pieces
+                (`large`), and the lengths of the value's buffers (`lens`).
             body: the body of that frame; empty if the value came in pieces.
             awaited: returns the ids of the calls that somebody waits for.
 

@@ -1,4 +1,4 @@
-"""`Link`: the connection to one node. It connects, reconnects, and gives up a node that is silent for too long.
+"""`Link`: the connection to one node. A link connects, reconnects, and gives up a node that is silent for too long.
 
 A node is a rented machine. The agent is the process on a node that manages the node's workers. The client is the user's
 process.
@@ -37,8 +37,8 @@ class Listener(Protocol):
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
         """Handle messages of the node, in the order in which they came. The list has at least one message.
 
-        The link calls this in the thread that read the messages: that of the event loop, or that of a caller that waits
-        for a result. An exception that this method raises makes the link give up the node.
+        The link calls this in the thread that read the messages: the thread of the event loop, or a thread that waits
+        for a result. If this method raises an exception, the link gives up the node.
         """
 
     def on_welcome(self, welcome: Welcome) -> None:
@@ -58,37 +58,37 @@ class Listener(Protocol):
     def on_up(self, welcome: Welcome) -> None:
         """Handle a reconnection. `welcome.calls` has the ids of the calls that the node still knows.
 
-        The link does not call this for the first connection. Messages that were sent while the link was down are lost,
-        so the listener sends them again.
+        The link does not call this for the first connection. Messages to the node that were sent while the link was
+        down are lost, so the listener sends these messages again.
         """
 
     def on_lost(self, error: ConnectionLost) -> None:
-        """Handle the loss of the node: the link has given it up and will not reconnect. `error` tells why."""
+        """Handle the loss of the node: the link has given up the node and will not reconnect. `error` tells why."""
 
 
 class Link:
-    """The connection to one node (a rented machine). If its transport connection breaks, the link makes a new one.
+    """The lasting connection to one node (a rented machine). If a network connection breaks, the link makes a new one.
 
     Call the methods in the thread of the pool's event loop, unless a method says otherwise. Messages that are sent
-    while the link is down are dropped silently. The listener sends them again after `on_up`.
+    while the link is down are dropped silently. The listener must send them again when its `on_up` is called.
 
     Args:
         transport: how commands are run on the node, such as OpenSSH.
-        config: the configuration of the agent, the process on the node that manages its workers; see `agent.start`.
+        config: the configuration of the agent, the process on the node that manages the node's workers.
         listener: the object that is told of messages, breaks, reconnections and the loss of the node.
-        session: a random name of this client. The agent recognises the client by it after a reconnection.
+        session: a random name of this client, by which the agent recognises the client after a reconnection.
         command: the command that starts the loader on the node. The loader starts the agent, or connects to it.
         preamble: the bytes that the loader reads first. Default: none.
         liveness: seconds without any bytes from the node after which the node is given up.
         awaited: returns the ids of the calls that this client waits for on the node. Any thread may call it.
-        reader: decodes values and exceptions of a node whose results must not be unpickled. If None, results are
-            unpickled, unless the agent announces that it sends no pickles.
+        reader: decodes values and exceptions of a node that is not trusted. If None, results are unpickled, unless the
+            agent announces that it sends no pickles.
 
     Attributes:
         node: the number of the node.
         connection: the number of connections that were made so far.
-        send, send_large, reply: the methods of `Outbox`. Any thread may call them.
-        drive, reading: the methods of `Inbox` for a thread that waits for a result.
+        send, send_large, reply: methods that send messages to the node; see `Outbox`. Any thread may call them.
+        drive, reading: methods with which a thread that waits for a result reads the connection itself; see `Inbox`.
     """
 
     def __init__(
@@ -142,17 +142,17 @@ class Link:
     def silence(self) -> float | None:
         """Seconds since the node last sent any bytes; None until the node's first complete frame (message) has come.
 
-        Pauses of this process, such as a suspended laptop, are left out.
+        Times in which this process was suspended, as with a closed laptop, are not counted.
         """
         return self._clock() - self._inbox.heard if self._inbox.understood else None
 
     # --- connecting ------------------------------------------------------------------------------------------
 
     async def open(self, stream: CommandStream | None = None, *, start: bool = True) -> Welcome:
-        """Connect to the node for the first time, and start to watch whether it is silent.
+        """Connect to the node for the first time, and start to watch whether the node is silent. Call this once.
 
-        Waits at most `liveness` seconds (the silence after which a node is given up) for the node's answer. Does not
-        retry. Call it once.
+        There is only one attempt. The node must answer within `liveness` seconds, the silence after which a node is
+        given up.
 
         Args:
             stream: a connection at whose other end the loader (the program that starts the agent) already runs. If None
@@ -161,8 +161,8 @@ class Link:
                 requires that an agent runs, and waits for it at most `liveness` / 3 seconds, or 1 s if that is longer.
 
         Returns:
-            The first message of the agent. It tells the node's slots (places that run one call at a time), its devices
-            and the calls that the agent knows.
+            The first message of the agent. It tells how many slots (places that run one call at a time) and devices the
+            node has. It also names the calls that the agent knows.
 
         Raises:
             ConnectionLost: the node cannot be reached, its agent is gone or serves another client, or its answer is not
@@ -180,11 +180,11 @@ class Link:
     async def _connect(self, start: bool, stream: CommandStream | None = None) -> Welcome:
         """Try once to connect, and pass the node's first message to the listener's `on_welcome`.
 
-        See `open` for the arguments, the result and the errors. If the attempt fails, its transport connection is
-        closed. The time limits of the handshake are:
+        The arguments, the result and the errors are the same as in `open`. If the attempt fails, its network connection
+        is closed. The time limits of the handshake are:
 
         - With `start`: `liveness` seconds, the silence after which a node is given up.
-        - Without `start`: a third of that, or the time until the node is given up if that is shorter. At least 1 s.
+        - Without `start`: `liveness` / 3, or the time until the node is given up if that is shorter. At least 1 s.
         """
         left = self._inbox.heard + self._liveness - self._clock()
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
@@ -220,11 +220,12 @@ class Link:
     async def _watch_liveness(self) -> None:
         """Ping the node regularly, replace a connection that may be dead, and give up a node that is silent.
 
-        Runs until the link is closed. Checks every second, or four times per `liveness` if that is more often:
+        This runs until the link is closed. Every second, or every quarter of `liveness` if that is shorter, it checks
+        the silence of the node:
 
-        - After 15 s without any bytes (or half of `liveness` if that is less), the connection is replaced. If no
-          complete frame (message) came for `liveness` seconds either, the node is given up instead.
         - After `liveness` seconds without any bytes, the node is given up.
+        - After 15 s without any bytes, or half of `liveness` if that is less, the connection is replaced. If the node
+          has sent no complete frame (message) for `liveness` seconds, the node is given up instead.
         """
         pause = min(1.0, self._liveness / 4)
         while not self._closed:
@@ -249,9 +250,9 @@ class Link:
     async def _reconnect(self, why: str) -> None:
         """Try to reconnect, with random and growing pauses between the attempts. Give up the node if that fails.
 
-        New attempts are made until the node has been silent for `liveness` seconds. If an error shows that further
-        attempts are useless, the node is given up at once. Such errors are a wrong host key and an agent that has
-        ended. Does not raise; the listener is told through `on_up` or `on_lost`.
+        New attempts are made until the node has been silent for `liveness` seconds. After an error that makes further
+        attempts useless, such as a wrong host key, the node is given up at once. Nothing is raised; the listener's
+        `on_up` or `on_lost` is called.
 
         Args:
             why: what broke the connection, for the error message.
@@ -261,8 +262,8 @@ class Link:
         def passing(error: BaseException) -> bool:
             """Return True if a new attempt to connect may succeed after this error.
 
-            Returns True for every ConnectionLost except these: the agent has ended or serves another client, a message
-            was not valid, or the host key was wrong. Returns False for all other errors.
+            This is so for a ConnectionLost, with three exceptions: the agent has ended or serves another client, a
+            message was not valid, or the host key was wrong. For any other error, return False.
             """
             return isinstance(error, ConnectionLost) and not isinstance(error, (Gone, ProtocolError, HostKeyMismatch))
 
@@ -313,12 +314,12 @@ class Link:
     def _break(self, why: str, stream: CommandStream | None) -> None:
         """Drop a connection that broke, tell the listener, and reconnect in the background.
 
-        Do nothing if the link is closed or `stream` is not the current connection. If the agent on the node was told to
-        end, the break was expected: the connection is dropped, and nothing else is done.
+        If the agent on the node was told to end, only drop the connection. Do nothing if the link is closed or `stream`
+        is not the current connection.
 
         Args:
             why: what broke the connection, as text.
-            stream: the connection that broke; None for none, and then nothing is done.
+            stream: the connection that broke. If None, do nothing.
         """
         if self._closed or stream is None or self._stream is not stream:
             return
@@ -348,11 +349,11 @@ class Link:
             stream.close()
 
     def allow(self, seconds: float) -> None:
-        """Tell the node to end itself this many seconds from now. Any thread may call this. It does not block.
+        """Tell the node to end itself this many seconds from now. Return at once. Any thread may call this.
 
         The node is told at once, and again with each ping. If the link is down, the node is told with the first ping
-        after the reconnection. The latest call counts, also if it gives the node more time than before. This does not
-        extend the pool's `max_lifetime`.
+        after the reconnection. A later call replaces the time of an earlier one, even by a longer time. The pool's
+        `max_lifetime` still holds.
         """
         self._allowed = time.monotonic() + seconds
         self.send(self._ping())
@@ -367,10 +368,10 @@ class Link:
         return frame(Kind.PING, {} if allowed is None else {"left": max(0.0, allowed - time.monotonic())})
 
     def bid_farewell(self) -> None:
-        """Tell the agent (the process that manages the node's workers) to end all work of the pool there, then itself.
+        """Tell the node's agent (the process that manages the workers) to end all work of the pool there, then itself.
 
-        Does not wait until the agent has ended. The link does not reconnect when its connection ends after this. Any
-        thread may call this. If the link is down, the message is lost.
+        This does not wait until the agent has ended. When the connection ends afterwards, the link does not reconnect.
+        If the link is down, the message is lost. Any thread may call this.
         """
         self._closing = True
         self.send(frame(Kind.BYE, {}))
@@ -379,8 +380,9 @@ class Link:
         """Close the link for good. The listener is not told.
 
         Args:
-            bye: True first tells the agent on the node to end all work of the pool there, and itself. It then waits for
-                that, at most 5 s. If the link is down, the agent is not told. False leaves the agent running.
+            bye: True first tells the agent on the node to end all work of the pool there, and itself. This method then
+                waits until the agent has ended, at most 5 s. If the link is down, the agent is not told. False leaves
+                the agent running.
         """
         if bye and self.is_up and not self._closed:
             self.bid_farewell()
@@ -408,14 +410,14 @@ class Link:
 
     @property
     def _stream(self) -> CommandStream | None:
-        """The current transport connection; None while there is none."""
+        """The current network connection, a command such as `ssh`; None while there is none."""
         return self._inbox.stream
 
     # --- writing ---------------------------------------------------------------------------------------------
 
     @property
     def is_up(self) -> bool:
-        """True if the link is connected. Frames (messages) that are sent while it is False are dropped."""
+        """True if the link is connected. While the link is not connected, messages that are sent are dropped."""
         return self._outbox.is_open
 
     def _watch_writable(self) -> None:

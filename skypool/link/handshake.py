@@ -21,7 +21,7 @@ from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import CommandStream
 
 _LONGEST_LINE = 65536
-"""The most bytes of a line of the loader. A longer line is not from skypool."""
+"""The most bytes of a line that the loader (the program that starts the agent) sends. A longer line is refused."""
 
 
 class Gone(ConnectionLost):
@@ -35,12 +35,12 @@ class Gone(ConnectionLost):
 class Handshake:
     """The client's side of the handshake with one node. Each new connection to the node performs it.
 
-    Two programs take part on the node. The loader is a small program that the connection's command starts. It starts
-    the agent, or connects to the running one. The agent manages the node's worker processes.
+    Two programs take part on the node. The loader is a small program that runs at the other end of a new connection. It
+    starts the agent, or connects to the running one. The agent manages the node's worker processes.
 
     Attributes:
         node: the number of the node in its pool.
-        config: the configuration of the agent; see `agent.start`.
+        config: the configuration of the agent.
         session: a random name of this client. The agent uses it to recognise the client after a reconnection.
         awaited: returns the ids of the calls that this client waits for.
     """
@@ -53,12 +53,12 @@ class Handshake:
     async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
         """Start the agent on the node or reach the running one, and wait for its first message, the WELCOME.
 
-        The agent is the process on the node that manages the node's workers. The node first gets the agent's
-        configuration, and skypool's code if the node lacks that code. There is no time limit here; the caller sets one.
+        The agent is the process that manages the node's workers. The node first gets the agent's configuration. If the
+        node lacks skypool's code, it gets the code, too. This method has no time limit; the caller sets one.
 
         Args:
             stream: a connection at whose other end the loader (the small program that starts the agent) runs.
-            decoder: splits the received bytes into frames (messages). It keeps an incomplete frame for later reads.
+            decoder: splits the received bytes into frames (messages), and keeps an incomplete frame for later reads.
             start: True starts the agent if none runs. False requires that an agent runs.
 
         Returns:
@@ -105,6 +105,9 @@ class Handshake:
         """Raise PythonMismatch if the node's Python version differs from the client's in its major or minor number.
 
         Other parts of the version, such as the patch level, may differ.
+
+        Args:
+            python: the version of Python on the node, such as (3, 11, 4).
         """
         ours = sys.version_info[:2]
         if python[:2] != ours:

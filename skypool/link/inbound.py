@@ -22,19 +22,19 @@ from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header
 from skypool.wire.handshake import NodeHealth
 
 _LARGEST_ID = 1 << 63
-"""The limit that ids, counts and sizes must stay below, because they are 64-bit integers on the wire."""
+"""The limit that ids, counts and sizes in messages must stay below."""
 _MOST_SLOTS = 1 << 14
-"""The limit of slots and devices of one node. It bounds the memory that the client keeps for them."""
+"""The limit that the numbers of slots and of devices of one node must stay below."""
 _MOST_ARGUMENTS = 1 << 16
-"""The limit of iterator arguments of one call."""
+"""The limit that the index of an iterator argument of a call must stay below."""
 _MOST_BUFFERS = 1 << 16
 """The most buffers of one value. Each large array in a value is one buffer."""
 _MOST_RUNNING = 64
-"""The most names of running calls in one status report. An agent sends at most eight, for the console."""
+"""The most names of running calls that one status report may have."""
 _LONGEST_NAME = 1 << 12
 """The most characters of a name or a key."""
 _LARGEST_VALUE = 1 << 48
-"""The limit of bytes of one value. The memory of this machine limits it further; see `chunks`."""
+"""The limit that the size of one value in bytes must stay below."""
 _PART_KEY = re.compile(r"(\d{1,19}):(\d{1,19})")
 """The key of a piece of a generator's items, "call:number": the id of the call, and the number of the last item."""
 
@@ -58,20 +58,19 @@ class Greeting:
 class Welcome:
     """The first message of an agent (the process that manages a node's workers) that accepts this client.
 
-    It describes the node and the calls on it. A slot is a place on the node that runs one call at a time.
+    The message describes the node and the calls there. A slot is a place on the node that runs one call at a time.
 
     Attributes:
         slots: the number of slots, without CPU slots; at least 1.
         calls: the ids of the calls that the agent knows.
-        names: the function names of calls, by id.
+        names: a dict from the ids of calls to the names of their functions.
         streams: the ids of the calls that are generators.
         functions: the keys of the functions that the node has.
         objects: the keys of the values of `pool.put` that the node has.
         cpu_slots: the number of additional slots for calls without a device; 0 if the node has none.
         devices: the number of accelerators, which are divided among the slots.
         cpu_calls: the ids of the calls that run on CPU slots.
-        health: the findings about the machine: "devices", "driver", "disk_free" (bytes), "time" (seconds since 1970)
-            and "address". `health_check.faults` judges them.
+        health: the state of the machine, such as its devices and free disk space.
         trust: "full" if the node pickles results, "data" if it writes them in a format that cannot run code.
     """
 
@@ -95,7 +94,7 @@ class Taken:
     The agent serves another client already.
 
     Attributes:
-        silent: the seconds since the agent has heard from the other client.
+        silent: the seconds since the other client last sent something to the agent.
     """
 
     silent: float
@@ -109,7 +108,7 @@ class Outcome:
         id: the id of the call.
         ok: True if the function returned, False if it raised.
         seconds: how long the call ran.
-        lens: the lengths of the buffers of its value or exception, in bytes.
+        lens: the lengths of the buffers of the call's value or exception, in bytes.
         large: True if these buffers were sent before, in pieces.
     """
 
@@ -122,10 +121,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """The results of several calls that were sent in one frame.
+    """The results of several calls that were sent in one frame (message).
 
     Attributes:
-        ends: for each call: (id, ok, seconds that it ran, pickled value or exception).
+        ends: for each call: (id, True if the call returned, seconds that it ran, pickled value or exception).
     """
 
     ends: Sequence[End]
@@ -405,10 +404,11 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
     Returns:
         (lens, large): the lengths of the value's buffers in bytes, and True if the value was sent before, in pieces.
 
+    The body of the frame must contain the value. If the value was sent before, in pieces, the body must be empty.
+
     Raises:
         ProtocolError: a field is not valid, there are no buffers or more than 65536, or the lengths do not fit the
-            frame's body. For a value that was sent in pieces, the body must be empty. `what` names the message in the
-            error.
+            frame's body. `what` names the message in the error.
     """
     h = f.header
     lens = _numbers(what, h, "lens")
@@ -453,11 +453,10 @@ def _outcomes(f: Frame) -> Outcomes:
 def _yielded(f: Frame) -> Yielded:
     """Return the `Yielded` in a YIELD frame: items of a generator.
 
-    A missing "single" field counts as False, which means that the value is a list of items.
+    If the field "single" is missing, the value is a list of items.
 
     Raises:
-        ProtocolError: a field other than "single" is missing or not valid, or the body does not have the length that
-            the fields tell.
+        ProtocolError: another field is missing or not valid, or the body does not have the length that the fields tell.
     """
     h = f.header
     what = "an item of a stream"
@@ -479,12 +478,12 @@ def _wanted(f: Frame) -> ItemWanted:
 def _piece(f: Frame) -> Piece:
     """Return the `Piece` in a BLOB frame: the header of a piece of a large value.
 
-    The field "key" is the id of a call. For items of a generator it is a text "call:number", with the number of the
-    last item.
+    In a result, the field "key" is the id of the call. In items of a generator, "key" is a text "id:number" with the id
+    of the call and the number of the last item.
 
     Raises:
-        ProtocolError: a field is missing or not valid, or the whole value has 64 KiB or less. Also if the body is not
-            1 MiB long, or as long as the rest of the value if the rest is shorter.
+        ProtocolError: a field is missing or not valid, or the whole value has 64 KiB or less. Also raised if the body
+            does not have 1 MiB; only the last piece of a value may be shorter.
     """
     h = f.header
     what = "a piece of a value"
@@ -519,7 +518,7 @@ def _recalled(f: Frame) -> Recalled:
 
 
 def _printed(f: Frame) -> Printed:
-    """Return the `Printed` in an OUTPUT frame: which call and stream the output in its body comes from.
+    """Return the `Printed` in an OUTPUT frame: the call that printed the output, and whether to stdout or stderr.
 
     Raises:
         ProtocolError: a field is missing or not valid. The stream must be 1 (stdout) or 2 (stderr).
@@ -541,7 +540,7 @@ def _module(f: Frame) -> ModuleAsked:
 
 
 def _pong(f: Frame) -> Pong:
-    """Return the `Pong` in a PONG frame: a status report. Function names are cleared of control characters.
+    """Return the `Pong` in a PONG frame: a status report. Control characters are removed from function names.
 
     Raises:
         ProtocolError: a field other than "interruption" is missing, a field is not valid, or more than 64 names are
@@ -563,7 +562,7 @@ def _pong(f: Frame) -> Pong:
 
 
 def _bye(_: Frame) -> Bye:
-    """Return a `Bye`, whatever the BYE frame contains: this message has no fields."""
+    """Return a `Bye`, the message in a BYE frame. This message has no fields, and the frame is not checked."""
     return Bye()
 
 
@@ -577,12 +576,13 @@ def _taken(f: Frame) -> Taken:
 
 
 def _welcome(f: Frame) -> Welcome:
-    """Return the `Welcome` in a WELCOME frame: the description of the node. Texts are cleared of control characters.
+    """Return the `Welcome` in a WELCOME frame: the description of the node.
 
-    Any "trust" other than "data" counts as "full".
+    Control characters are removed from names and from texts about the machine. If the field "trust" is missing or
+    unknown, the `Welcome` has "full".
 
     Raises:
-        ProtocolError: a field other than "trust" is missing or not valid.
+        ProtocolError: another field is missing or not valid.
     """
     h = header_of(f)
     what = "the WELCOME"

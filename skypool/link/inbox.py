@@ -46,10 +46,10 @@ _make_arrival = functools.partial(tuple.__new__, Arrival)
 
 
 class Awaited(Protocol):
-    """A protocol for objects that a reading thread waits for, such as a pending call.
+    """A protocol for what a reading thread waits for, such as a pending call.
 
     Attributes:
-        ended: becomes True when the wait is over.
+        ended: False at first. Another object sets it to True when the thread need not wait any longer.
     """
 
     ended: bool
@@ -60,7 +60,7 @@ class Incoming(NamedTuple):
 
     Attributes:
         stream: the connection.
-        decoder: splits the received bytes into frames (messages), and keeps an incomplete one.
+        decoder: splits the received bytes into frames (messages), and keeps an incomplete frame for later reads.
         pieces: the large values that have not arrived completely.
         turns: decides which thread reads.
     """
@@ -77,14 +77,14 @@ class Inbox:
     Connections are opened and closed in the thread of the pool's event loop. Any thread may read, one at a time.
 
     Args:
-        clock: returns the time in seconds. It measures how long the node is silent.
+        clock: returns the time in seconds, to measure how long the node is silent.
         awaited: returns the ids of the calls that somebody waits for. Pieces of large values of other calls are
             dropped.
         on_arrivals: called with the messages, in the order they came, in the thread that read them.
         on_bye: called when the agent (the process that manages the node's workers) announces its end, in the thread
             that read the announcement.
         on_broken: called in any thread when a connection has broken, with the connection and the reason.
-        on_senseless: called in any thread when a message is not valid, with the connection and the reason.
+        on_senseless: called in any thread when a message is not valid, with the connection and what is wrong.
 
     Attributes:
         current: the current connection; None while there is none.
@@ -121,7 +121,7 @@ class Inbox:
         return None if current is None else current.stream
 
     def await_first_sign(self) -> None:
-        """Start to measure the node's silence now, before the node has sent anything. Does not wait for the node."""
+        """Start to measure the node's silence now, before the node has sent anything. Return at once."""
         self.heard = self._clock()
 
     def note_sign_of_life(self) -> None:
@@ -146,7 +146,7 @@ class Inbox:
         Args:
             loop: the pool's event loop.
             stream: the connection.
-            decoder: the decoder that the handshake used. It may hold the first bytes of a frame (message).
+            decoder: the decoder that the handshake used. The decoder may hold the first bytes of a frame (message).
         """
         self.current = Incoming(stream, decoder, Pieces(), quickest_turns(loop, stream.socket, self._on_readable))
         return self.current
@@ -177,7 +177,7 @@ class Inbox:
     def drive(self, awaited: Awaited) -> None:
         """Read in the calling thread and block until `awaited.ended` is True. There is no time limit.
 
-        This is faster than waiting until the thread of the event loop has read. Returns early if another thread reads
+        This is faster than waiting until the thread of the event loop has read. Return early if another thread reads
         already, or if the connection is missing or breaks. The caller must therefore check `awaited.ended`.
         """
         incoming = self._take_turn()
@@ -194,9 +194,9 @@ class Inbox:
         """Return a context manager in which the calling thread reads, instead of the thread of the event loop.
 
         Yields:
-            A function that handles the messages that have arrived, without waiting. The function returns True even if
-            nothing has arrived. It returns False if another thread reads already, or if the connection is missing or
-            over.
+            A function that handles the messages that have arrived, without waiting. The function returns False if
+            another thread reads already, or if the connection is missing or over. Otherwise it returns True, even if
+            nothing has arrived.
         """
         incoming = self._take_turn()
         if incoming is None:
@@ -210,7 +210,7 @@ class Inbox:
     def _take_turn(self) -> Incoming | None:
         """Make the calling thread the reader of the current connection, and return that connection's reading side.
 
-        Returns None at once if there is no connection or another thread reads already. After any other result, the
+        Return None at once if there is no connection or another thread reads already. After any other result, the
         caller must call `_give_turn_back`.
         """
         current = self.current
@@ -227,8 +227,8 @@ class Inbox:
     def _give_turn_back(self, incoming: Incoming) -> None:
         """Make the calling thread stop reading, and let the thread of the event loop read again.
 
-        If the connection was replaced meanwhile, the new connection is read. Call this in the thread that called
-        `_take_turn`, with the value that `_take_turn` returned.
+        If the connection was replaced meanwhile, that thread reads the new connection. Call this method in the thread
+        that called `_take_turn`, with the value that `_take_turn` returned.
         """
         try:
             incoming.turns.give_back()
@@ -241,9 +241,9 @@ class Inbox:
     def _read_here(self, incoming: Incoming, wait: bool) -> bool:
         """Read once in a caller's thread. Return False if the connection is over, otherwise True.
 
-        Returns True even if nothing has arrived. With `wait`, waits up to 0.1 s for data. If an exception such as
-        KeyboardInterrupt interrupts the thread, this method calls `on_broken` and raises the exception again. The node
-        sends its messages again after the reconnection.
+        Return True even if nothing has arrived. With `wait`, wait up to 0.1 s for data. If an exception such as
+        KeyboardInterrupt interrupts the thread, call `on_broken` and raise the exception again. The node sends its
+        messages again after the reconnection.
         """
         if self.current is not incoming:
             return False
@@ -256,9 +256,9 @@ class Inbox:
             raise
 
     def _on_readable(self) -> None:
-        """Read once in the thread of the event loop. Does not block. Do nothing if there is no connection.
+        """Read once in the thread of the event loop, without blocking. Do nothing if there is no connection.
 
-        If a caller's thread reads already, ignore the socket until that caller has finished.
+        If another thread reads already, the event loop ignores the socket until that thread has finished.
         """
         current = self.current
         if current is None:
@@ -311,10 +311,11 @@ class Inbox:
         return True
 
     def _digest(self, incoming: Incoming, frames: list[Frame]) -> None:
-        """Handle frames (messages) that have arrived, in their order. If that raises an Exception, call `on_senseless`.
+        """Handle frames (messages) that have arrived, in their order.
 
-        One call of `on_arrivals` gets all messages, and only if no frame is invalid. If a newer connection has replaced
-        `incoming`, the messages are dropped, because the node sends them again over the newer connection.
+        If all frames are valid, one call of `on_arrivals` gets their messages. If a frame is not valid, or handling the
+        messages fails, `on_senseless` is called and nothing is raised. If a newer connection has replaced `incoming`,
+        the messages are dropped; the node sends them again over the newer connection.
         """
         arrivals: list[Arrival] = []
         try:
@@ -326,14 +327,13 @@ class Inbox:
             self._on_senseless(incoming.stream, complaint(e))
 
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:
-        """Handle one frame (message), and add the message in the frame to `arrivals` unless it is handled here.
+        """Handle one frame (message): store a piece of a large value, or add the message to `arrivals`.
 
-        A piece of a large value is stored here. If the agent on the node announces its end, `on_bye` is called. Every
-        other message is added to `arrivals`.
+        If the agent on the node announces its end, `on_bye` is called instead.
 
         Raises:
             ProtocolError: the message is not valid. This is also raised for a WELCOME or TAKEN, which are allowed only
-                at the start of a connection, and for over 1000 status reports more than were requested.
+                at the start of a connection. The third case is over 1000 status reports more than were requested.
         """
         said = inbound.message_of(frame)
         pieces = incoming.pieces

@@ -16,9 +16,9 @@ from skypool.wire.frames import CHUNK, Buffer, Kind, cut, encode, total_length
 _GATHER = 256
 """The most buffers in one write. Systems accept 1024 (IOV_MAX)."""
 _TURNS = 16
-"""The most writes in a row, so that the thread of the pool's event loop gets to its other work."""
+"""The most writes in one call of `write_more`, so that the pool's event loop gets to its other work."""
 _MOST_OWED = 16 << 20
-"""The most bytes of answers that may wait until a node reads them. A node that then asks for more is given up."""
+"""The most bytes of answers that may wait until a node reads them. A node that causes more answers is given up."""
 
 
 class Outbox:
@@ -43,13 +43,13 @@ class Outbox:
 
     @property
     def is_open(self) -> bool:
-        """True if there is a socket. Frames (messages) that are sent while it is False are dropped silently."""
+        """True if there is a socket. While there is none, frames (messages) that are sent are dropped silently."""
         return self._socket is not None
 
     def open(self, connected: socket.socket) -> None:
         """Send over this connected socket from now on. Frames (messages) that were sent before are not sent again.
 
-        On Linux the socket may be blocking. On systems where MSG_DONTWAIT does not work for `send`, it must be
+        The socket may be blocking on Linux. On systems where `send` ignores MSG_DONTWAIT, the socket must be
         non-blocking.
         """
         with self._lock:
@@ -95,8 +95,8 @@ class Outbox:
             buffers: the encoded frame. The buffers must not be changed afterwards.
 
         Raises:
-            ProtocolError: more than 16 MiB of answers were sent since the queue of small frames was last empty, so the
-                node does not read its answers. This frame is queued nevertheless.
+            ProtocolError: the node does not read the answers: more than 16 MiB of answers were sent since the queue of
+                small frames was last empty. The frame is queued nevertheless.
         """
         self.send(buffers)
         with self._lock:
@@ -110,7 +110,7 @@ class Outbox:
                 self._owed += sum(map(len, buffers))
 
     def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
-        """Queue a large value in pieces of 1 MiB, and after them the frame (message) `then`. Does not block.
+        """Queue a large value in pieces of 1 MiB, and after them the frame (message) `then`. Return at once.
 
         Drop the value and the frame silently if there is no socket. Large values are sent one after the other. Small
         frames may be sent between the pieces of a value.
@@ -138,8 +138,8 @@ class Outbox:
         """Write to the socket without blocking, and return the data that the socket did not accept.
 
         Returns:
-            The buffers that are left; the first of them may be the rest of a buffer. Returns () if nothing is left. It
-            also returns () if writing failed; `broken` is then called with the reason.
+            The buffers that are left; the first of them may be the rest of a buffer. The result is () if nothing is
+            left, or if writing failed. If writing failed, `broken` is called with the reason.
         """
         try:
             sent = connected.sendmsg(buffers, (), socket.MSG_DONTWAIT)
@@ -155,11 +155,11 @@ class Outbox:
         return ()
 
     def write_more(self) -> bool:
-        """Write as much of the queue as the socket accepts now, in at most 16 writes. Does not block.
+        """Write as much of the queue as the socket accepts now, in at most 16 writes, without blocking.
 
         Returns:
-            False if data is left, so that this must be called again. True if nothing is left, there is no socket, or
-            writing failed. If writing failed, `broken` is called with the reason.
+            False if data is left, so that this method must be called again. True if nothing is left, there is no
+            socket, or writing failed. If writing failed, `broken` is called with the reason.
         """
         with self._lock:
             for _ in range(_TURNS):
@@ -199,9 +199,9 @@ class Outbox:
 def _pieces(key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> Iterator[list[Buffer]]:
     """Yield a BLOB frame (message) for each piece of a large value, and after them the frame `then`.
 
-    Each frame is a list of buffers. A piece has 1 MiB of the value, the last piece the rest. The header of a BLOB frame
-    has the key of the value, the position of the piece in bytes and the size of the value in bytes. Between the value's
-    buffers there is padding, so that each begins at a multiple of `frames.ALIGN` bytes.
+    Each frame is a list of buffers. A piece has 1 MiB of the value; the last piece has the rest. The header of a BLOB
+    frame has the key of the value. It also has the position of the piece and the size of the value, both in bytes.
+    Padding makes each of the value's buffers begin at a multiple of 64 bytes.
     """
     size = total_length([len(b) for b in buffers])
     at = 0

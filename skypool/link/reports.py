@@ -13,21 +13,22 @@ from skypool.link.inbound import Pong, Printed
 from skypool.wire.frames import Buffer
 
 _ACK = 256 << 10
-"""Bytes of output after which the client acknowledges the output at once, not only at the next status report."""
+"""Bytes of output after which the client acknowledges the output at once, before the next status report."""
 
 
 class NodeReports:
     """A converter of the output and the status reports of one pool's nodes into events.
 
-    Its methods are called in the thread that read the message: that of the pool's event loop, or that of a caller that
-    waits for a result.
+    The methods are called in the thread that read the message: the thread of the pool's event loop, or a thread that
+    waits for the result of a call.
 
     Args:
         pool: the name of the pool.
         emit: called with each event.
-        acknowledge: called as (node, number): the node may free its output up to the piece with that number.
-        is_stranger: returns True for a node that is not trusted. Its output is shown as plain text; others may print
-            colours.
+        acknowledge: called as (node, number) to tell the node that its output has arrived up to the piece with that
+            number.
+        is_stranger: takes a node's number and returns True if the node is not trusted. The output of such a node is
+            shown without colours.
     """
 
     def __init__(
@@ -47,11 +48,11 @@ class NodeReports:
         self._halves: dict[tuple[int, int, int], str] = {}
 
     def printed(self, node: int, said: Printed, data: Buffer) -> None:
-        """Emit an `Output` event for a piece of output. Ignore a piece that came before.
+        """Emit an `Output` event for a piece of output.
 
-        Nodes send pieces again after a reconnection. Acknowledge the output to the node when more than 256 KiB came
-        since this method last did so. The text of the event may be empty if a character or colour sequence
-        is not complete yet.
+        When more than 256 KiB have come since this method last acknowledged output to the node, acknowledge all output
+        so far. The text of the event may be empty if a character or colour sequence is not complete yet. A piece that
+        came before is ignored, because nodes send pieces again after a reconnection.
 
         Args:
             node: the number of the node.
@@ -90,8 +91,8 @@ class NodeReports:
         """Return a piece of output as text, without control sequences that would change a terminal.
 
         The bytes are decoded as UTF-8; invalid ones become U+FFFD. Colours are kept, except for nodes that are not
-        trusted. A character or a colour sequence may be split between two pieces. Its first part is kept, and shown
-        with the next piece of the same node, slot and stream.
+        trusted. If a character or a colour sequence is split between two pieces, its first part is kept. The next piece
+        of the same node, slot and stream is then shown with that part.
         """
         source = (node, said.slot, said.fd)
         decoder = self._decoders.get(source)

@@ -1,9 +1,8 @@
 """`Turns`: decides which thread reads a connection: that of the pool's event loop, or one that waits for a result.
 
-A thread that waits for a result is called a caller's thread here. It reads the connection itself, which is faster than
-being woken by the event loop's thread. Meanwhile data on the connection must not wake the event loop. On Linux,
-`EpollTurns` ensures that with one system call. On other systems, such as macOS, `PollTurns` does it with functions that
-every Unix has.
+A thread that waits for a result is called a caller's thread here. Such a thread reads the connection itself, which is
+faster than being woken by the event loop's thread. Meanwhile data on the connection must not wake the event loop.
+`EpollTurns` ensures that on Linux, with one system call. `PollTurns` does so on other systems, such as macOS.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Turns(Protocol):
         """
 
     def unwatch(self) -> None:
-        """Stop calling the callback for good, because the connection will be closed.
+        """Have the event loop stop calling the callback for good, because the connection will be closed.
 
         Call this in the thread of the event loop.
         """
@@ -51,13 +50,13 @@ class Turns(Protocol):
         """
 
     def stand_aside(self) -> None:
-        """Ignore incoming data until `come_back`.
+        """Keep incoming data from waking the event loop's thread until `come_back`.
 
         The event loop's thread calls this if data woke it while another thread reads.
         """
 
     def come_back(self) -> None:
-        """Let the event loop's thread read again if it has called `stand_aside`. Do nothing otherwise.
+        """Let incoming data wake the event loop's thread again after `stand_aside`. Otherwise do nothing.
 
         A caller's thread calls this after it has read and released the lock.
         """
@@ -86,7 +85,8 @@ class EpollTurns:
 
     Args:
         loop: the pool's event loop.
-        connected: the socket of the connection. It becomes blocking, with a receive timeout of `WAIT` (0.1) seconds.
+        connected: the socket of the connection. The socket is made blocking, with a receive timeout of `WAIT` (0.1)
+            seconds.
         on_readable: the callback that the loop calls when there is something to read.
     """
 
@@ -107,7 +107,7 @@ class EpollTurns:
         self._loop.add_reader(self._epoll, self._on_readable)
 
     def unwatch(self) -> None:
-        """Stop calling the callback for good."""
+        """Have the event loop stop calling the callback for good."""
         self._loop.remove_reader(self._epoll)
 
     def take(self) -> None:
@@ -121,7 +121,7 @@ class EpollTurns:
     def give_back(self) -> None:
         """Let incoming data wake the event loop again, by switching the epoll object on.
 
-        Does not raise if the connection was closed meanwhile.
+        Do nothing if the connection was closed meanwhile.
         """
         try:
             self._epoll.modify(self._socket, select.EPOLLIN)
@@ -152,8 +152,7 @@ class PollTurns:
 
     Args:
         loop: the pool's event loop.
-        connected: the socket of the connection. It becomes non-blocking, because on some systems `send` blocks in spite
-            of MSG_DONTWAIT.
+        connected: the socket of the connection. The socket is made non-blocking.
         on_readable: the callback that the loop calls when there is something to read.
     """
 
@@ -167,7 +166,7 @@ class PollTurns:
         self._poll.register(connected, select.POLLIN)
         self._aside = False
         self._over = False
-        connected.setblocking(False)
+        connected.setblocking(False)  # because on some systems `send` blocks in spite of MSG_DONTWAIT
 
     def watch(self) -> None:
         """Have the event loop call the callback when there is something to read. Do nothing if `unwatch` ran before."""
@@ -176,18 +175,18 @@ class PollTurns:
             self._loop.add_reader(self._socket, self._on_readable)
 
     def unwatch(self) -> None:
-        """Stop calling the callback for good. A later `watch` does nothing."""
+        """Have the event loop stop calling the callback for good. A later `watch` does nothing."""
         self._over = True
         self._loop.remove_reader(self._socket)
 
     def take(self) -> None:
-        """Do nothing, because the event loop's thread notices that the lock for reading is taken."""
+        """Do nothing. The event loop's thread finds out itself that another thread holds the lock for reading."""
 
     def give_back(self) -> None:
         """Do nothing, because `come_back` lets the event loop's thread read again."""
 
     def stand_aside(self) -> None:
-        """Ignore incoming data until `come_back`.
+        """Keep incoming data from waking the event loop until `come_back`.
 
         The event loop's thread calls this if data woke it while another thread reads.
         """
@@ -195,7 +194,7 @@ class PollTurns:
         self._aside = True
 
     def come_back(self) -> None:
-        """Let the event loop read again if `stand_aside` was called. Otherwise do nothing.
+        """Let incoming data wake the event loop again after `stand_aside`. Otherwise do nothing.
 
         A thread that waits for a result calls this method. The method returns at once; soon after, the event loop's
         thread calls `watch`.
@@ -217,9 +216,9 @@ class PollTurns:
 
 
 def quickest_turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]) -> Turns:
-    """Return the quickest kind of turns on this system: `EpollTurns` where Python has epoll (Linux), else `PollTurns`.
+    """Return the quickest `Turns` object on this system: `EpollTurns` where Python has epoll (Linux), else `PollTurns`.
 
-    Turns let the event loop's thread and threads that wait for results read one connection in alternation.
+    It lets the event loop's thread and threads that wait for results take turns at reading one connection.
 
     Args:
         loop: the pool's event loop.

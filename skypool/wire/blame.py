@@ -11,14 +11,13 @@ from typing import Any
 from skypool.wire.pickling import PROTOCOL, Pickler
 
 _DEEPEST = 50
-"""The greatest depth at which parts of parts are searched."""
+"""The most levels of parts inside parts that are searched."""
 
 
 def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str]:
     """Return the path to the innermost part of `value` that cannot be pickled, and the reason in words.
 
-    If no part is the cause, the path is that of the value itself. Parts are followed at most 50 levels deep. Nothing is
-    raised for a value that cannot be pickled.
+    If no part is the cause, the path is that of the value itself. Parts are searched at most 50 levels deep.
 
     Args:
         value: the value that could not be pickled.
@@ -51,7 +50,7 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
 
 
 def _refuses(value: object) -> bool:
-    """Return True if the class of an object defines `__reduce__`, and calling this method raises an exception.
+    """Return True if an object's own `__reduce__` method refuses to pickle the object by raising an exception.
 
     The object itself then cannot be pickled, whatever its parts are. Return False for an object whose class does not
     define `__reduce__`.
@@ -85,7 +84,7 @@ def failure_of(part: object) -> BaseException | None:
 def _leave_out(_: pickle.PickleBuffer) -> bool:
     """Return False, which tells pickle to leave a buffer's memory out of the pickle.
 
-    Memory can always be sent, so it need not be copied while looking for parts that cannot be pickled.
+    This saves copying memory that is not needed to find out whether a value can be pickled.
     """
     return False
 
@@ -94,7 +93,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
     """Yield the parts of `value` that are pickled with it, each as (path, part). Yield none for a value without parts.
 
     The path is relative to `value`, such as ".name" or "[0]". Parts are items of collections, attributes, and what a
-    function captures (globals, closure variables, defaults). The keys of a dict are not among them. A module has no
+    function captures (globals, closure variables, defaults). Keys of a dict do not count as parts, and a module has no
     parts.
     """
     if isinstance(value, FunctionType):
@@ -123,7 +122,10 @@ def _attribute(value: object, name: str) -> Any:
 
 
 def short(value: object) -> str:
-    """Return the first 40 characters of a value's repr. If `__repr__` raises, return its class in angle brackets."""
+    """Return the first 40 characters of a value's repr.
+
+    If `__repr__` raises an exception, return the name of the value's class in angle brackets.
+    """
     try:
         return f"{value!r:.40}"
     except Exception:  # noqa: BLE001 - a broken __repr__ must not hide the real error
@@ -153,8 +155,8 @@ def _function_parts(function: FunctionType) -> Iterator[tuple[str, object]]:
 def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield the globals whose names occur in `function` and the functions inside it, each once, as (name, value).
 
-    Names that are not defined yet, builtins, and globals that only called functions use are left out. If an attribute
-    and a global have the same name, using the attribute yields the global, too.
+    Builtins and names that are not defined yet are left out. Globals that only called functions use are left out, too.
+    If the code uses an attribute with the name of a global, that global is yielded.
     """
     codes = [function.__code__]
     seen: set[str] = set()
@@ -168,9 +170,9 @@ def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return `str(error)`. If `__str__` raises, return a text that says so.
+    """Return the text of an exception, `str(error)`. If `__str__` raises, return a text that says so.
 
-    Only a KeyboardInterrupt in `__str__` is raised.
+    Only a KeyboardInterrupt that `__str__` raises is passed on.
     """
     try:
         return str(error)

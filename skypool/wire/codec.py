@@ -1,7 +1,7 @@
 """Serializes values with cloudpickle, protocol 5 and out-of-band buffers.
 
-A serialized value is a list of buffers. The first one is the pickle. The others are its large buffers, such as the
-memory of arrays, which are not copied.
+A serialized value is a list of buffers. The first buffer is the pickle. The other buffers are the memory of large
+arrays in the value, which is not copied.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from skypool.wire.pickling import PROTOCOL, Pickler
 T = TypeVar("T")
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
 _DEPTH = 4
-"""The depth of nesting up to which `_is_plain` looks at a value.
-
-The limit also ends the check of a value that contains itself.
-"""
+"""The depth of nesting up to which `_is_plain` examines a value."""
 _MANY = 64
-"""The number of items from which `_is_plain` does not look at a collection: using cloudpickle at once is faster."""
+"""The number of items from which `_is_plain` does not examine a collection: cloudpickle at once is then faster."""
 _SMALL_BUFFER = 1024
 """The size in bytes from which an array's memory becomes a buffer of its own. Smaller memory stays in the pickle."""
 
 
 def dumps(value: object, what: str = "value") -> list[Buffer]:
-    """Return the buffers of `value`, for `loads`: the pickle, then the memory of its large arrays, which is not copied.
+    """Serialize a value: return its pickle, and then the memory of its large arrays, which is not copied.
+
+    `loads` reads these buffers.
 
     Args:
         value: anything that cloudpickle can pickle.
         what: the name of the value in messages, such as `train(cfg=…)`. The path in a PickleError starts with it.
 
     Raises:
-        PickleError: the value cannot be pickled. The message names the part of it that cannot.
+        PickleError: the value cannot be pickled. The message names the part of the value that is the cause.
     """
     if _is_plain(value):
         return [pickle.dumps(value, PROTOCOL)]
@@ -53,12 +52,12 @@ def dumps(value: object, what: str = "value") -> list[Buffer]:
 
 
 def dumps_plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bytes | None:
-    """Return the pickle of a call's arguments, or None if an argument may need cloudpickle (see `dumps`).
+    """Return the pickle of a call's arguments, made with plain pickle. Return None if they may need cloudpickle.
 
-    Most calls have simple arguments, for which plain pickle is faster than cloudpickle.
+    Plain pickle is faster than cloudpickle, and enough for simple arguments.
 
     Args:
-        args: the positional arguments. The result is None if one is not a number, string, bytes, bool or None.
+        args: the positional arguments. The result is None unless each is a number, string, bytes, bool or None.
         kwargs: the keyword arguments, which are not checked.
     """
     return pickle.dumps((args, kwargs), PROTOCOL) if _PLAIN.issuperset(map(type, args)) else None
@@ -75,7 +74,7 @@ class ResultWriter(Protocol):
 
         Args:
             value: the value.
-            what: its name in messages.
+            what: the name of the value in messages.
 
         Raises:
             UntrustedResult: the value contains something that the client would not accept.
@@ -83,9 +82,9 @@ class ResultWriter(Protocol):
         ...
 
     def error(self, error: BaseException) -> tuple[bytes | None, str]:
-        """Return (data, ""): one exception without its causes, in a format that is not pickle.
+        """Encode one exception, without its causes, in a format that is not pickle, and return (data, "").
 
-        If the exception cannot be written as data, return (None, the reason in words). Nothing is raised then.
+        If the exception cannot be encoded, return (None, the reason in words).
         """
         ...
 
@@ -97,15 +96,16 @@ result_writer: ResultWriter | None = None
 def dump_result(value: object, what: str) -> list[Buffer]:
     """Return the buffers of a value that a node (rented machine) sends to its client: a pickle or plain data.
 
-    If `result_writer` is set, the client does not trust this node. The value is then written as data.
+    If `result_writer` is set, the client does not trust this node. The value is then written as plain data, which
+    cannot run code.
 
     Args:
         value: the value.
-        what: its name in messages.
+        what: the name of the value in messages.
 
     Raises:
         PickleError: the value cannot be pickled.
-        UntrustedResult: data is wanted, and the value contains something that the client would not accept.
+        UntrustedResult: `result_writer` is set, and the value contains something that the client would not accept.
     """
     return dumps(value, what) if result_writer is None else result_writer.value(value, what)
 
@@ -117,8 +117,8 @@ def dump_items(items: Sequence[object]) -> bytes:
     written as data, which cannot run code.
 
     Args:
-        items: the items: numbers, texts, bytes, bools and None as they are. Any other item must be serialized already,
-            and is given as a tuple of its buffers.
+        items: the items. A number, text, bool, bytes or None is given as it is. Any other item must be serialized
+            already, and is given as a tuple of its buffers.
     """
     return pickle.dumps(items, PROTOCOL) if result_writer is None else bytes(result_writer.value(items, "items")[0])
 
@@ -126,12 +126,13 @@ def dump_items(items: Sequence[object]) -> bytes:
 def _is_plain(value: object, depth: int = _DEPTH) -> bool:
     """Return True if plain pickle, which is four times as fast as cloudpickle, is known to be enough for a value.
 
-    It is enough for numbers, strings, bytes, bool and None, and for tuples, lists and dicts of these. Return False for
-    collections of 64 or more items (keys and values of a dict count singly), for subclasses, and for deeper nesting.
+    Plain pickle is enough for numbers, strings, bytes, bool and None, and for tuples, lists and dicts of these. Return
+    False for subclasses of these types, for more than `depth` levels of nesting, and for collections of 64 or more
+    items. In a dict, each key and each value counts as one item.
 
     Args:
         value: the value.
-        depth: how many levels of nesting may follow.
+        depth: the most levels of tuples, lists and dicts inside each other.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -169,13 +170,18 @@ def _collector(buffers: list[Buffer]) -> Callable[[pickle.PickleBuffer], bool]:
 def loads(buffers: Sequence[Buffer]) -> Any:
     """Return the value that `dumps` serialized. Exceptions of unpickling are raised unchanged.
 
-    Arrays in the value use the memory of `buffers` without a copy. They are writable if that memory is writable.
+    Arrays in the value use the memory of `buffers` without a copy. The arrays are writable if that memory is writable.
     """
     return pickle.loads(buffers[0], buffers=buffers[1:]) if len(buffers) > 1 else pickle.loads(buffers[0])
 
 
 class Captured(NamedTuple):
-    """The result of a call whose output is captured: the function's value, and everything it printed as one text."""
+    """The result of a call whose output is captured.
+
+    Attributes:
+        value: the value that the function returned.
+        output: everything that the call printed, as one text.
+    """
 
     value: Any
     output: str
@@ -184,8 +190,8 @@ class Captured(NamedTuple):
 class Reference(Generic[T]):
     """A stand-in for a value of `pool.put()` that the nodes (machines) of the pool store under `key`.
 
-    The pickle of a reference contains only the key. On a node it unpickles to the value. Unpickling it on the client
-    raises a RuntimeError.
+    The pickle of a reference contains only the key. Unpickling it on a node gives the value. Unpickling it on the
+    client raises a RuntimeError.
     """
 
     __slots__ = ("__weakref__", "key")
@@ -201,9 +207,9 @@ class Reference(Generic[T]):
 
 
 resolve_object: Callable[[str], Any] | None = None
-"""Returns the value of `pool.put()` that has the given key. A worker (process that runs calls) sets this function.
+"""A function that returns the value of `pool.put()` with a given key, in a worker (process that runs calls).
 
-In every other process it is None.
+It is None in every other process.
 """
 
 

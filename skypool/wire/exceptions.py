@@ -15,13 +15,16 @@ from skypool.wire.frames import Buffer
 from skypool.wire.pickling import PROTOCOL, pickled
 
 _LONGEST_CHAIN = 20
-"""The greatest number of exceptions in a chain of causes that is sent, the first one included."""
+"""The most exceptions of a chain of causes that are sent, the first one included."""
 
 
 class RemoteTraceback(Exception):
     """The traceback of an exception as it was on the node (the rented machine that ran the call).
 
-    It is the last cause in the chain of an exception that a call raises on the client. Its `text` is the traceback.
+    When a call raises an exception on the client, the last cause in the chain of this exception is a RemoteTraceback.
+
+    Args:
+        text: the traceback. It is also an attribute.
     """
 
     def __init__(self, text: str) -> None:
@@ -40,15 +43,15 @@ The reason says why there is no pickle, or why the pickle is not exact; otherwis
 
 
 def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[Buffer]:
-    """Return the buffers of an exception with its causes, notes and the text of its traceback, for `load_error`.
+    """Serialize an exception with its causes, its notes and the text of its traceback. `load_error` reads the result.
 
-    At most 20 exceptions of the chain of `__cause__` are sent; the others are dropped. Exceptions linked only as
-    `__context__` are sent only in the text of the traceback. An exception that cannot be pickled is sent as its name
-    and text.
+    At most 20 exceptions of the chain of `__cause__` are serialized; the others are dropped. Exceptions linked only as
+    `__context__` are part of the traceback's text only. Of an exception that cannot be pickled, only the name and text
+    are kept.
 
     Args:
         error: the exception.
-        skip: how many frames at the top of its traceback to leave out, because they are skypool's own.
+        skip: how many stack frames at the start of the traceback to leave out, because they are skypool's own.
         home: True if a node sends the exception to its client. Then `codec.result_writer`, if it is set, encodes the
             exception as plain data, because this client accepts no pickles. False if the receiver accepts pickles.
     """
@@ -69,11 +72,10 @@ def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[
 
 
 def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
-    """Return one exception without its causes, as a tuple for the network.
+    """Serialize one exception without its causes. Return (pickle or None, name of the type, text, reason, notes).
 
-    The tuple is (pickle or None, name of the type, text, reason, notes). The reason says why there is no pickle, or
-    why the pickle is not exact; otherwise it is "". An exception that cannot be pickled does not make this function
-    raise.
+    The reason says why there is no pickle, or why the pickle is not exact; otherwise it is "". This function does not
+    raise if the exception cannot be pickled.
 
     Three ways to pickle the exception are tried. The first pickle that gives back the same type with the same text is
     taken. If there is none, the first pickle that gives back the same type is taken. An exception that would end a
@@ -112,12 +114,12 @@ def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
 
 
 class _Rebuilt:
-    """A wrapper that pickles as the exception inside it. Unpickling does not call `__init__` of the exception's class.
+    """A wrapper of an exception. Unpickling it gives the exception, without a call of the `__init__` of its class.
 
     Args:
         error: the exception.
-        in_part: True to replace arguments that cannot be pickled by the first 40 characters of their repr. Attributes
-            that cannot be pickled are left out, and a note names them.
+        in_part: True replaces arguments that cannot be pickled by the first 40 characters of their repr. Attributes
+            that cannot be pickled are then left out, and a note names them. Default False.
     """
 
     def __init__(self, error: BaseException, in_part: bool = False) -> None:
@@ -141,9 +143,9 @@ class _Rebuilt:
 
 
 class _Member:
-    """A wrapper for one member of an exception group. It unpickles to the member's own type, or to a RemoteError.
+    """A wrapper of one member of an exception group. Unpickling the wrapper gives the member.
 
-    A RemoteError has only the name and text of the exception.
+    If the member itself cannot be pickled or unpickled, the result is a RemoteError with its name and text.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -156,12 +158,12 @@ class _Member:
 def rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:
     """Return an exception of class `kind` without calling `__init__`, which often takes other arguments than `args`.
 
-    `__new__` of the class is called with `args`, and may raise.
+    `__new__` of the class is called with `args`. An exception that `__new__` raises is passed on.
 
     Args:
         kind: the class.
-        args: becomes the exception's `args`.
-        state: its further attributes.
+        args: the value for the exception's attribute `args`.
+        state: a dict from names to values of the exception's other attributes.
     """
     error = kind.__new__(kind, *args)
     error.args = args
@@ -172,10 +174,11 @@ def rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str
 def load_error(buffers: Sequence[Buffer]) -> BaseException:
     """Return (do not raise) the exception that `dump_error` serialized.
 
-    The result has the type of the original exception if it can be unpickled here. Otherwise it is a RemoteError with
-    the original's name and text. The last cause in its chain is a RemoteTraceback with the traceback of the node.
+    The result has the type of the original exception if that type can be unpickled here. Otherwise it is a RemoteError
+    with the original's name and text. The last cause in its chain is a RemoteTraceback, which has the traceback of the
+    original.
 
-    If the buffers were not made by `dump_error`, any exception may be raised.
+    For buffers that `dump_error` did not make, any exception may be raised.
     """
     chain, text = pickle.loads(buffers[0])
     errors = [_load_one(*link, traceback_text=text) for link in chain]

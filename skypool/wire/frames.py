@@ -10,8 +10,8 @@ A frame is a 16-byte prefix, a small JSON header and a raw body. The prefix has 
     8  Q   body length      at most MAX_BODY
 
 All numbers are big-endian. Because of the limits, a damaged prefix cannot make the receiver reserve a lot of memory. A
-value larger than `INLINE` is sent in advance as `Kind.BLOB` frames of at most `CHUNK` bytes. Other frames may be sent
-between them.
+value larger than `INLINE` (64 KiB) is sent in advance, in pieces of at most `CHUNK` (1 MiB). Each piece is the body of
+a `Kind.BLOB` frame. Other frames may be sent between these frames.
 """
 
 from __future__ import annotations
@@ -27,40 +27,42 @@ from typing import Any, NamedTuple
 from skypool.errors import ProtocolError, protocol_violation
 
 WIRE_VERSION = 3
-"""The version of the protocol. Both sides must have the same one.
-
-3 (2026-11): WELCOME has `devices`, `cpu_slots` and `cpu_calls`. RECALL and RECALLED have `cpu`, which names the kind of
-slot. CALL and CALLS may have `"devices": 0`. PONG has `cpu_busy`.
-"""
+"""The version of the protocol. Client and node must have the same version."""
+# 3 (2026-11): WELCOME has `devices`, `cpu_slots` and `cpu_calls`. RECALL and RECALLED have `cpu`, which names the kind
+# of slot. CALL and CALLS may have `"devices": 0`. PONG has `cpu_busy`.
 PREFIX = struct.Struct("!2sBBIQ")
-"""The fields of a frame's prefix: magic bytes, version, kind, length of the header, length of the body."""
+"""The fields of a frame's prefix: the bytes b"sk", version, kind, length of the header, length of the body."""
 MAX_HEADER = 1 << 20
-"""The greatest length of a header, in bytes."""
+"""The greatest length of a frame's header, in bytes."""
 MAX_BODY = 16 << 20
-"""The greatest length of a body, in bytes."""
+"""The greatest length of a frame's body, in bytes."""
 INLINE = 64 << 10
 """The size in bytes up to which a value is sent as the body of one frame."""
 CHUNK = 1 << 20
 """The size in bytes of one piece of a larger value."""
 ALIGN = 64
-"""The alignment in bytes of the buffers in a body. Vector instructions work faster on aligned memory."""
+"""Each buffer in a frame's body starts at a multiple of this number of bytes: aligned arrays are processed faster."""
 TOGETHER = 512
-"""The greatest number of calls in one frame. A pipe takes this many call ids in one write."""
+"""The greatest number of calls in one frame (message)."""
+# A pipe takes this many call ids in one write.
 CALLS_NAMED = 16 << 10
-"""The greatest number of calls that one header may name. A header has room for more."""
+"""The greatest number of calls that the header of one frame may name."""
 _SHORT_JSON = 4 << 10
 """The size in bytes up to which JSON is parsed without the memory check of `_check_json`."""
 _JSON_GROWS = 3
-"""The memory limit for the objects of a long JSON text, as a multiple of its length. A list of call ids needs 2."""
+"""The memory that the objects of a long JSON text may take, as a multiple of the text's length."""
+# A list of call ids needs 2.
 _JSON_SPARE = 256 << 10
-"""The memory in bytes that the objects of a long JSON text may take in addition. Many short numbers need it."""
+"""The memory in bytes that the objects of a long JSON text may take in addition to `_JSON_GROWS` times its length."""
+# Many short numbers need this.
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """The kind of a frame (message). The comment beside each names its senders: c the client, a the agent, w a worker.
+    """The kind of a frame (message).
 
+    The comment beside each kind names the senders of such frames: c the client, a the agent, w a worker.
     The agent is the program on a node that talks to the client; workers are its processes that run calls.
     """
 
@@ -96,8 +98,13 @@ KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
 class Frame(NamedTuple):
     """A frame (one message) as it was received.
 
-    `header` is the parsed JSON header. `raw` is the whole frame, `body` the part after the header. Both are views that
-    the next read overwrites, so copy what must be kept.
+    The memory of `body` and `raw` may be overwritten by the next read, so copy what must be kept.
+
+    Attributes:
+        kind: the kind of the message.
+        header: the parsed JSON header.
+        body: a view of the part after the header.
+        raw: a view of the whole frame.
     """
 
     kind: Kind
@@ -115,8 +122,8 @@ _make_frame = partial(tuple.__new__, Frame)
 def encode(kind: Kind, header: Mapping[str, object], body_length: int = 0) -> bytes:
     """Return the prefix and the header of a frame as bytes, to be followed by a body of `body_length` bytes.
 
-    A frame is a message; its prefix has the lengths of header and body. The limits `MAX_HEADER` and `MAX_BODY` are not
-    checked here.
+    A frame is a message; its prefix has the lengths of header and body. The limits of these lengths, `MAX_HEADER` and
+    `MAX_BODY`, are not checked here.
     """
     return seal(kind, _encode_json(header).encode(), body_length)
 
@@ -124,15 +131,15 @@ def encode(kind: Kind, header: Mapping[str, object], body_length: int = 0) -> by
 def members(header: Mapping[str, object]) -> str:
     """Return the JSON of a frame's header without its outer braces, such as `"id":1,"ok":true`; "" for an empty header.
 
-    A caller of `seal` can make it a part of a longer header.
+    Callers can put this text into a longer header.
     """
     return _encode_json(header)[1:-1]
 
 
 def seal(kind: int, head: bytes, body_length: int = 0) -> bytes:
-    """Return the prefix and the header of a frame (message), like `encode`, for a header that is JSON already.
+    """Return the prefix and the header of a frame (message) as bytes. The caller gives the header as JSON text.
 
-    Frames that are sent often write their JSON by hand, which is faster. Neither the JSON nor the limits are checked.
+    Neither the JSON nor the lengths of header and body are checked.
 
     Args:
         kind: the number of the frame's kind.
@@ -145,17 +152,18 @@ def seal(kind: int, head: bytes, body_length: int = 0) -> bytes:
 def frame(kind: Kind, header: Mapping[str, object], buffers: Sequence[Buffer] = ()) -> list[Buffer]:
     """Return a whole small frame (message) as a list of buffers, to be written one after the other.
 
-    The body consists of `buffers`, padded by `pad`; it is empty by default. The limit `MAX_BODY` is not checked.
+    The body consists of `buffers`, with zeros between them so that each starts at a multiple of 64 bytes. By default
+    the body is empty. The limit `MAX_BODY` is not checked.
     """
     padded, total = pad(buffers)
     return [encode(kind, header, total), *padded]
 
 
 def long_frame(kind: Kind, header: Mapping[str, object]) -> list[Buffer]:
-    """Return a frame (message) that carries `header` in its body, which may be longer than a frame's header.
+    """Return a frame (message) whose body is `header` as JSON, because `header` may be too long for a frame's header.
 
-    `header_of` reads it. Headers that name every call of a node are sent this way. The frame is a list of buffers, to
-    be written one after the other.
+    `header_of` reads such a frame. Headers that name every call of a node are sent this way. The frame is a list of
+    buffers, to be written one after the other.
     """
     return frame(kind, {}, [_encode_json(header).encode()])
 
@@ -163,8 +171,8 @@ def long_frame(kind: Kind, header: Mapping[str, object]) -> list[Buffer]:
 def header_of(f: Frame) -> dict[str, Any]:
     """Return the header of a frame (message), also of one that `long_frame` made.
 
-    A body that is not empty is read as JSON, too. Its members are added to those of the header. If both have a member
-    of the same name, that of the body is taken.
+    A body that is not empty is read as JSON, too, and its members are added to the header. If header and body have a
+    member of the same name, the member of the body is taken.
 
     Raises:
         ProtocolError: the body is not empty and not a JSON object.
@@ -175,8 +183,8 @@ def header_of(f: Frame) -> dict[str, Any]:
 def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
     """Return the buffers with zeros between them, and their length in bytes together with these zeros.
 
-    The zeros make each buffer start at a multiple of `ALIGN` (64 bytes). A single buffer is returned as it is; for
-    none, the result is ([], 0). Nothing is copied.
+    The zeros make each buffer start at a multiple of `ALIGN` (64 bytes). A single buffer is returned without zeros. For
+    no buffers, the result is ([], 0). Nothing is copied.
     """
     if len(buffers) == 1:
         return buffers, len(buffers[0])
@@ -192,9 +200,9 @@ def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
 
 
 def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
-    """Return the buffers that `pad` put together, as views of `body`.
+    """Split the body of a frame (message) into its buffers, and return views of them.
 
-    Bytes of the body after the last buffer are ignored.
+    Each buffer starts at a multiple of 64 bytes. Bytes between the buffers and after the last one are ignored.
 
     Args:
         body: the body of a frame.
@@ -217,7 +225,13 @@ def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
 
 
 def total_length(lengths: Sequence[int]) -> int:
-    """Return the length in bytes of buffers with these lengths once `pad` has put padding between them; 0 for none."""
+    """Return the length in bytes of all buffers together, with the padding that makes each start at a multiple of 64.
+
+    The result is 0 if there are no buffers.
+
+    Args:
+        lengths: the length of each buffer in bytes.
+    """
     at = 0
     for length in lengths:
         at += -at % ALIGN + length
@@ -225,10 +239,10 @@ def total_length(lengths: Sequence[int]) -> int:
 
 
 def cut(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
-    """Yield buffers, padded as `pad` does it, in pieces of `size` bytes. The last piece may be shorter.
+    """Cut a sequence of buffers into pieces of `size` bytes, and yield the pieces. The last piece may be shorter.
 
-    Each piece is a list of views of the buffers and of the zeros between them. Nothing is copied, and nothing is
-    yielded if all buffers are empty.
+    Zeros between the buffers make each buffer start at a multiple of `ALIGN` (64 bytes). Each piece is a list of views
+    of the buffers and of these zeros. Nothing is copied. If all buffers are empty, no piece is yielded.
     """
     piece: list[Buffer] = []
     room = size
@@ -254,7 +268,7 @@ _END = struct.Struct("!QI?d")
 
 
 End = tuple[int, bool, float, bytes]
-"""One entry of an OUTCOMES frame: call id, True if the call returned, its seconds, and its pickled value or error."""
+"""The result of one call in a frame of several: (id, True if the call returned, seconds it ran, its value or error)."""
 
 
 def end_of(id_: int, ok: bool, seconds: float, data: Buffer) -> bytes:
@@ -263,17 +277,17 @@ def end_of(id_: int, ok: bool, seconds: float, data: Buffer) -> bytes:
     Args:
         id_: the call's id.
         ok: True if the call returned, False if it raised.
-        seconds: how long it ran.
-        data: its serialized value or error, in one buffer.
+        seconds: how long the call ran.
+        data: the serialized value or error of the call, in one buffer.
     """
     return _END.pack(id_, len(data), ok, seconds) + data
 
 
 def ends_in(body: bytes) -> Iterator[End]:
-    """Yield the entries in the body of an OUTCOMES frame (results of several calls), in order; none for an empty body.
+    """Yield the results of calls that the body of an OUTCOMES frame has, in order. Yield none for an empty body.
 
     Raises:
-        ProtocolError: the body ends in the middle of an entry. The entries before it are yielded first.
+        ProtocolError: the body ends in the middle of a result. The results before that one are yielded first.
     """
     at = 0
     while at < len(body):
@@ -295,7 +309,8 @@ def ends_in(body: bytes) -> Iterator[End]:
 def parse_frame(packet: memoryview) -> Frame:
     """Return the single frame (message) that fills `packet`. The frame is a view of `packet`, not a copy.
 
-    The agent (the main process on a node) and its workers send each other one frame in each packet.
+    Args:
+        packet: all bytes of one packet. The agent (the main process on a node) and its workers send each other packets.
 
     Raises:
         ProtocolError: the packet is anything other than exactly one frame.
@@ -316,8 +331,8 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
     frames are views, not copies.
 
     Raises:
-        ProtocolError: the bytes are not a frame of this version, or a frame exceeds the limits. Frames before that one
-            are not returned then.
+        ProtocolError: a frame is not valid, has another protocol version, or is too large. The frames before that one
+            are then lost.
     """
     frames: list[Frame] = []
     at = 0
@@ -362,8 +377,7 @@ def _check_json(data: bytes) -> None:
     The memory is only estimated, by counting brackets, commas and quotes. Return nothing if the JSON is accepted.
 
     Raises:
-        ProtocolError: the estimate exceeds `_JSON_GROWS` (3) times the length of the text, plus `_JSON_SPARE` (256
-            KiB).
+        ProtocolError: the estimate exceeds 3 times the length of the text plus 256 KiB.
     """
     count = data.count
     memory = 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
@@ -382,7 +396,7 @@ def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> P
     size over the limits.
 
     Args:
-        magic, version, kind: the first fields of the prefix.
+        magic, version, kind: the first two bytes of the prefix, the version of the protocol, and the kind of the frame.
         head, body: the lengths of header and body that the prefix announces, in bytes.
     """
     if magic != b"sk":
@@ -414,7 +428,7 @@ class Decoder:
         self._start = self._end = 0
 
     def space(self) -> memoryview:
-        """Return the memory to read the next bytes into. It has at least one byte, and grows if a frame needs more.
+        """Return the memory to read the next bytes into. The memory has room for at least one byte.
 
         Frames that `advance` returned before become invalid, because their memory may be used again.
         """
@@ -435,7 +449,7 @@ class Decoder:
         are kept for later calls.
 
         Raises:
-            ProtocolError: the bytes are not a frame that is allowed.
+            ProtocolError: a frame is not valid, has another protocol version, or is too large.
         """
         self._end += n
         frames, used = scan(self._view[self._start : self._end])
@@ -444,8 +458,8 @@ class Decoder:
 
     @property
     def pending(self) -> int:
-        """The number of bytes that were read of a frame (message) that is not complete yet.
+        """The number of bytes of an incomplete frame (message) that were read.
 
-        If it is above 0 at the end of the stream, that frame was cut off.
+        If the number is above 0 at the end of the stream, that frame was cut off.
         """
         return self._end - self._start

@@ -19,7 +19,7 @@ _WHAT = "the configuration of a node"
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """One slot of a node (a place where one call runs at a time).
+    """The configuration of one slot of a node. A slot is the part of a node that runs one call at a time.
 
     Attributes:
         env: environment variables with which the slot's process sees only the devices of this slot.
@@ -59,17 +59,19 @@ class AgentConfig:
     Attributes:
         folder: the agent's own folder.
         spool: the folder for values that are too large for memory.
-        cwd: the folder that calls run in.
+        cwd: the working folder of calls.
         pool: the pool's name.
         node: the node's number in the pool.
         nodes: how many nodes the pool has.
         slice: the node's position in its slice (machines that are rented together).
-        slots: a plan for each slot, or how the devices are split (see `Need.slots`).
+        slots: a plan for each slot, or the number of slots, among which the devices are split. "per-device" means one
+            slot for each device. None means one slot that has all devices, or one for each CPU if there are none.
         lease: how long the node lives after each sign of life from its client.
         lifetime: how long the node lives in all; None for no such limit.
         liveness: how long a client may be silent before another client may take the node.
         grace: how long a call may go on after its timeout, before its worker process is killed.
-        guard: a file that the agent writes to postpone the time at which the machine ends itself; "" for none.
+        guard: the path of a file that the agent writes to postpone the time at which the machine ends itself; "" for
+            none.
         rented: True if only this pool uses the machine, so that the machine's hosts file may be changed.
         watch: the source of a Python program that waits for a spot notice (the announcement that the provider takes the
             machine back); "" for none.
@@ -108,7 +110,7 @@ class AgentConfig:
 
     @classmethod
     def from_json(cls, said: object) -> AgentConfig:
-        """Return the configuration that a client sent, from the object that its JSON contained.
+        """Return the configuration that a client sent as JSON.
 
         Only `folder`, `spool` and `cwd` are required; other missing fields get their defaults. The argument is not
         changed.
@@ -229,14 +231,14 @@ def _slot(said: object) -> SlotPlan:
 
 
 def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, Any]:
-    """Return a copy of a JSON object whose fields are all known and pass their checks.
+    """Check that all fields of a JSON object are known and have allowed values, and return a copy of the object.
 
-    Fields that are missing are not an error. The values are not changed.
+    A missing field is not an error.
 
     Args:
         what: the object's name in messages.
-        said: the object as it was received.
-        checks: the check of each field, a function that returns True if the value is allowed.
+        said: the parsed JSON.
+        checks: a dict from field name to check. A check is a function that returns True if a value is allowed.
 
     Raises:
         ProtocolError: `said` is not a JSON object, or a field is unknown or has a value that is not allowed.

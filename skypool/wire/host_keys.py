@@ -1,8 +1,8 @@
 """Decides which SSH host keys are trusted.
 
-With its host key, a machine proves to ssh which machine it is. A key that was declared in advance is the only one that
-is trusted. Without one, the keys in the user's own known_hosts files are trusted, and if there are none, the first key
-that the machine shows.
+With its host key, a machine proves to ssh which machine it is. If a key was declared in advance, only that key is
+trusted. Otherwise the keys in the user's own known_hosts files are trusted. If these files have no key of the machine,
+the first key that the machine shows is trusted.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ def declared(ssh: SSH, label: str, key: str) -> SSH:
 
 
 def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
-    """Return a transport that trusts the host keys the user knows. If there are none, it trusts the first key seen.
+    """Return a transport that trusts the machine's host keys in the user's own known_hosts files.
 
-    The keys the user knows are in the known_hosts files of the user's ssh configuration. If a first key was seen on an
-    earlier connection, only that key is trusted. This function does not connect to the machine.
+    If these files have no key of the machine, the transport trusts the first key that the machine shows. From then on,
+    only that key is trusted. This function does not connect to the machine.
 
     Args:
         ssh: the way to the machine.
         label: names the machine in messages.
-        strict: True if the first key seen is never trusted.
+        strict: True raises an error if the user's own files have no key of the machine.
 
     Returns:
-        (transport, notice). The notice tells the user that the first key seen is trusted. It is "" if the user's own
-        files have a key of the machine.
+        (transport, notice). The notice tells the user that the first key seen is trusted. The notice is "" if the
+        user's own files have a key of the machine.
 
     Raises:
         HostKeyMismatch: the user's known_hosts files have no key of the host, and `strict` is True.
@@ -77,7 +77,7 @@ def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
 def folder() -> Path:
     """Return the folder of skypool's known_hosts files in the user's state folder.
 
-    It is made with mode 0700 (only this user can read it) if it does not exist.
+    If the folder does not exist, it is made with mode 0700 (only this user can read it).
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
@@ -87,9 +87,9 @@ def folder() -> Path:
 
 
 def fingerprint(name: str, file: str) -> str:
-    """Return the fingerprints of the keys that a known_hosts file has for a name, such as "SHA256:… (ED25519)".
+    """Return the fingerprints of the host keys that a known_hosts file has for a name, such as "SHA256:… (ED25519)".
 
-    Several are joined with ", ". Return "" if the file has no key for the name, or does not exist.
+    Several fingerprints are joined with ", ". Return "" if the file has no key for the name, or does not exist.
 
     Args:
         name: a host name, address, "[host]:port" or alias, as in the file.
@@ -106,10 +106,11 @@ def fingerprint(name: str, file: str) -> str:
 
 
 def _where(ssh: SSH) -> tuple[str, list[str]]:
-    """Return the name under which ssh looks up this host's key, and the paths of all known_hosts files that it reads.
+    """Return the name under which ssh looks up a machine's host key, and the paths of the known_hosts files it reads.
 
-    `ssh -G` tells both, so this does not connect to the machine. The name is the HostKeyAlias of the configuration if
-    there is one. Otherwise it is the host, as "[host]:port" if the port is not 22. The files need not exist.
+    Both come from `ssh -G`, which does not connect to the machine. The name is the HostKeyAlias of the ssh
+    configuration if there is one. Otherwise the name is the host, as "[host]:port" if the port is not 22. The files
+    need not exist.
 
     Raises:
         UsageError: the user's ssh configuration cannot be read, or there is no ssh program.
@@ -127,7 +128,7 @@ def _where(ssh: SSH) -> tuple[str, list[str]]:
 
 
 def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command, wait for it, and return its exit status, stdout and stderr as text. Its stdin is empty.
+    """Run a command with empty stdin, wait for it, and return its exit status, and its stdout and stderr as text.
 
     A status other than 0 is returned, not raised.
 

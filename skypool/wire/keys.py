@@ -1,7 +1,7 @@
 """SSH keys of a pool: the client's key, and the host keys that the pool's machines get at boot.
 
-All keys are made on the client and known before the first connection, so no unknown host key is ever trusted. They are
-kept in a folder of the pool until the pool has ended. Only the user who runs the client can read that folder.
+All keys are made on the client and known before the first connection, so no unknown host key is ever trusted. The keys
+are kept in a folder of the pool until the pool has ended. Only the user who runs the client can read that folder.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from skypool.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The SSH keys of one pool, in the folder `folder`. A key is made when it is first asked for.
+    """The SSH keys of one pool. A key is made when it is first asked for.
 
-    Several processes of this user may use the same folder at once. Reading a key raises a UsageError if it has to be
-    made and ssh-keygen is not installed or fails.
+    Several processes of this user may use the same folder at once. If a key must be made, and ssh-keygen is not
+    installed or fails, a UsageError is raised.
+
+    Attributes:
+        folder: the folder of the key files. It is made with the first key.
     """
 
     folder: Path
@@ -42,7 +45,7 @@ class Keys:
     def public(self) -> str:
         """The client's public key, as one line "ssh-ed25519 AAAA… comment", without a newline.
 
-        The pool's machines accept logins of the client because they know this key. It is made if there is none.
+        The pool's machines accept logins of the client because they know this key. The key is made if there is none.
         """
         return self._made("client").with_suffix(".pub").read_text().strip()
 

@@ -47,20 +47,23 @@ class Transport(Protocol):
         ...
 
     def trouble(self, said: str) -> Trouble:
-        """Return the reason why the local command failed, judged by what it wrote to stderr.
+        """Return the reason why the local command failed, found in the text that the command wrote to stderr.
 
         Args:
-            said: the text that it wrote to stderr.
+            said: that text.
 
         Returns:
-            the reason. It is `Trouble.OTHER` if the text does not show one.
+            the reason; `Trouble.OTHER` if the text does not show one.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Subprocess:
-    """A transport that runs commands on this machine, as they are. Its `trouble` always returns `Trouble.OTHER`."""
+    """A transport that runs commands on this machine directly, without `ssh` or a container.
+
+    Its method `trouble` always returns `Trouble.OTHER`.
+    """
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         return list(command)
@@ -73,7 +76,7 @@ class Subprocess:
 class Exec:
     """A transport that runs commands in a container, with `docker exec` or the like.
 
-    Its `trouble` always returns `Trouble.OTHER`.
+    Its method `trouble` always returns `Trouble.OTHER`.
 
     Args:
         runtime: the container program with its options, such as ("docker",).
@@ -105,8 +108,7 @@ _SSH_SAYS = (
 _NOT_DROPPED = r"forwarding failed|refused|timed out|verification failed|Permission denied|Could not resolve"
 
 _STREAM_KEPT = {"StdinNull": "no", "ForkAfterAuthentication": "no", "SessionType": "default"}
-"""Options that keep the connection's stdin and stdout on the command, even if the user's configuration says otherwise.
-"""
+"""Options of `ssh` that connect its stdin and stdout with the command, whatever the user's configuration says."""
 _NAMES_STREAMS = (8, 7)
 """The first release of OpenSSH (major, minor) with the options in `_STREAM_KEPT`.
 
@@ -143,7 +145,7 @@ class SSH:
         jump: the host to connect through, as for `ssh -J`; "" leaves it to the user's configuration.
         known_hosts: files with the host keys to trust; empty for the user's own files. ssh writes new keys into the
             first file, so that file must be skypool's own.
-        alias: the name under which `known_hosts` has the host's key; "" for the host's own name.
+        alias: the name under which the files `known_hosts` have the host's key; "" for the host's own name.
         pin: trust the first key that an unknown host shows, and remember it. If False, an unknown key is refused.
         config: a configuration file to use instead of the user's own; "" for the user's own.
         connect_timeout: seconds after which an address that does not answer is given up.
@@ -254,10 +256,10 @@ class CommandStream:
         self.argv = list(argv)
 
     def complaint(self) -> str:
-        """Return what the command has written to stderr since the previous call: at most the last 2000 bytes, as text.
+        """Return the text that the command has written to stderr since the previous call: at most the last 2000 bytes.
 
-        This does not wait for more, and does not raise after `close`. The text is decoded as UTF-8 and stripped; "" if
-        there is none.
+        The text is decoded as UTF-8 and stripped. Return "" if there is none, or after `close`. This does not wait for
+        more text.
         """
         said = b""
         with contextlib.suppress(BlockingIOError, OSError):
@@ -266,7 +268,7 @@ class CommandStream:
         return said.decode("utf-8", "replace").strip()
 
     def end(self, patience: float = 2.0) -> str:
-        """Close this side's end, wait until the command ends, and return what it last wrote to stderr.
+        """Close the socket, wait until the command ends, and return what the command last wrote to stderr.
 
         Args:
             patience: seconds to wait. A command that still runs half a second later is killed, with its process group.
@@ -284,13 +286,15 @@ class CommandStream:
     def shut(self) -> None:
         """Shut the socket down in both directions, so that threads that read or write it wake up at once.
 
-        This does not raise if the socket is closed already. The command and its pipe for stderr are left as they are.
+        Do nothing if the socket is closed already. The command is not ended, and its pipe for stderr stays open.
         """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self, patience: float = 0.5) -> None:
-        """Close this side's end and wait until the command ends. May be called more than once. Unread stderr is lost.
+        """Close the socket and the pipe for stderr, and wait until the command ends. Text not read from stderr is lost.
+
+        The method may be called more than once.
 
         Args:
             patience: seconds to wait. A command that still runs then is killed, with its process group.
@@ -309,10 +313,10 @@ class CommandStream:
 
 
 def _widen(end: socket.socket) -> None:
-    """Give a socket larger send and receive buffers than the system's default, which is 8 KiB on macOS.
+    """Give a socket larger send and receive buffers than the system's default.
 
-    4 MiB, 1 MiB and 256 KiB are tried in this order, until the system accepts a size. If it refuses all, the socket is
-    still usable, and nothing is raised.
+    The sizes 4 MiB, 1 MiB and 256 KiB are tried in this order, until the system accepts one. If the system refuses all
+    sizes, nothing is raised, and the socket is still usable.
     """
     for size in _BUFFERS:
         try:
@@ -326,8 +330,8 @@ def _widen(end: socket.socket) -> None:
 class Errand:
     """A running command that gets its whole stdin at the start. Its output is kept until `result` is called.
 
-    The command counts as ended when its own process ends. Processes that it started may live on and keep stderr open,
-    as a program of ssh's option ProxyCommand may do. They are not waited for.
+    The command counts as ended when its own process ends. Other processes that the command started are not waited for,
+    even if they keep stderr open.
 
     Args:
         argv: the local command, which starts at once.
@@ -349,8 +353,8 @@ class Errand:
     def result(self, until: float) -> tuple[int, str, str]:
         """Wait for the command and return its exit status, its stdout and its stderr. Call it once.
 
-        The status is negative if a signal ended the command. A status other than 0 is returned, not raised. Both texts
-        are decoded as UTF-8; stderr is stripped.
+        The status is negative if a signal ended the command. A status other than 0 is returned, not raised. Stdout and
+        stderr are decoded as UTF-8; stderr is stripped.
 
         Args:
             until: a time of `time.monotonic()`, in seconds. A command that still runs then is killed, with its process
@@ -380,9 +384,9 @@ def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
     """Return (do not raise) the error for a connection to a node that could not be made.
 
     Args:
-        transport: the way to the node. Its method `trouble` finds the reason.
+        transport: the way to the node. The method `transport.trouble` finds the reason.
         node: the node's number, for the message.
-        said: the text that the transport's command wrote to stderr. It becomes part of the message.
+        said: the text that the command of the connection wrote to stderr. This text becomes part of the message.
 
     Returns:
         a HostKeyMismatch for a wrong host key, a LoginRefused for a refused login, else a ConnectionLost.
