@@ -67,7 +67,7 @@ class Compute:
 
     Attributes:
         settings: The settings of the driver.
-        api: The name of this part. The offers and machines of this part have it in `detail["api"]`.
+        api: The name of this part. The offers and machines of this part have this name in `detail["api"]`.
         ending: Seconds for which `terminate` waits until the machines have ended.
     """
 
@@ -234,8 +234,8 @@ class Compute:
 
         The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, the network,
         zones, listing machines, prices, images and quotas. The checks run in parallel when the first finding is taken.
-        No check changes anything, so none shows if the account may create or delete machines. A failed check does not
-        raise.
+        No check changes anything, so no check shows whether the account may create or delete machines. A failed check
+        does not raise.
         """
         network = self.settings.network
         questions = preflight.basics(
@@ -343,15 +343,20 @@ class Compute:
     def _image_name(self, path: str) -> str:
         """Return the name of the image at a path, or of the newest image if the path names an image family.
 
-        The argument and the exceptions are those of `image`.
+        Args:
+            path: The path of an image or of an image family, or a short name such as "ubuntu-24.04".
+
+        Raises:
+            ProviderError: There is no such image or family, or Google did not answer within 20 s.
+            UsageError: `path` does not have the form of an image's path.
         """
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
         """Convert the API's record of a machine to an `Instance`, and return the `Instance`. Sends no request.
 
-        The `region` of the instance is the machine's zone. The `state` is "ending" if `catalog.STATES` does not have
-        Google's status of the machine. The `billed_from` is set only while the machine is running.
+        The `region` of the instance is the machine's zone. The `state` is "starting", "running", or "ending" for every
+        other status. `billed_from`, the time from which Google bills the machine, is set only while the machine runs.
 
         Args:
             record: The API's record of the machine.
@@ -400,10 +405,9 @@ class Compute:
     def let_in(self, order: Order) -> None:
         """Create the firewall rules for the machines of one run of a pool, and wait until they exist.
 
-        The rules open port 22 to the networks of the setting `ssh_from`. Without this setting, they open it to the
-        public address of the machine that runs the client. If the order needs a private network, the rules also open
-        all ports among the machines of the pool. All other incoming traffic is denied. Rules that exist are not
-        changed.
+        The rules open port 22 to the networks of the setting `ssh_from`. Without this setting, the rules open port 22
+        to the public address of the client's machine. If the order needs a private network, the rules also open all
+        ports among the machines of the pool. All other incoming traffic is denied. Rules that exist are not changed.
 
         Args:
             order: An order of the run of the pool.
@@ -429,7 +433,7 @@ class Compute:
 
         Args:
             offer: The offer that is rented. It gives the machine type and the region.
-            order: The request to rent. All orders of one run of the pool share a policy.
+            order: The order. All orders of one run of the pool share a policy.
 
         Returns:
             The path of the policy as the only item of a list. [] if the machine type does not support such a policy.
@@ -456,7 +460,7 @@ class Compute:
 
         Args:
             offer: The offer that is rented.
-            order: The request to rent: pool, node numbers, token and limits.
+            order: The order: pool, node numbers, token, lease and lifetime.
             node: The node number of the machine.
             image: The image of the machine's disk.
             policies: The paths of the machine's placement policies. Empty for none.
@@ -494,7 +498,8 @@ class Compute:
         Args:
             zone: The zone of the machine.
             what: The request in words, for error messages.
-            begun: The result of `_begin`, or the exception that it raised.
+            begun: The machine's name and the operation (None if the machine existed before). Or the exception with
+                which the request failed.
 
         Raises:
             Exception: `begun`, if it is an exception.
@@ -590,7 +595,7 @@ class Compute:
 
         Raises:
             ProviderError: The resource could not be deleted, for example because a machine still uses the resource.
-            ValueError: `leftover.kind` is not a kind that `leftovers` returns.
+            ValueError: `leftover.kind` is not "disk", "firewall", "placement" or "template".
         """
         calls = self._calls
         name = leftover.id
