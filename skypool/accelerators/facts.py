@@ -24,7 +24,7 @@ class Metadata:
         cuda_max: last CUDA release that supports the device ("12.x" means all of 12), or None while the device is still
             supported.
         driver_min: oldest NVIDIA driver branch that supports the device (525 for R525).
-        driver_max: last such driver branch, or None while the device is still supported.
+        driver_max: newest NVIDIA driver branch that supports the device, or None while the device is still supported.
         gfx: AMD's name of the instruction set ("gfx942").
         neuron_cores: NeuronCores in one chip.
         tensor_cores: TensorCores in one TPU chip.
@@ -84,8 +84,8 @@ class Variant:
 class Partition:
     """A part of a card that works as a device of its own.
 
-    It is a partition of NVIDIA's MIG (Multi-Instance GPU), or a fraction of a card that a cloud sells. MIG divides the
-    card's processors into equal compute slices, and its memory into equal memory slices.
+    The part is a partition of NVIDIA's MIG (Multi-Instance GPU), or a fraction of a card that a cloud sells. MIG
+    divides the card's processors into equal compute slices, and the card's memory into equal memory slices.
 
     Attributes:
         profile: name of this kind of partition: NVIDIA's, such as "2g.10gb", or "1of4" for a quarter of a card.

@@ -35,7 +35,7 @@ else:
 class Model(_Typed[M, F]):
     """The factory of one catalogue model, such as `A100`. Calling it returns an `Accelerator`.
 
-    Its attributes `partition_…`, such as `A100.partition_2g_10gb`, are accelerators: one partition of a card of the
+    The attributes `partition_…`, such as `A100.partition_2g_10gb`, are accelerators: one partition of a card of the
     model.
 
     Attributes:

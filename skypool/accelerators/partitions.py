@@ -18,7 +18,7 @@ from skypool.errors import UsageError
 
 
 def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Partition]:
-    """Return the first of the memory sizes whose card has the profile, in GB, and the partition itself.
+    """Return the first memory size, in GB, with which a card has a profile (a kind of partition), and the partition.
 
     Args:
         name: model of the card.

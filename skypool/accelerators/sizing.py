@@ -123,11 +123,11 @@ def suggest(
     batch: int = 1,
     limit: int = 5,
 ) -> tuple[Suggestion, ...]:
-    """Return accelerators to rent for a model, with the arithmetic of their memory.
+    """Return accelerators to rent for a model, with the calculation of the memory that the model needs.
 
-    For inference and lora without a given precision, the rule of thumb in the table `GUIDE` names two accelerators.
-    These come first, if the model fits on them. Otherwise the arithmetic alone decides. The other suggestions follow in
-    rising order of memory. If no single node fits, several nodes with 8 cards each are suggested.
+    Accelerators are suggested if they have enough memory, in rising order of memory. But for inference and lora without
+    a given precision, the two accelerators of a rule of thumb (the table `GUIDE`) come first, if the model fits on
+    them. If the model fits on no single node, several nodes with 8 cards each are suggested.
 
     Args:
         parameters: number of parameters, such as 13e9 or "13B".
@@ -214,14 +214,15 @@ def _check(parameters: float, workload: str, precision: str | None, sequence: in
 
 
 def _candidates(first: list[str], workload: str) -> list[str]:
-    """Return the accelerators to try, in order, as names without duplicates.
+    """Return the names of the accelerators to try for a model, in order and without duplicates.
+
+    The accelerators in `first` come first. Then those of the table `LADDER` with at least as much memory follow, in
+    rising order of memory. If `first` is empty, all accelerators of `LADDER` are returned. For "pretrain", only those
+    with at least the memory of 8 H100 are then returned, and no A100.
 
     Args:
-        first: the two accelerators that `GUIDE` recommends; they come first. The accelerators of `LADDER` with at least
-            as much memory as the smaller one follow, in rising order of memory. If `first` is empty, all accelerators
-            of `LADDER` are tried in that order.
-        workload: what the model is used for. For "pretrain" with an empty `first`, only accelerators with at least the
-            memory of 8 H100 are tried, and no A100.
+        first: recommended accelerators, the smallest first. May be empty.
+        workload: what the model is used for, such as "inference" or "pretrain".
     """
     rising = sorted(LADDER, key=lambda name: (parse(name).total_memory_gb, parse(name).count))
     if first:
@@ -284,7 +285,7 @@ def dimensions(parameters: float) -> tuple[float, float]:
 def _computes_fp8(card: Accelerator) -> bool:
     """Return True if a card computes in fp8: NVIDIA since Ada, AMD since CDNA 3, Gaudi 2 and 3, and TPU7x.
 
-    A card without a compute capability is judged by its architecture and name. For an unknown card, returns False.
+    If the card has no compute capability on record, its architecture or name decides. Returns False for unknown cards.
     """
     major, _, minor = (card.compute_capability or "0.0").partition(".")
     recent = (int(major), int(minor or 0)) >= (8, 9)
@@ -359,13 +360,13 @@ def _why(shape: _Shape, card: Accelerator, nodes: int, precision: str, total: Ne
 
 
 def _ranked(found: list[Suggestion], better: str | None) -> list[Suggestion]:
-    """Return copies of the suggestions with their roles: "minimum" for the first, "better" for one, "also" for others.
+    """Return copies of the suggestions with roles: "minimum" for the first, "better" for one, "also" for the others.
 
-    The order is kept. If no suggestion after the first one is for the better accelerator, none has the role "better".
+    The order is kept. If no suggestion after the first one is for the accelerator `better`, none has the role "better".
 
     Args:
         found: the suggestions, the smallest first.
-        better: the accelerator that `GUIDE` names for the role "better". If None, the second suggestion gets that role.
+        better: spelling of the accelerator for the role "better". If None, the second suggestion gets that role.
     """
     ranked = []
     for place, each in enumerate(found):

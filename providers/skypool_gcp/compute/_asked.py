@@ -150,8 +150,9 @@ class ComputeApi:
     def machine_types(self, filter: str) -> Answers[compute_v1.MachineType]:
         """Return the machine types that match a filter of the API, in all zones.
 
-        The result has one record for each machine type in each zone that has this type. If a zone does not answer, the zone's types are left out, a
-        RuntimeWarning is issued, and `lacks` of the result is ("offers",). The result is empty if nothing matches.
+        The result has one record for each machine type in each zone that has this type. The result is empty if nothing
+        matches. If a zone does not answer, the zone's types are left out, a RuntimeWarning is issued, and `lacks` of
+        the result is ("offers",).
 
         Args:
             filter: A filter expression of the API, such as 'name eq "n2-.*"'.
@@ -167,8 +168,9 @@ class ComputeApi:
     def accelerator_types(self, filter: str) -> Answers[compute_v1.AcceleratorType]:
         """Return the types of GPUs that match a filter of the API and that machines can get, in all zones.
 
-        The result has one record for each GPU type in each zone that has this type. If a zone does not answer, the zone's types are left out, a
-        RuntimeWarning is issued, and `lacks` of the result is ("offers",). The result is empty if nothing matches.
+        The result has one record for each GPU type in each zone that has this type. The result is empty if nothing
+        matches. If a zone does not answer, the zone's types are left out, a RuntimeWarning is issued, and `lacks` of
+        the result is ("offers",).
 
         Args:
             filter: A filter expression of the API, such as 'name eq "n2-.*"'.
