@@ -162,8 +162,8 @@ class GCP:
     def access(self, instance: Instance) -> Access:
         """Return how to reach a machine by ssh. Waits until the machine has an address.
 
-        The wait is up to 120 s for a machine of Compute Engine. The wait for a host of a TPU slice (hosts rented
-        together) is up to half an hour plus the seconds of the setting `queue`.
+        The wait is up to 120 s for a machine of Compute Engine. For a host of a TPU slice (hosts rented together), the
+        wait is up to half an hour plus the seconds of the setting `queue`.
 
         Args:
             instance: The machine, as `launch` or `instances` returned it.

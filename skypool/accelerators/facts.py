@@ -125,7 +125,7 @@ class Slice:
     """TPU chips that are wired together and sold as one unit.
 
     The number in a type's name counts TensorCores for v2, v3, v4, v5p and tpu7x, whose chips have two each. For v5e and
-    v6e it counts chips: v5p-8 has 4 chips, v5litepod-8 has 8.
+    v6e, the number counts chips: v5p-8 has 4 chips, v5litepod-8 has 8.
 
     Attributes:
         type: Google's name, such as "v5p-8" or "v5litepod-16".

@@ -106,9 +106,9 @@ def register(
     These places are strings, configuration and the command line. The decorator returns the decorated object unchanged.
     The object is one of:
 
-    - a function without arguments that returns an `Accelerator`; it is called whenever the name is used,
+    - a function without arguments that returns an `Accelerator`; the function is called whenever the name is used,
     - an `Accelerator`,
-    - a class of devices as in `skypool.devices`; it then describes this hardware at run time.
+    - a class of devices as in `skypool.devices`; the class then describes this hardware at run time.
 
         @accelerators.register("xpu", memory="48GB")
         class XPU(devices.Family): ...

@@ -90,7 +90,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One suggested accelerator for a model, with the reason for it.
+    """One suggested accelerator for a model, with the reason for the suggestion.
 
     Attributes:
         accelerator: the devices of one node.
@@ -125,9 +125,10 @@ def suggest(
 ) -> tuple[Suggestion, ...]:
     """Return accelerators to rent for a model, with the calculation of the memory that the model needs.
 
-    Accelerators are suggested if they have enough memory, in rising order of memory. But for inference and lora without
-    a given precision, the two accelerators of a rule of thumb (the table `GUIDE`) come first, if the model fits on
-    them. If the model fits on no single node, several nodes with 8 cards each are suggested.
+    Accelerators with enough memory are suggested in rising order of memory. The table `GUIDE` is a rule of thumb that
+    names two accelerators for each size of model. For inference and lora without a given precision, these two come
+    first, if the model fits on them. If the model fits on no single node, several nodes with 8 cards each are
+    suggested.
 
     Args:
         parameters: number of parameters, such as 13e9 or "13B".
@@ -298,7 +299,7 @@ def _needs(card: Accelerator, nodes: int, shape: _Shape, precision: str) -> Need
 
 
 def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ...]) -> Suggestion | None:
-    """Return a suggestion in the first precision in which the model fits into the nodes.
+    """Return a suggestion for the first precision in which the model fits into the memory of the nodes.
 
     Returns None if the model fits in no precision. fp8 is skipped for cards that do not compute in fp8. The role of the
     suggestion is "also". On cards of compute capability 7.0 and 7.5, which lack bf16, the suggestion says "fp16"
@@ -324,8 +325,8 @@ def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ..
 def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestion]:
     """Return suggestions of several nodes with eight H100, H200 or B200 cards each.
 
-    First, the calculation assumes that each device holds the activations of its own `batch` sequences. If no card has
-    memory for that, it assumes that the devices of a node share the activations of the same sequences.
+    The calculation first assumes that each device holds the activations of its own `batch` sequences. If no card has
+    enough memory for that, the devices of a node share the activations of the same sequences.
 
     Raises:
         UsageError: no node can hold the activations of `batch` sequences.

@@ -2,7 +2,7 @@
 
 The format is `[count x] name [memory] [form] [@memory] [/partition] [:count]`, such as "8x H100 SXM" or
 "A100/2g.10gb:3". Case, spaces, dashes, underscores and dots do not matter. The name may also be any name that a cloud
-or a tool uses for its hardware, or for a machine type that holds it.
+or a tool uses for an accelerator, or for a machine type with accelerators.
 
 The same word can mean different cards. For skypool, a bare A100 has 80 GB and a bare V100 has 16 GB. The argument
 `dialect` names a source of names, such as a cloud or a tool. A word is then read as that source uses the word:

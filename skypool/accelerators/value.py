@@ -37,8 +37,8 @@ class Accelerator:
 
     Values cannot be changed. Two values are equal if they stand for the same hardware. Values are ordered by total
     memory, then by memory of one device, then by `str()`. `str()` returns the canonical spelling, such as "H100:8". The
-    function `parse` turns this text into an equal value. The constructor raises UsageError for an empty name, or a negative
-    count or memory.
+    function `parse` turns this text into an equal value. The constructor raises UsageError for an empty name, or a
+    negative count or memory.
 
     Attributes:
         name: name of the model and of its factory: "A100".

@@ -186,11 +186,12 @@ class Rates:
     def chips(self, name: str) -> dict[Place, Price]:
         """Return the prices of one TPU chip, as a dict from (region, market) to the price in USD per hour.
 
-        Prices of the catalogue come before prices of the table. Returns {} for an unknown name.
+        If both the catalogue and the table have a price, the catalogue's price is returned. Returns {} for an unknown
+        name.
 
         Args:
-            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, a second word says which slices (groups of TPU
-                hosts) have the price: "v2 device" is for slices with one host, "v2 pod" for slices with several hosts.
+            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, the price depends on the slice (group of TPU
+                hosts): "v2 device" is for slices with one host, "v2 pod" for slices with several hosts.
         """
         found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
         for place, usd in self.usd.get(name, {}).items():

@@ -246,8 +246,8 @@ class Ware:
         """Yield an offer for each market (on demand, spot) on which the machine type is sold and has a known price.
 
         The price includes the disk and the public address. If reservations are given, the only offer is on demand.
-        There is no offer if no reservation is for this machine type. `Offer.available` is False if the reservation is
-        full.
+        There is then no offer if no reservation is for this machine type and zone. `Offer.available` is False if the
+        reservation is full.
 
         Args:
             need: The requirements, which name the accepted markets.
@@ -405,8 +405,8 @@ def extras(region: str, market: Market, gb: int) -> float:
 def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tuple[str, int]:
     """Return the path of the image for a machine, or of an image family, and the size of the machine's disk in GB.
 
-    If the user chose no image, the result is Google's image with the drivers of the accelerator, or Ubuntu 24.04 if
-    there is no such image. The disk has at least 120 GB with an accelerator, and at least 30 GB without an accelerator.
+    If the user chose no image, the result is Google's image with drivers for the accelerator. It is Ubuntu 24.04 if
+    there is no image with drivers. The disk has at least 120 GB with an accelerator, and at least 30 GB without an accelerator.
 
     Args:
         asked: The image that the user chose: a path, or a short name such as "ubuntu-24.04". "" means the image that
@@ -416,7 +416,8 @@ def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tu
         need: The requirements, of which the disk size is used.
 
     Raises:
-        UsageError: `asked` is neither a path nor a short name. Whether the image exists is not checked.
+        UsageError: `asked` is not written like a path or a short name of an image. Whether the image exists is not
+            checked.
     """
     shape = _api.SHAPES["image"]
     words("base image of GCP", asked or None, shape.pattern, shape.like)

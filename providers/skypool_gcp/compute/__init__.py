@@ -89,7 +89,7 @@ class Compute:
         Raises:
             ProviderError: Google refused or did not answer, or the project has no reservation of the name in the
                 settings.
-            UsageError: The settings name a zone that the project may not use, or the image that the user chose does not
+            UsageError: The settings name a zone that the project may not use. Or the image that the user chose does not
                 have the form of an image's path.
         """
         types = catalog.types(need)
@@ -360,8 +360,8 @@ class Compute:
 
         Args:
             record: The API's record of the machine.
-            said: The tags that were read from the machine's labels: the pool, the node number, the order's token and
-                the time until which the machine is needed.
+            said: The tags from the machine's labels: the pool, the node number, the order's token and the time until
+                which the machine is needed.
         """
         instance = tags.instance(
             "gcp",
@@ -454,9 +454,8 @@ class Compute:
         """Request the machine of one node, without waiting for it.
 
         Return the machine's name and the operation (Google's progress record of the creation). The operation is None if
-        the machine exists already. A repeated call makes no second machine, because the machine's name and the
-        request's id depend only on the order, the zone and the node. While there is no answer, the request is repeated
-        for up to 30 s.
+        the machine exists already. A repeated call with the same order makes no second machine. While there is no answer, the
+        request is repeated for up to 30 s.
 
         Args:
             offer: The offer that is rented.
@@ -540,7 +539,7 @@ class Compute:
             said: The tags to write, from name to value. The method encodes the tags as labels.
 
         Raises:
-            ProviderError: Google refused the change, or did not answer in that time.
+            ProviderError: Google refused the change, or did not answer within 30 s.
         """
 
         def change() -> None:

@@ -35,10 +35,10 @@ _LEAST_BILLED = 60.0
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the types of TPU7x slices that meet a need: a dict from the type's name to an accelerator of the need.
+    """Return the types of TPU7x slices that meet a need, such as "tpu7x-16", as the keys of a dict.
 
-    A TPU slice is a group of hosts that are rented together. A name is for example "tpu7x-16". The value is the
-    accelerator, among those that the need names, that the slice provides. Returns {} if no type meets the need.
+    A TPU slice is a group of hosts that are rented together. Each value is the accelerator, of those in the need, that
+    the slice provides. Returns {} if no type meets the need.
     """
     known = tables.slices()
     return {type: each for type, each in slices.wanted(need).items() if known[type].generation in _GENERATIONS}
@@ -85,7 +85,7 @@ def _offers_of(
     """Yield the offers of one TPU slice in one zone, one for each market of the need with a known price.
 
     A TPU slice is a group of hosts that are rented together. The price is that of the whole slice: chips, disks and
-    public addresses. Slices of one host are offered in the name of the part `compute` of the driver, which rents them.
+    public addresses. Offers of slices with one host name the part `compute` of the driver, which rents such slices.
 
     Args:
         slice: The type of slice.
@@ -134,8 +134,8 @@ def state(
 ) -> State:
     """Return the state of all hosts of a TPU slice: "starting", "running" or "ending". The hosts end together.
 
-    The state is "ending" if the group does not exist, or a machine has stopped, or Google is not creating the machines
-    that are missing. The state is "running" only if all machines run.
+    The state is "ending" if the group does not exist or a machine has stopped. It is also "ending" if machines are
+    missing that Google is not creating. The state is "running" only if all machines run.
 
     Args:
         group: The TPU slice's managed instance group; None if the group does not exist.

@@ -118,8 +118,8 @@ class Tpu(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Request the TPU slices of an order, one after the other, and return their hosts as instances.
 
-        A TPU slice is a group of hosts that are rented together. The hosts of the first slice get the first numbers of
-        `order.nodes`, the hosts of the next slice get the next numbers, and so on. Firewall rules are created first.
+        A TPU slice is a group of hosts that are rented together. The hosts of the first slice get the first node
+        numbers of the order, and so on. Firewall rules are created first.
         After all requests, the method waits up to 8 s for Google to accept or refuse the slices. Slices that still wait
         for their chips after 8 s are returned, too. Their state is "starting". Calling again with the same order makes
         no further slices, and returns the slices that exist.

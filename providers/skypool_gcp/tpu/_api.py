@@ -57,8 +57,8 @@ Page = TypeVar("Page", bound=_Page)
 class TpuApi:
     """The requests to Cloud TPU's API that the driver sends, one method for each, for one Google Cloud project.
 
-    A TPU slice is a group of TPU hosts that are rented together. The queued resource of a slice is Google's object for
-    the order, and the node of a slice is Google's object for the running slice.
+    A TPU slice is a group of TPU hosts that are rented together. Google has two objects for each slice. The queued
+    resource is the order for the slice, and the node is the running slice.
 
     Each method that sends a request blocks, with a time limit of 60 s. The method raises ProviderError if the API
     refuses the request, and NoAnswer, a subclass of ProviderError, if the API does not answer. The methods

@@ -67,11 +67,11 @@ Engine's machine types. It applies only to slices of Compute Engine, such as TPU
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the types of TPU slices that meet a need: a dict from the type's name to an accelerator of the need.
+    """Return the types of TPU slices that meet a need, such as "v5p-16", as the keys of a dict.
 
-    A TPU slice is a group of hosts that are rented together. A name is for example "v5p-16". The value is the
-    accelerator, among those that the need names, that the slice provides. If the need names a number of chips without a
-    type of slice, only slices of one host with exactly this number of chips meet the need. Returns {} if no type does.
+    A TPU slice is a group of hosts that are rented together. Each value is the accelerator, of those in the need, that
+    the slice provides. If the need names a number of chips but no type of slice, the slice must have one host with
+    exactly this number of chips. Returns {} if no type meets the need.
     """
     return {
         type: accelerator
