@@ -406,7 +406,7 @@ def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tu
     """Return the path of the image for a machine, or of an image family, and the size of the machine's disk in GB.
 
     If the user chose no image, the result is Google's image with drivers for the accelerator. It is Ubuntu 24.04 if
-    there is no image with drivers. The disk has at least 120 GB with an accelerator, and at least 30 GB without an accelerator.
+    there is no image with drivers. The disk has at least 120 GB with an accelerator, and at least 30 GB without one.
 
     Args:
         asked: The image that the user chose: a path, or a short name such as "ubuntu-24.04". "" means the image that

@@ -454,8 +454,8 @@ class Compute:
         """Request the machine of one node, without waiting for it.
 
         Return the machine's name and the operation (Google's progress record of the creation). The operation is None if
-        the machine exists already. A repeated call with the same order makes no second machine. While there is no answer, the
-        request is repeated for up to 30 s.
+        the machine exists already. A repeated call with the same arguments makes no second machine. While there is no
+        answer, the request is repeated for up to 30 s.
 
         Args:
             offer: The offer that is rented.
