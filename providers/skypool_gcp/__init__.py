@@ -63,8 +63,9 @@ class GCP:
             means that machines are placed outside reservations. skypool never reserves or buys anything.
         service_account: The email address of the Google service account whose rights the machines have. If the account
             may delete machines, the machines delete themselves when their lease is over. Otherwise a machine of Compute
-            Engine stops then, and its disk is billed until the pool's end or `skypool gc`. None: machines of Compute
-            Engine have no rights, and hosts of Cloud TPU may read storage and write logs as the project's own account.
+            Engine only stops at that time, and its disk is billed until the pool's end or `skypool gc`. None means that
+            machines of Compute Engine have no rights. Hosts of Cloud TPU may then read storage and write logs as the
+            project's own account.
         ssh_from: The addresses or networks that may reach port 22. None means this computer's public address only.
         queue: Seconds for which a TPU slice may wait for its chips before another offer is tried; 0 to 604800 (a week).
 
@@ -282,7 +283,7 @@ class GCP:
         the project, only the results for the other part are returned.
 
         Args:
-            do: The function. Its argument is a part of the driver. It returns an iterable of results; None means none.
+            do: The function. It takes a part of the driver, and returns an iterable of results; None means no results.
 
         Raises:
             ProviderError, ErrorGroup: The function failed for a part, or neither API is enabled for the project.

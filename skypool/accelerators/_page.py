@@ -40,7 +40,7 @@ def page(text: str) -> str:
     is not changed, and no file is written.
 
     Args:
-        text: the page as it is.
+        text: the present text of the page.
 
     Raises:
         KeyError: a marker names an unknown table.

@@ -139,7 +139,7 @@ class Slice:
         topology: arrangement of the chips, such as "4x4"; "" if no table states it.
         runtime_version: name of the system image that Google starts by default, "" if no page states it.
         machine_type: Compute Engine's name of the machine type, "" if there is none.
-        gke_accelerator: Google Kubernetes Engine's name, "" if there is none.
+        gke_accelerator: Google Kubernetes Engine's name of the chips, "" if there is none.
         vcpus_per_vm: virtual CPUs of each virtual machine, None if unknown.
         ram_gb_per_vm: main memory of each virtual machine in GB, None if unknown.
         zones: zones that offered the slice when the data was collected, as text.

@@ -144,8 +144,8 @@ def suggest(
         The suggestions, at least one if `limit` is above 0.
 
     Raises:
-        UsageError: an argument is invalid, parameters are below 1000, the precision is too coarse for training, or no
-            node can hold the activations of `batch` sequences.
+        UsageError: an argument is invalid, for example because the precision is too coarse for training. Or no node can
+            hold the activations (intermediate results) of `batch` sequences.
     """
     size = amount(parameters)
     _check(size, workload, precision, sequence, batch)

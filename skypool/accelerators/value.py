@@ -129,7 +129,7 @@ class Accelerator:
         return self.slice.vms if self.slice else 1
 
     def with_count(self, count: int) -> Accelerator:
-        """Return the same hardware with `count` devices. This value itself does not change.
+        """Return the same hardware with `count` devices. This accelerator itself does not change.
 
         Raises:
             UsageError: the count is not a whole number above 0. Or the count is fixed, because this is a CPU or a TPU
@@ -151,16 +151,16 @@ class Accelerator:
     def partition(self, profile: str, count: int = 1) -> Accelerator:
         """Return `count` partitions of this card, each of which is a device of its own.
 
-        A card that was made without a memory size may change its size: `A100()`, which has 80 GB, becomes the 40 GB
-        card if only the latter has the profile.
+        If the card was made without a memory size, another size is used if only that size has the profile. For example,
+        `A100()`, which has 80 GB, becomes the 40 GB card if only the 40 GB card has the profile.
 
         Args:
-            profile: profile such as "2g.10gb". `profiles` lists them. Case does not matter.
-            count: total number of partitions. The cards of this value must be able to hold them.
+            profile: kind of partition, such as "2g.10gb". `profiles` lists all kinds. Case does not matter.
+            count: total number of partitions. The cards of this accelerator must be able to hold all of them.
 
         Raises:
-            UsageError: the card lacks the profile; the message lists the profiles that it has. Also if the cards cannot
-                hold so many partitions, the count is below 1, or this value is a partition itself.
+            UsageError: the card lacks the profile; the message lists the card's profiles. Also if the cards cannot hold
+                so many partitions, the count is below 1, or this accelerator is a partition itself.
         """
         from skypool.accelerators import partitions  # imported late: only partitions need it
 
@@ -183,7 +183,7 @@ class Accelerator:
     def fits(self, profiles: Iterable[str]) -> bool:
         """Return True if one card can hold all these profiles at once: `["3g.40gb", "2g.20gb", "2g.20gb"]`.
 
-        The count of this value does not matter. An empty list always fits.
+        A profile is a kind of partition. The count of this accelerator does not matter. An empty list always fits.
 
         Raises:
             UsageError: the card lacks one of the profiles.
@@ -440,10 +440,10 @@ def _split(label: str) -> tuple[str, float | None, str | None]:
 
 
 def canonical(spelling: str) -> Accelerator | None:
-    """Return the accelerator whose `str()` or bare catalogue name is `spelling`, such as "H100:8" or "A100-40GB".
+    """Return the accelerator for a text that `str()` of an accelerator returns, such as "H100:8" or "A100-40GB".
 
-    Returns None for any other spelling, also for a partition, a TPU slice (chips that are sold as one unit) or an
-    invalid count. Nothing is raised.
+    A model's name alone, such as "A100", is read, too. Returns None for any other text, also for a partition, a TPU
+    slice (chips that are sold as one unit) or an invalid count. Nothing is raised.
     """
     label, colon, count = spelling.partition(":")
     if colon and not (count.isascii() and count.isdecimal() and 0 < int(count) < 10_000 and not count.startswith("0")):

@@ -119,7 +119,7 @@ class Price(NamedTuple):
 
     Attributes:
         usd: The price in US dollars per hour.
-        source: The source. Google's catalogue counts as the provider's own price, of the day on which it was read.
+        source: Where the price was read: Google's price catalogue, or a table of this package. With the day, if known.
     """
 
     usd: float
@@ -191,7 +191,7 @@ class Rates:
 
         Args:
             name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, the price depends on the slice (group of TPU
-                hosts): "v2 device" is for slices with one host, "v2 pod" for slices with several hosts.
+                hosts). "v2 device" names the price for slices with one host, and "v2 pod" for slices with several.
         """
         found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
         for place, usd in self.usd.get(name, {}).items():
@@ -456,7 +456,7 @@ def _usd(sku: billing_v1.Sku) -> float:
 
 
 def _login(project: str) -> Credentials:
-    """Return credentials for the price catalogue with which Google counts requests toward the given project.
+    """Return credentials for requests to the price catalogue that Google counts toward the given project.
 
     The result is a copy of the user's credentials that names this project. If the user's credentials already name a
     project for this purpose, or cannot name one, they are returned unchanged.

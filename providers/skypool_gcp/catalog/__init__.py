@@ -162,8 +162,8 @@ def types(need: Need) -> list[str]:
 
     If the need names accelerators, the result has the machine types that contain them, and the N1 types to which they
     can be attached. If the need names no accelerators, the result has the E2 and N2 types with enough vCPUs and memory.
-    E2 and N2 types with more than twice the vCPUs of the smallest sufficient type in their series are left out. Returns
-    [] if no known type could meet the need.
+    E2 and N2 types with more than twice the vCPUs of the smallest sufficient type in their series, such as
+    "n2-standard", are left out. Returns [] if no known type could meet the need.
     """
     names = {each.name for each in need.accelerators if each.kind != "cpu"}
     known = {*billing.machines(), *FACTS["more types"]}
@@ -205,11 +205,11 @@ def _plain_types(known: Iterable[str], need: Need) -> list[str]:
 
 
 def pairs(need: Need) -> dict[str, list[Card]]:
-    """Return the N1 machine types to which the needed GPUs can be attached.
+    """Return a dict from each N1 machine type to the needed GPUs that can be attached to machines of this type.
 
-    The keys of the result are names of machine types. The values are lists of the GPUs that can be attached, as
-    (Google's name of the GPU, number). The result is {} if the need names no GPU that Google attaches to N1 machines.
-    Only Google's limits on vCPUs and memory are checked, not the vCPUs and memory that the need asks for.
+    Each value is a list of (Google's name of the GPU, number). The result is {} if the need names no GPU that Google
+    attaches to N1 machines. Only Google's limits on vCPUs and memory are checked, not the vCPUs and memory that the
+    need asks for.
     """
     found: dict[str, list[Card]] = {}
     for model, limits in FACTS["attached"].items():

@@ -86,7 +86,7 @@ class Tpu(Regional):
     passing: ClassVar[Sequence[str]] = PASSING
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return an offer for each TPU slice that meets the need, in each zone that has it, on each market.
+        """Return an offer for each TPU slice that meets the need, in each zone that has the slice, on each market.
 
         A TPU slice is a group of hosts that are rented together. No offer is made for a market without a known price.
         If the need names no TPUs, the result is empty and no request is sent. If a zone does not answer, the zone's
@@ -119,10 +119,9 @@ class Tpu(Regional):
         """Request the TPU slices of an order, one after the other, and return their hosts as instances.
 
         A TPU slice is a group of hosts that are rented together. The hosts of the first slice get the first node
-        numbers of the order, and so on. Firewall rules are created first.
-        After all requests, the method waits up to 8 s for Google to accept or refuse the slices. Slices that still wait
-        for their chips after 8 s are returned, too. Their state is "starting". Calling again with the same order makes
-        no further slices, and returns the slices that exist.
+        numbers of the order. The hosts of the next slice get the next numbers. Firewall rules are created first. After all requests, the method waits up to 8 s for Google to accept or refuse the slices. Slices that
+        still wait for their chips after 8 s are returned, too. Their state is "starting". Calling again with the same
+        order makes no further slices, and returns the slices that exist.
 
         If a slice is refused, this slice and those after it are ended, and only the slices before it are returned. If
         the need has `private_network`, all slices are ended and the error is raised.
@@ -256,7 +255,7 @@ class Tpu(Regional):
 
         The labels of a slice cannot be changed while the slice waits for its chips. So the tags say that the slice is
         needed at least for the seconds of the setting `queue` plus 240 s from now. If the order has no time until which
-        its machines are needed, the tags have none either.
+        its machines are needed, the tags have no such time either.
 
         Args:
             order: The order: pool, node numbers, token, lease and lifetime.
@@ -504,9 +503,9 @@ class Tpu(Regional):
         """Request the end of the TPU slices of these instances, without waiting. Return the instances that still exist.
 
         A TPU slice is a group of hosts that are rented together. The result is a dict from the id of an instance to a
-        text. The text is "" if Google did not refuse. Otherwise the text is the reason why Google temporarily
-        refused to end the slice, for example because the slice is being created. The result is {} if all instances have
-        ended. Call the method again to repeat the request.
+        text. The text is "" if Google did not refuse. Otherwise the text is the reason why Google temporarily refused
+        to end the slice, for example because the slice is being created. The result is {} if all instances have ended.
+        Call the method again to repeat the request.
 
         Args:
             region: The zone of the instances.

@@ -70,8 +70,8 @@ def wanted(need: Need) -> dict[str, Accelerator]:
     """Return the types of TPU slices that meet a need, such as "v5p-16", as the keys of a dict.
 
     A TPU slice is a group of hosts that are rented together. Each value is the accelerator, of those in the need, that
-    the slice provides. If the need names a number of chips but no type of slice, the slice must have one host with
-    exactly this number of chips. Returns {} if no type meets the need.
+    the slice provides. The need may name a number of chips instead of a type of slice. Then the slice must have one
+    host with exactly this number of chips. Returns {} if no type meets the need.
     """
     return {
         type: accelerator
