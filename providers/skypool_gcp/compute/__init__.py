@@ -62,8 +62,8 @@ _QUOTAS = ("GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS")
 class Compute:
     """The part of the Google Cloud driver that rents single machines of Compute Engine, and ends them.
 
-    The part `skypool_gcp.groups` lists these machines, and renews the time until which they are needed. All methods
-    block.
+    Another part, `skypool_gcp.groups`, lists these machines, and renews the time until which the machines are needed.
+    All methods block.
 
     Attributes:
         settings: The settings of the driver.
@@ -76,12 +76,14 @@ class Compute:
     ending: ClassVar[float] = 240.0
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return one offer for each suitable machine type, in each zone that has it, on each market (on demand, spot).
+        """Return one offer for each suitable machine type in each zone that has the type, for each market.
 
-        A machine type without a known price is not offered. If the settings name a reservation (capacity reserved
-        before), only the machine types in the reservation are offered, on demand. If a zone does not answer, the zone's
-        offers are left out. A RuntimeWarning is then issued, and `lacks` of the result says that offers are missing. If
-        no known machine type could meet the need, no request is sent and the result is empty.
+        The markets are on demand and spot. A machine type without a known price is not offered. If the settings name a
+        reservation (capacity reserved before), only the machine types in the reservation are offered, on demand. If no
+        known machine type could meet the need, no request is sent and the result is empty.
+
+        If a zone does not answer, the zone's offers are left out. A RuntimeWarning is then issued, and `lacks` of the
+        result says that offers are missing.
 
         Args:
             need: The requirements that each machine must meet.
@@ -451,7 +453,7 @@ class Compute:
     def _begin(
         self, offer: Offer, order: Order, node: int, *, image: compute_v1.Image, policies: Sequence[str], what: str
     ) -> tuple[str, compute_v1.Operation | None]:
-        """Request the machine of one node, without waiting for it.
+        """Request the machine of one node, without waiting until the machine exists.
 
         Return the machine's name and the operation (Google's progress record of the creation). The operation is None if
         the machine exists already. A repeated call with the same arguments makes no second machine. While there is no

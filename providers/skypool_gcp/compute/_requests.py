@@ -244,8 +244,8 @@ def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scri
     """Return the programs that a machine runs at boot. Sends no request.
 
     The programs end the machine when its lease or its lifetime is over. If the settings name a service account, the
-    machine then deletes the resource at `path`. Otherwise the machine switches itself off. If the lifetime is from 30 s
-    to 120 days, Google deletes the machine. The programs then add 120 s to the lifetime, so that Google acts first.
+    machine then deletes the resource at `path`. Otherwise the machine switches itself off. At the end of a lifetime of
+    30 s to 120 days, Google deletes the machine. The programs then end the machine 120 s later, if it still exists.
 
     Args:
         settings: The settings of the driver.
@@ -410,7 +410,7 @@ def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str
 
     The first rule allows ssh from `networks`. The second rule denies all other incoming traffic. If the order needs a
     private network, a third rule allows all traffic among the machines. The rules apply to machines with the network
-    tag `_api.tag(order)`.
+    tag of this run of the pool.
 
     Args:
         settings: The settings of the driver, which name the network.

@@ -119,9 +119,10 @@ class Tpu(Regional):
         """Request the TPU slices of an order, one after the other, and return their hosts as instances.
 
         A TPU slice is a group of hosts that are rented together. The hosts of the first slice get the first node
-        numbers of the order. The hosts of the next slice get the next numbers. Firewall rules are created first. After all requests, the method waits up to 8 s for Google to accept or refuse the slices. Slices that
-        still wait for their chips after 8 s are returned, too. Their state is "starting". Calling again with the same
-        order makes no further slices, and returns the slices that exist.
+        numbers of the order. The hosts of the next slice get the next numbers. Firewall rules are created first. After
+        all requests, the method waits up to 8 s for Google to accept or refuse the slices. Slices that still wait for
+        their chips after 8 s are returned, too. Their state is "starting". Calling again with the same order makes no
+        further slices, and returns the slices that exist.
 
         If a slice is refused, this slice and those after it are ended, and only the slices before it are returned. If
         the need has `private_network`, all slices are ended and the error is raised.
