@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LONGEST_QUEUE = 7 * 86400.0
-"""The longest time in seconds that the setting `queue` may have."""
+"""The largest value of the setting `queue`, in seconds: a week."""
 
 
 @settings_named
@@ -56,15 +56,16 @@ class GCP:
             rules in this network.
         subnetwork: The name of a subnetwork, the same in each region. None lets Google choose, which works only if the
             network has automatic subnetworks.
-        image: The image of machines of Compute Engine, which must have cloud-init: "ubuntu-22.04", or the path of an
-            image or of an image family. None means Google's own image for the accelerator. The `base=` of an Image
-            overrides this setting.
-        reservation: The name of an existing reservation (capacity reserved before) to run in. None means to run outside
-            reservations. skypool never reserves or buys anything.
+        image: The image of machines of Compute Engine: "ubuntu-22.04", "ubuntu-24.04", or the path of an image or of an
+            image family. The image must have the program cloud-init. None means Google's image with drivers for the
+            accelerator, or Ubuntu 24.04 if there is none. The `base=` of an Image overrides this setting.
+        reservation: The name of an existing reservation (capacity reserved before), in which machines are placed. None
+            means that machines are placed outside reservations. skypool never reserves or buys anything.
         service_account: The email address of the Google service account whose rights the machines have. If the account
             may delete machines, the machines delete themselves when their lease is over. Otherwise a machine of Compute
-            Engine stops then, and its disk is billed until the pool's end or `skypool gc`. None: machines of Compute
-            Engine have no rights, and hosts of Cloud TPU may read storage and write logs as the project's own account.
+            Engine only stops at that time, and its disk is billed until the pool's end or `skypool gc`. None means that
+            machines of Compute Engine have no rights. Hosts of Cloud TPU may then read storage and write logs as the
+            project's own account.
         ssh_from: The addresses or networks that may reach port 22. None means this computer's public address only.
         queue: Seconds for which a TPU slice may wait for its chips before another offer is tried; 0 to 604800 (a week).
 
@@ -101,15 +102,15 @@ class GCP:
         """Return all offers of Compute Engine and Cloud TPU that could meet the need.
 
         The parts of the driver (`compute`, `tpu` and `groups`) are asked in parallel. If one part fails and another has
-        offers, a RuntimeWarning is issued, and `lacks` of the result says that offers are missing. But a part that the
-        account may not use, or whose settings are wrong, is left out without a warning. The result is empty if no offer
-        meets the need.
+        offers, a RuntimeWarning is issued, and `lacks` of the result says that offers are missing. There is no warning
+        if the account may not use a part, or if a setting is wrong for a part. The result is empty if no offer meets
+        the need.
 
         Args:
             need: The requirements that each machine must meet.
 
         Raises:
-            UsageError: No part has offers, and at least one part says that a setting is wrong.
+            UsageError: No part has offers, and at least one part raised UsageError, for example for a wrong setting.
             ProviderError: No part has offers, and at least one part failed.
         """
         outcomes = at_once(lambda api: api.offers(need), self._apis)
@@ -137,8 +138,8 @@ class GCP:
             order: The node numbers, the pool, and an idempotency token.
 
         Raises:
-            ProviderError: Nothing was rented. Only after NoAnswer and RateLimitError may machines exist: call again
-                with the same order, which finds those machines.
+            ProviderError: Google refused the order, and nothing was rented.
+            NoAnswer, RateLimitError: Machines may exist. Call again with the same order, which finds those machines.
             StillRunning: Some machines of the failed order could not be ended, and may still run.
         """
         return self._of(offer.detail["api"]).launch(offer, order)
@@ -146,15 +147,15 @@ class GCP:
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Return the machines of this user's pools on Compute Engine and Cloud TPU, found by their labels.
 
-        Machines that are starting or ending are included. An API that is not enabled for the project counts as empty,
-        but if neither API is enabled, the error is raised. The list is empty if there are no machines.
+        Machines that are starting or ending are included. The list is empty if there are no machines. If one of the two
+        APIs is not enabled for the project, only the machines of the other API are returned.
 
         Args:
             pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
                 means all pools of this user, started from any machine.
 
         Raises:
-            ProviderError: An API failed, so machines could be missing.
+            ProviderError: An API failed, so machines could be missing. Or neither API is enabled for the project.
             ErrorGroup: Both APIs failed, for different reasons.
         """
         return self._of_both(lambda api: api.instances(pool=pool))
@@ -162,8 +163,8 @@ class GCP:
     def access(self, instance: Instance) -> Access:
         """Return how to reach a machine by ssh. Waits until the machine has an address.
 
-        The wait is up to 120 s for a machine of Compute Engine. The wait for a host of a TPU slice (hosts rented
-        together) is up to half an hour plus the seconds of the setting `queue`.
+        The wait is up to 120 s for a machine of Compute Engine. For a host of a TPU slice (hosts rented together), the
+        wait is up to half an hour plus the seconds of the setting `queue`.
 
         Args:
             instance: The machine, as `launch` or `instances` returned it.
@@ -212,7 +213,7 @@ class GCP:
 
         Args:
             pool: The name of the pool.
-            until: The new time.
+            until: The time until which the pool is needed.
 
         Raises:
             ProviderError: The labels of a machine could not be written.
@@ -223,9 +224,9 @@ class GCP:
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return resources that pools of this user left behind, such as disks and firewall rules.
 
-        Machines are not included. A resource may still serve machines: for example, a firewall rule of Compute Engine
-        serves hosts of Cloud TPU. So the `until` of a resource is the latest of the times on the resource and on the
-        machines of its pool. The list is empty if there are no such resources.
+        Machines are not included. A resource may still be in use: for example, a firewall rule may protect running
+        machines. `until` of a resource is the time until which the resource is needed. It is the latest of the times
+        that the resource and the machines of its pool have. The list is empty if there are no such resources.
 
         Args:
             pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
@@ -270,24 +271,22 @@ class GCP:
     def check(self) -> Iterable[Finding]:
         """Check if the project can rent from Compute Engine and Cloud TPU, and return one finding for each check.
 
-        A finding says if the check passed, and what was found. The checks run only when the result is iterated. The
-        checks of the part `compute` run first, and those of the part `tpu` after the last finding of `compute`. A
-        failed check does not raise.
+        A finding says if the check passed, and what was found. The checks run only when the result is iterated: first
+        those of Compute Engine, then those of Cloud TPU. A failed check does not raise.
         """
         return chain.from_iterable(api.check() for api in self._apis)
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
         """Call a function for both parts of the driver that list machines, in parallel. Return all results as one list.
 
-        The parts are `tpu` for Cloud TPU, and `groups` for Compute Engine. A part whose API is not enabled for the
-        project gives no results, and so does a function that returns None. If neither API is enabled, the error is
-        raised.
+        The parts are `tpu` for Cloud TPU, and `groups` for Compute Engine. If one of the two APIs is not enabled for
+        the project, only the results for the other part are returned.
 
         Args:
-            do: The function. Its argument is a part of the driver. It returns an iterable of results, or None.
+            do: The function. It takes a part of the driver, and returns an iterable of results; None means no results.
 
         Raises:
-            ProviderError, ErrorGroup: The function failed for another reason.
+            ProviderError, ErrorGroup: The function failed for a part, or neither API is enabled for the project.
         """
 
         def is_disabled(error: Exception) -> bool:

@@ -32,13 +32,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REFUSALS = Refusals("skypool_gcp", "gcp", "Google Cloud")
-"""The mapping of Google's error codes to skypool's errors, from errors.csv."""
+"""The mapping of Google's error codes to skypool's errors. The table errors.csv of this package defines the mapping."""
 
 DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")
 """Error codes with which Google refuses a request if the API is not enabled for the project."""
 
 LONGEST = 63
-"""The largest length of a name or a label's value: https://cloud.google.com/compute/docs/labeling-resources."""
+"""The largest length, in characters, of a resource's name or a label's value.
+
+https://cloud.google.com/compute/docs/labeling-resources
+"""
 
 SLICE = "skypool-slice"
 """The label that marks a machine as a host of a TPU slice. Its value is the slice's name."""
@@ -108,9 +111,20 @@ SHAPES: dict[str, Shape] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the Google Cloud driver after they were checked. The class `GCP` describes each attribute.
+    """The settings of the Google Cloud driver after they were checked.
 
-    `zones` and `ssh_from` are tuples here, or None if they were not given.
+    Attributes:
+        project: The id of the project that pays. None means the project of the environment or of the credentials.
+        zones: The zones in which machines may be rented. None means every zone that the project may use.
+        network: The name of the network in which machines are placed.
+        subnetwork: The name of the subnetwork in which machines are placed. None lets Google choose.
+        image: The image of machines of Compute Engine. None means the image that fits the accelerator.
+        reservation: The name of the reservation (capacity reserved before) in which machines are placed. None means
+            that machines are placed outside reservations.
+        service_account: The email address of the Google service account whose rights the machines have. None means that
+            machines of Compute Engine have no rights.
+        ssh_from: The addresses or networks that may reach port 22. None means this computer's public address only.
+        queue: Seconds for which a TPU slice (hosts rented together) may wait for its chips.
     """
 
     project: str | None
@@ -126,8 +140,8 @@ class Settings:
     def billed(self) -> str:
         """Return the id of the project that pays.
 
-        The setting `project` counts first, then $GOOGLE_CLOUD_PROJECT, then $CLOUDSDK_CORE_PROJECT, then the project of
-        the credentials.
+        The first of these that names a project is used: the setting `project`, $GOOGLE_CLOUD_PROJECT,
+        $CLOUDSDK_CORE_PROJECT, and the credentials.
 
         Raises:
             CredentialsError: The setting and the variables name no project, and the credentials name none or cannot be
@@ -161,7 +175,7 @@ def endpoint(api: str) -> str | None:
     """Return the address that the user set for one of Google's APIs. Returns None if Google's own address is used.
 
     The address is read from an environment variable of the Google Cloud CLI, such as
-    CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE. A "/" at the end and the version of Compute Engine's API are removed.
+    CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE. A "/" or "/compute/v1" at the end of the address is removed.
 
     Args:
         api: The name of the API: "compute", "tpu" or "cloudbilling".
@@ -198,7 +212,8 @@ def _anonymous() -> Credentials:
 def _environment() -> Hashable:
     """Return the key under which credentials are cached.
 
-    The key changes if one of Google's environment variables changes, or if the file with the credentials is rewritten.
+    The key changes if an environment variable of Google's tools changes, or if the file with the user's Google
+    credentials is rewritten.
     """
     folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
     usual = f"{folder}/application_default_credentials.json"
@@ -228,11 +243,11 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
     Args:
         what: The request in words, for the error's message.
         do: The function. It is called once, without arguments.
-        names: Values for the placeholders in the advice of an error, such as `project`.
+        names: Values that the error's message may mention, such as `project`, the id of the project.
 
     Raises:
-        ProviderError: The SDK raised an error. The subclass depends on the error's code (see errors.csv). The SDK's
-            error is the cause of the ProviderError.
+        ProviderError: The SDK raised an error, which is the cause of the ProviderError. The subclass depends on the
+            code of the SDK's error.
         Exception: Any other exception of the function, unchanged.
     """
     try:
@@ -244,13 +259,13 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
 def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
     """Return, without raising it, skypool's error for an error of Google's SDK.
 
-    The table errors.csv gives the class of the returned error, by the code and the text of the SDK's error. The class
-    is ProviderError if no row of the table fits.
+    The class of the returned error depends on the code and the text of the SDK's error. The table errors.csv of this
+    package decides. The class is ProviderError if no row of the table fits.
 
     Args:
         error: The error of the SDK.
         what: The request in words, for the message.
-        names: Values for the placeholders in the advice, such as `project`.
+        names: Values that the message may mention, such as `project`, the id of the project.
     """
     if isinstance(error, exceptions.GoogleAPICallError):
         code, text = _refusal(error)
@@ -276,10 +291,9 @@ def unless_disabled(do: Callable[[], object], note: str) -> object:
 def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
     """Return the code and the text of an error with which an API of Google answered a request.
 
-    An error may have several codes. First come the reasons that Compute Engine gives, then the reason in Google's newer
-    error format, then the names of the exception's class and base classes. The first code that the table errors.csv
-    contains is returned. If the table contains none of them, the first code of all is returned. The method and the
-    address of the request are removed from the text.
+    An error may have several codes: the reasons that the API gives, then the names of the exception's class and base
+    classes. The first code that the table errors.csv contains is returned. If the table contains none of the codes, the
+    first code of all is returned. The HTTP method and the address of the request are removed from the text.
     """
     codes = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
     codes.append(getattr(error, "reason", None) or "")
@@ -301,7 +315,7 @@ def name(*words: str) -> str:
 
     A name of more than 63 characters, or with characters other than [a-z0-9-], is changed. Upper case becomes lower
     case, other characters become "-", and the name is cut. A hash of the unchanged name is appended. The same words
-    always give the same name. Google's rules for names are those of RFC 1035.
+    always give the same name.
     """
     whole = "-".join(("skypool", *words))
     if len(whole) <= LONGEST and re.fullmatch("[a-z0-9-]*[a-z0-9]", whole):
@@ -345,11 +359,11 @@ def deletes(url: str) -> str:
 
 
 def labels(said: Mapping[str, str]) -> dict[str, str]:
-    """Encode skypool's tags as labels of a resource, and return the labels. The function `said` decodes labels.
+    """Encode skypool's tags as labels of a resource, and return the labels. The function `said` decodes the labels.
 
-    The value of a label may contain only the characters [a-z0-9_-]. Any other character, and "_" itself, becomes "_"
-    and two hex digits for each of its bytes. An encoded value of more than 63 characters continues in the labels
-    "KEY_1", "KEY_2" and so on. Google allows 64 labels for a resource; this is not checked.
+    Tags are facts such as the pool and the node numbers. Each character of a value other than [a-z0-9-] becomes "_xx"
+    for each of its UTF-8 bytes, where xx are two hex digits. An encoded value of more than 63 characters continues in
+    the labels "KEY_1", "KEY_2" and so on. Google allows 64 labels for a resource; this is not checked.
 
     Args:
         said: The tags, from name to value.
@@ -366,7 +380,8 @@ def labels(said: Mapping[str, str]) -> dict[str, str]:
 def said(labels: Mapping[str, str]) -> dict[str, str]:
     """Return skypool's tags, decoded from the labels of a resource. This is the inverse of the function `labels`.
 
-    Only labels with names such as "skypool-pool" are read. Returns {} if there are none.
+    Tags are facts such as the pool and the node numbers. Only labels with names such as "skypool-pool" are read.
+    Returns {} if there are no such labels.
     """
     ours = [key for key in labels if re.fullmatch("skypool-[a-z]+", key)]
     return {key: re.sub("(_[0-9a-f]{2})+", _unescaped, _joined(labels, key)) for key in ours}
@@ -394,15 +409,19 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    """Return the characters for a matched sequence of escapes that `_escaped` made.
+    """Return the characters for a matched sequence of escapes, such as "é" for "_c3_a9".
 
-    Bytes that are not valid UTF-8 become the replacement character.
+    Bytes that are not valid UTF-8 become the replacement character U+FFFD.
     """
     return bytes.fromhex(found[0].replace("_", "")).decode(errors="replace")
 
 
 def description(said: Mapping[str, str]) -> str:
-    """Return skypool's tags as JSON text, for the description of a resource. The function `tags_in` reads this text."""
+    """Return skypool's tags as JSON text, for the description of a resource. The function `tags_in` reads this text.
+
+    Args:
+        said: The tags (facts such as the pool), from name to value.
+    """
     return json.dumps(said, sort_keys=True)
 
 

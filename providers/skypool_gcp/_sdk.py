@@ -1,8 +1,8 @@
 """Imports Google's client libraries when they are first used.
 
 Importing the libraries takes a second, and only `pip install 'skypool[gcp]'` installs them. At run time, each name in
-this module is a stand-in object. It imports the library's module when one of its attributes is first read. Type
-checkers see the real modules.
+this module is a stand-in for a module of the libraries. Reading an attribute of a stand-in imports the real module.
+Type checkers see the real modules.
 """
 
 from __future__ import annotations

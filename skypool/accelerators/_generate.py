@@ -38,7 +38,7 @@ MODULES = {
 
 
 def factories() -> dict[Path, str]:
-    """Return the text of every generated type stub (a `.pyi` file), keyed by its path. No file is written."""
+    """Return a dict from the path of every generated type stub (a `.pyi` file) to its text. No file is written."""
     return {HERE / f"{module}.pyi": _module(module, what) for module, what in MODULES.items()}
 
 

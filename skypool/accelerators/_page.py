@@ -19,10 +19,13 @@ _CARD_HEADINGS = (
 
 
 def family(name: str) -> str:
-    """Return the family of the model `name`: "datacenter", "desktop", "tpu" or "others".
+    """Return the name of the type stub (a `.pyi` file) that lists a model: "datacenter", "desktop", "tpu" or "others".
 
-    The family is also the name of the type stub (a `.pyi` file) that lists the model. Raises IndexError if the model is
-    not in the catalogue.
+    Args:
+        name: name of the model, such as "A100".
+
+    Raises:
+        IndexError: the model is not in the catalogue.
     """
     vendor = tables.variants(name)[0].vendor
     if vendor == "nvidia":
@@ -37,7 +40,7 @@ def page(text: str) -> str:
     is not changed, and no file is written.
 
     Args:
-        text: the page as it is.
+        text: the present text of the page.
 
     Raises:
         KeyError: a marker names an unknown table.

@@ -33,8 +33,8 @@ def parse(spelling: Spelling, *, dialect: str | None = None) -> Accelerator:
             "skypilot-runpod", "skyward", "vastai", "verda" and others. By default no source is preferred.
 
     Raises:
-        UnknownAccelerator: no accelerator has this name, or the count, memory or partition does not exist for it. The
-            error lists the nearest names.
+        UnknownAccelerator: no accelerator has this name, or the accelerator does not exist with this count, memory or
+            partition. The error lists the nearest names.
         UsageError: there is no such dialect.
     """
     if _READER not in sys.modules and dialect is None and isinstance(spelling, str) and (found := canonical(spelling)):

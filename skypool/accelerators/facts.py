@@ -24,7 +24,7 @@ class Metadata:
         cuda_max: last CUDA release that supports the device ("12.x" means all of 12), or None while the device is still
             supported.
         driver_min: oldest NVIDIA driver branch that supports the device (525 for R525).
-        driver_max: last such driver branch, or None while the device is still supported.
+        driver_max: newest NVIDIA driver branch that supports the device, or None while the device is still supported.
         gfx: AMD's name of the instruction set ("gfx942").
         neuron_cores: NeuronCores in one chip.
         tensor_cores: TensorCores in one TPU chip.
@@ -84,8 +84,8 @@ class Variant:
 class Partition:
     """A part of a card that works as a device of its own.
 
-    It is a partition of NVIDIA's MIG (Multi-Instance GPU), or a fraction of a card that a cloud sells. MIG divides the
-    card's processors into equal compute slices, and its memory into equal memory slices.
+    The part is a partition of NVIDIA's MIG (Multi-Instance GPU), or a fraction of a card that a cloud sells. MIG
+    divides the card's processors into equal compute slices, and the card's memory into equal memory slices.
 
     Attributes:
         profile: name of this kind of partition: NVIDIA's, such as "2g.10gb", or "1of4" for a quarter of a card.
@@ -125,7 +125,7 @@ class Slice:
     """TPU chips that are wired together and sold as one unit.
 
     The number in a type's name counts TensorCores for v2, v3, v4, v5p and tpu7x, whose chips have two each. For v5e and
-    v6e it counts chips: v5p-8 has 4 chips, v5litepod-8 has 8.
+    v6e, the number counts chips: v5p-8 has 4 chips, v5litepod-8 has 8.
 
     Attributes:
         type: Google's name, such as "v5p-8" or "v5litepod-16".
@@ -139,7 +139,7 @@ class Slice:
         topology: arrangement of the chips, such as "4x4"; "" if no table states it.
         runtime_version: name of the system image that Google starts by default, "" if no page states it.
         machine_type: Compute Engine's name of the machine type, "" if there is none.
-        gke_accelerator: Google Kubernetes Engine's name, "" if there is none.
+        gke_accelerator: Google Kubernetes Engine's name of the chips, "" if there is none.
         vcpus_per_vm: virtual CPUs of each virtual machine, None if unknown.
         ram_gb_per_vm: main memory of each virtual machine in GB, None if unknown.
         zones: zones that offered the slice when the data was collected, as text.

@@ -35,7 +35,7 @@ else:
 class Model(_Typed[M, F]):
     """The factory of one catalogue model, such as `A100`. Calling it returns an `Accelerator`.
 
-    Its attributes `partition_…`, such as `A100.partition_2g_10gb`, are accelerators: one partition of a card of the
+    The attributes `partition_…`, such as `A100.partition_2g_10gb`, are accelerators: one partition of a card of the
     model.
 
     Attributes:
@@ -52,7 +52,7 @@ class Model(_Typed[M, F]):
         """Return an accelerator: `count` devices of this model. Arguments are given by name only.
 
         Args:
-            memory: memory of one device, such as "80GB". By default the size that the bare name stands for.
+            memory: memory of one device, such as "80GB". By default the size that the model's name alone stands for.
             form_factor: form factor, such as "SXM". By default any in which this memory size is sold.
             count: number of devices in one node, at least 1.
 

@@ -18,7 +18,7 @@ from skypool.errors import UsageError
 
 
 def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Partition]:
-    """Return the first of the memory sizes whose card has the profile, in GB, and the partition itself.
+    """Return the first size in `memories` whose card has the profile (a kind of partition), and the `Partition`.
 
     Args:
         name: model of the card.
@@ -37,7 +37,7 @@ def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Par
 def memories(name: str) -> tuple[float, ...]:
     """Return the memory sizes of the model `name` in GB, without duplicates. Empty for an unknown name.
 
-    The first size is the one that the bare name stands for.
+    The first size is the one that the model's name alone stands for.
     """
     return tuple(dict.fromkeys(variant.memory_gb for variant in variants(name)))
 

@@ -111,15 +111,16 @@ def any(  # hides the built-in function here, but reads well in use: accelerator
 ) -> tuple[Accelerator, ...]:
     """Return all accelerators that satisfy every given bound, in rising order of memory.
 
-    A pool that is given the result takes any of them. Without any bound, the whole catalogue is returned.
+    A pool that is given this tuple takes any one of these accelerators. Without any bound, the whole catalogue is
+    returned. Case does not matter in names.
 
     Args:
         memory: memory of one device: ">=40GB", "<24GB", "80GB".
-        vendor: vendor, such as "nvidia". Case does not matter here and in the other names.
+        vendor: vendor, such as "nvidia".
         kind: kind of device, such as "gpu" or "tpu". "gpu" includes APUs (GPU and processor in one chip).
         capability: NVIDIA's compute capability: ">=8.0". If given, hardware without a compute capability is left out.
         architecture: architecture, such as "Hopper".
-        runtime: software family, such as "cuda".
+        runtime: software that the devices need, such as "cuda".
         count: number of devices in one node, at least 1.
 
     Raises:

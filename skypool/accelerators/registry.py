@@ -1,8 +1,8 @@
 """Hardware that is not in the catalogue: `Custom`, `register`, and names that other installed packages add.
 
 A package adds names by the entry-point group `skypool.accelerators`. The entry point's name is the accelerator's name.
-The entry point leads to an object of any kind that `register` accepts. The group is read once: when a name is unknown
-for the first time, or when all names are listed. So known names are not slowed down.
+The entry point refers to an object of any kind that `register` accepts. The group is read once: when a name is unknown
+for the first time, or when all names are listed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def Custom(
         count: number of devices in one node, at least 1.
         vendor: vendor's name in lower case, "" if unknown.
         kind: kind of device. By default "gpu" for the runtimes cuda and rocm, otherwise "other".
-        runtime: software family. By default "cuda" if any CUDA fact is given, otherwise "none".
+        runtime: software that the devices need, such as "rocm". By default "cuda" if one of the arguments
+            `compute_capability`, `cuda_min`, `cuda_max` and `driver_min` is given, otherwise "none".
         form_factor: form factor such as "PCIe"; None if it does not matter.
         architecture: architecture's name, "" if unknown.
         compute_capability: NVIDIA's compute capability, such as "9.0".
@@ -105,17 +106,18 @@ def register(
     These places are strings, configuration and the command line. The decorator returns the decorated object unchanged.
     The object is one of:
 
-    - a function without arguments that returns an `Accelerator`; it is called whenever the name is used,
+    - a function without arguments that returns an `Accelerator`; the function is called whenever the name is used,
     - an `Accelerator`,
-    - a class of devices as in `skypool.devices`; it then describes this hardware at run time.
+    - a class of devices as in `skypool.devices`; the class then describes this hardware at run time.
 
         @accelerators.register("xpu", memory="48GB")
         class XPU(devices.Family): ...
 
     Args:
         name: the new name, without ":", "@" and "/". Case, spaces, dashes, underscores and dots do not matter.
-        memory, runtime, kind: for a class only: memory of one device, software family and kind of device, as in
-            `Custom`. They are ignored for a function or an `Accelerator`.
+        memory: memory of one device, such as "48GB". This and the next arguments are used only for a class.
+        runtime: software that the devices need, such as "cuda". By default "none".
+        kind: kind of device, such as "gpu". By default "gpu" for the runtimes cuda and rocm, otherwise "other".
 
     Raises:
         UsageError: the name is already in use or not valid, the memory cannot be read, or the object is of another
@@ -206,7 +208,7 @@ def names() -> tuple[str, ...]:
 
 
 def device_classes() -> dict[str, type]:
-    """Return the device classes that are registered, keyed by accelerator name. Empty if there are none.
+    """Return a dict from accelerator name to registered class of devices. Empty if there are none.
 
     Names that were registered with a function or an `Accelerator` are left out. Names that installed packages add are
     missing until a call of `names`, or of `look_up` with an unknown name, has read these packages.
@@ -215,7 +217,7 @@ def device_classes() -> dict[str, type]:
 
 
 def _load_packages() -> None:
-    """Register the names that installed packages add by the entry-point group `GROUP`. Only the first call has effect.
+    """Register the names that installed packages add by the entry-point group `GROUP`. Later calls do nothing.
 
     A package that fails to load is left out, with a warning.
     """

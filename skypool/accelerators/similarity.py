@@ -16,10 +16,10 @@ _SHORT_LIST = 8
 
 
 def nearest(word: str) -> tuple[str, ...]:
-    """Return the three known names most similar to `word`, best first. Case and separators do not matter.
+    """Return the three known names most similar to `word`, the most similar first.
 
-    Known names are those of the catalogue and those added with `register`. The result has fewer names, or none, if too
-    few known names resemble the word at all.
+    Known names are names of the catalogue and names that were added with `register`. Case, spaces, dashes, underscores
+    and dots do not matter. The result has fewer names, or none, if too few known names resemble the word at all.
     """
     asked = squashed(word)[:40]
     candidates = {squashed(name): name for name in registry.names()} | _short_list(asked)
@@ -51,8 +51,8 @@ def _pairs(key: str) -> set[str]:
 def _names() -> dict[str, str]:
     """Return every name of the catalogue that may be suggested: models, models with a memory size, and TPU slices.
 
-    A TPU slice is a number of chips that are sold as one unit. The keys are the same names in lower case and without
-    separators, as `squashed` returns them. Names that were added with `register` are not included.
+    A TPU slice is a number of chips that are sold as one unit. Values are the names. Keys are the same names in lower
+    case, without spaces, dashes, underscores and dots. Names that were added with `register` are not included.
     """
     found = {squashed(name): name for name in tables.rows_by_name()}
     for name, group in tables.rows_by_name().items():

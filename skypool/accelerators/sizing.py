@@ -90,7 +90,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One suggested accelerator for a model, with the reason for it.
+    """One suggested accelerator for a model, with the reason for the suggestion.
 
     Attributes:
         accelerator: the devices of one node.
@@ -123,11 +123,12 @@ def suggest(
     batch: int = 1,
     limit: int = 5,
 ) -> tuple[Suggestion, ...]:
-    """Return accelerators to rent for a model, with the arithmetic of their memory.
+    """Return accelerators to rent for a model, with the calculation of the memory that the model needs.
 
-    For inference and lora without a given precision, the rule of thumb in the table `GUIDE` names two accelerators.
-    These come first, if the model fits on them. Otherwise the arithmetic alone decides. The other suggestions follow in
-    rising order of memory. If no single node fits, several nodes with 8 cards each are suggested.
+    Accelerators with enough memory are suggested in rising order of memory. The table `GUIDE` is a rule of thumb that
+    names two accelerators for each size of model. For inference and lora without a given precision, these two come
+    first, if the model fits on them. If the model fits on no single node, several nodes with 8 cards each are
+    suggested.
 
     Args:
         parameters: number of parameters, such as 13e9 or "13B".
@@ -143,8 +144,8 @@ def suggest(
         The suggestions, at least one if `limit` is above 0.
 
     Raises:
-        UsageError: an argument is invalid, parameters are below 1000, the precision is too coarse for training, or no
-            node can hold the activations of `batch` sequences.
+        UsageError: an argument is invalid, for example because the precision is too coarse for training. Or no node can
+            hold the activations (intermediate results) of `batch` sequences.
     """
     size = amount(parameters)
     _check(size, workload, precision, sequence, batch)
@@ -214,14 +215,15 @@ def _check(parameters: float, workload: str, precision: str | None, sequence: in
 
 
 def _candidates(first: list[str], workload: str) -> list[str]:
-    """Return the accelerators to try, in order, as names without duplicates.
+    """Return the names of the accelerators to try for a model, in order and without duplicates.
+
+    The accelerators in `first` come first. Then those of the table `LADDER` with at least as much memory follow, in
+    rising order of memory. If `first` is empty, all accelerators of `LADDER` are returned. For "pretrain", only those
+    with at least the memory of 8 H100 are then returned, and no A100.
 
     Args:
-        first: the two accelerators that `GUIDE` recommends; they come first. The accelerators of `LADDER` with at least
-            as much memory as the smaller one follow, in rising order of memory. If `first` is empty, all accelerators
-            of `LADDER` are tried in that order.
-        workload: what the model is used for. For "pretrain" with an empty `first`, only accelerators with at least the
-            memory of 8 H100 are tried, and no A100.
+        first: recommended accelerators, the smallest first. May be empty.
+        workload: what the model is used for, such as "inference" or "pretrain".
     """
     rising = sorted(LADDER, key=lambda name: (parse(name).total_memory_gb, parse(name).count))
     if first:
@@ -284,7 +286,7 @@ def dimensions(parameters: float) -> tuple[float, float]:
 def _computes_fp8(card: Accelerator) -> bool:
     """Return True if a card computes in fp8: NVIDIA since Ada, AMD since CDNA 3, Gaudi 2 and 3, and TPU7x.
 
-    A card without a compute capability is judged by its architecture and name. For an unknown card, returns False.
+    If the card has no compute capability on record, its architecture or name decides. Returns False for unknown cards.
     """
     major, _, minor = (card.compute_capability or "0.0").partition(".")
     recent = (int(major), int(minor or 0)) >= (8, 9)
@@ -297,7 +299,7 @@ def _needs(card: Accelerator, nodes: int, shape: _Shape, precision: str) -> Need
 
 
 def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ...]) -> Suggestion | None:
-    """Return a suggestion in the first precision in which the model fits into the nodes.
+    """Return a suggestion for the first precision in which the model fits into the memory of the nodes.
 
     Returns None if the model fits in no precision. fp8 is skipped for cards that do not compute in fp8. The role of the
     suggestion is "also". On cards of compute capability 7.0 and 7.5, which lack bf16, the suggestion says "fp16"
@@ -323,8 +325,8 @@ def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ..
 def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestion]:
     """Return suggestions of several nodes with eight H100, H200 or B200 cards each.
 
-    First, the calculation assumes that each device holds the activations of its own `batch` sequences. If no card has
-    memory for that, it assumes that the devices of a node share the activations of the same sequences.
+    The calculation first assumes that each device holds the activations of its own `batch` sequences. If no card has
+    enough memory for that, the devices of a node share the activations of the same sequences.
 
     Raises:
         UsageError: no node can hold the activations of `batch` sequences.
@@ -359,13 +361,13 @@ def _why(shape: _Shape, card: Accelerator, nodes: int, precision: str, total: Ne
 
 
 def _ranked(found: list[Suggestion], better: str | None) -> list[Suggestion]:
-    """Return copies of the suggestions with their roles: "minimum" for the first, "better" for one, "also" for others.
+    """Return copies of the suggestions with roles: "minimum" for the first, "better" for one, "also" for the others.
 
-    The order is kept. If no suggestion after the first one is for the better accelerator, none has the role "better".
+    The order is kept. If no suggestion after the first one is for the accelerator `better`, none has the role "better".
 
     Args:
         found: the suggestions, the smallest first.
-        better: the accelerator that `GUIDE` names for the role "better". If None, the second suggestion gets that role.
+        better: spelling of the accelerator for the role "better". If None, the second suggestion gets that role.
     """
     ranked = []
     for place, each in enumerate(found):

@@ -73,10 +73,11 @@ def _generation(text: str) -> str | None:
 
 @cache
 def spellings() -> dict[str, Slice]:
-    """Return a dict with one entry for each spelling of each TPU slice: v5litepod-16, v5e-16, tpu-v5e-16, TPUv5e_16.
+    """Return a dict from every spelling of every TPU slice to the slice.
 
-    A slice is a number of chips that are sold as one unit. The keys are in lower case and without separators, as
-    `squashed` returns them. The dict is cached: callers must not change the dict.
+    A slice is a number of chips that are sold as one unit. Spellings of one slice are v5litepod-16, v5e-16, tpu-v5e-16
+    and TPUv5e_16. The keys are in lower case, without dashes and underscores, such as "v5litepod16". The dict is
+    cached: callers must not change the dict.
     """
     found: dict[str, Slice] = {}
     names = tables.tpu_names()

@@ -2,7 +2,7 @@
 
 The format is `[count x] name [memory] [form] [@memory] [/partition] [:count]`, such as "8x H100 SXM" or
 "A100/2g.10gb:3". Case, spaces, dashes, underscores and dots do not matter. The name may also be any name that a cloud
-or a tool uses for its hardware, or for a machine type that holds it.
+or a tool uses for an accelerator, or for a machine type with accelerators.
 
 The same word can mean different cards. For skypool, a bare A100 has 80 GB and a bare V100 has 16 GB. The argument
 `dialect` names a source of names, such as a cloud or a tool. A word is then read as that source uses the word:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _SXM = {f"sxm{generation}" for generation in range(2, 7)}
 LONGEST = 120
-"""Largest length of a name in the catalogue's search, in characters. Longer texts are not parsed as such a name."""
+"""Largest length, in characters, of a text that is looked up in the catalogue. A longer text names nothing there."""
 
 _PREFIXES = (
     "nvidia", "tesla", "geforce", "amd", "instinct", "radeon",
@@ -40,11 +40,11 @@ _PREFIXES = (
 )  # fmt: skip
 """Words that may stand before a name without changing it: "standard" is Azure's, "ml" is SageMaker's."""
 _NOISE = ("blackwell", "generation", "edition", "gpu", "server", "workstation")
-"""Words that NVIDIA's software adds to the name of a card. They are removed one by one until the name is known."""
+"""Words that NVIDIA's software adds to the name of a card. The words are removed one by one until the name is known."""
 _LEADING_COUNT = re.compile(r"(\d{1,4})\s*[x×*]\s*(?=\D)", re.IGNORECASE)
 _TRAILING_COUNT = re.compile(r"\s*:\s*(\d{1,4})(?=\s*(?:$|@))|\s+[x×]\s*(\d{1,4})$", re.IGNORECASE)
 _ATTACHED_COUNT = re.compile(r"(.+?)[x×](\d{1,4})", re.IGNORECASE)
-"""A name with a count attached: "H100x8". See `_attached`."""
+"""A name with a count attached: "H100x8"."""
 _SLURM = re.compile(r"(?:gres[:/])?gpu:", re.IGNORECASE)
 """The prefix in Slurm's notation: "gpu:a100:4", "gres/gpu:a100:4"."""
 _LABEL = re.compile(r"(.+?)(?:-MIG-(\d+g\.\d+gb[\w.+]*))?(?:-SHARED)?", re.IGNORECASE)
@@ -225,9 +225,10 @@ def _named(text: str, dialect: str | None) -> Accelerator | None:
 
 
 def _of_family(text: str) -> Accelerator | None:
-    """Return the accelerator, with its count, of a cloud's machine type whose name follows a known pattern.
+    """Return the accelerators of a cloud's machine type, if the table families.csv has a pattern for the type's name.
 
-    The count is at least 1. Returns None if the name follows no pattern. Azure's prefix "Standard_" is ignored.
+    The count of the result is the number of accelerators, at least 1. Returns None if no pattern matches. Azure's
+    prefix "Standard_" is ignored.
     """
     name = text.strip().removeprefix("Standard_").removeprefix("standard_")
     if name[:1].casefold() not in "ngtlza":  # the first letters of all patterns
@@ -279,10 +280,10 @@ def _direct(key: str) -> Accelerator | None:
 
 @cache
 def _names() -> dict[str, tuple[str, float | None, str | None]]:
-    """Return what every spelling of every model, with or without memory and form factor, stands for.
+    """Return a dict from every spelling of every model, with or without memory and form factor, to its meaning.
 
-    Each value is (name, memory in GB, form factor). Memory and form factor are None if the spelling leaves them open.
-    Each key is a spelling in lower case and without separators, as `squashed` returns it.
+    Keys are spellings in lower case, without spaces, dashes, underscores and dots. Values are (name, memory in GB, form
+    factor). The memory or form factor is None if the spelling does not say it.
     """
     found: dict[str, tuple[str, float | None, str | None]] = {}
     for name, group in tables.rows_by_name().items():
@@ -313,10 +314,10 @@ def dialects() -> tuple[str, ...]:
 
 @cache
 def meanings(dialect: str) -> dict[str, Accelerator]:
-    """Return all names that one dialect (naming source) defines, each with its accelerator.
+    """Return a dict from every name that one dialect (a source of names) defines to the accelerator that it names.
 
     The names of "aws-type", for example, are the machine types of AWS. The dict is empty for an unknown dialect. The
-    dict is cached: callers must not change it.
+    dict is cached: callers must not change the dict.
     """
     rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
     return {row["alias"]: read(row["means"]) for row in rows}
@@ -325,13 +326,13 @@ def meanings(dialect: str) -> dict[str, Accelerator]:
 def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accelerator | None:
     """Return the accelerator that a provider's machine type has.
 
-    If the name of the machine type is known, that name decides. Otherwise the names of its devices are tried in order.
+    If the name of the machine type is known, that name decides. Otherwise the names of the devices are tried in order.
     The first known device name gives the result, with the count of that device. Returns None if no name is known.
 
     Args:
         provider: name of the provider's dialect, such as "aws".
         kind: name of the machine type, exactly as the provider writes it.
-        devices: the provider's name and count of each kind of device, in the order to try them.
+        devices: (name, count) for each kind of device that the machine type has. The names are the provider's.
     """
     if found := meanings(f"{provider}-type").get(kind):
         return found
@@ -348,10 +349,10 @@ def _dialects() -> dict[tuple[str, str], str]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Return the spelling that each alias (another name, such as a cloud's) stands for.
+    """Return a dict from each alias (another name, such as a cloud's) to the spelling that the alias stands for.
 
-    If sources disagree on an alias, the source that aliases.csv lists first decides. Each key is an alias in lower case
-    and without separators, as `squashed` returns it.
+    Keys are in lower case, without spaces, dashes, underscores and dots. If sources disagree on an alias, the source
+    that aliases.csv lists first decides.
     """
     found: dict[str, str] = {}
     for row in tables.rows("aliases.csv"):
@@ -360,12 +361,13 @@ def _aliases() -> dict[str, str]:
 
 
 def _family(key: str) -> str | None:
-    """Return the spelling that a machine type stands for, if an alias with a star ("NV*_V710_v5") matches the type.
+    """Return the accelerator's spelling for a machine type, if a name with a star ("NV*_V710_v5") matches the type.
 
-    The star stands for one or more letters and digits. Returns None if no such alias matches.
+    The names are those of the table aliases.csv. The star stands for one or more letters and digits. Returns None if no
+    such name matches.
 
     Args:
-        key: name of the machine type in lower case and without separators, as `squashed` returns it.
+        key: name of the machine type in lower case, without spaces, dashes, underscores and dots.
     """
     for start, end, means in _families():
         if key.startswith(start) and key.endswith(end) and key[len(start) : -len(end)].isalnum():

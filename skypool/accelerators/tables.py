@@ -1,7 +1,7 @@
 """Loads the catalogue's data files (CSV). Each file is read at its first use and kept in memory.
 
-The files are read through this module's own loader, so they are found in a zip archive as well as in a directory. Most
-results are cached and shared, so callers must not change them.
+The files may be in a directory or in a zip archive. Most results are cached and shared, so callers must not change the
+results.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def _lines(file: str) -> list[str]:
 
 @cache
 def rows(file: str) -> tuple[Row, ...]:
-    """Return every row of a CSV file in this directory, as a dictionary by column heading.
+    """Return every row of a CSV file of this package. Each row is a dict from column heading to cell.
 
-    The first line has the headings and is not a row. All values are strings; an empty cell is "".
+    The first line of the file has the headings and is not a row. All cells are strings; an empty cell is "".
 
     Raises:
         OSError: there is no such file.
@@ -61,9 +61,9 @@ def _cells(line: str) -> list[str]:
 
 
 def rows_of(name: str) -> tuple[Row, ...]:
-    """Return the catalogue's rows of one model, without parsing the other rows. Empty for an unknown name.
+    """Return the catalogue's rows of one model. The tuple is empty for an unknown name.
 
-    The name must be spelled exactly as in the catalogue.
+    The name must be spelled exactly as in the catalogue. Only this model's rows are parsed, which is quick.
     """
     file = "accelerators.csv"
     return tuple(_row(file, line) for line in _lines(file)[1:] if line.startswith(f"{name},"))
@@ -79,9 +79,9 @@ def _number(text: str) -> float | None:
 
 @cache
 def rows_by_name() -> dict[str, tuple[Row, ...]]:
-    """Return the rows of the catalogue by model name, in the catalogue's order.
+    """Return a dict from each model name to the model's rows in the catalogue, in the catalogue's order.
 
-    The first row of a model is what its bare name stands for.
+    The first row of a model is what the name alone, such as "A100", stands for.
     """
     found: dict[str, list[Row]] = {}
     for row in rows("accelerators.csv"):
@@ -93,7 +93,7 @@ def rows_by_name() -> dict[str, tuple[Row, ...]]:
 def variants(name: str) -> tuple[Variant, ...]:
     """Return the variants of a model: one for each memory size and form factor. Empty for an unknown name.
 
-    The first variant is what the bare name stands for. The name must be spelled exactly as in the catalogue.
+    The name must be spelled exactly as in the catalogue. The first variant is what the name alone stands for.
     """
     return tuple(_variant(row) for row in rows_of(name))
 
@@ -133,9 +133,9 @@ def _metadata(row: Row) -> Metadata:
 
 @cache
 def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
-    """Return the cards that can be partitioned, each with the names under which partitions.csv lists that card.
+    """Return a dict from each card that can be partitioned to the names of this card in partitions.csv.
 
-    Each key of the dict is a card: (model, memory in GB).
+    Each key is (model, memory in GB). Each value is a tuple of names.
     """
     found: dict[tuple[str, float], list[str]] = {}
     for row in rows("partition_cards.csv"):
@@ -147,7 +147,7 @@ def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
 
 @cache
 def profiles(name: str, memory_gb: float) -> dict[str, Partition]:
-    """Return the partitions of a card, keyed by profile, such as "1g.10gb".
+    """Return the kinds of partitions of a card, as a dict from the profile's name, such as "1g.10gb", to `Partition`.
 
     NVIDIA's profiles come first, from the smallest to the largest, and then fractions such as "1of4". The dict is empty
     if no partitions are on record, or if the card is unknown.
@@ -190,16 +190,16 @@ def _placements(text: str) -> tuple[tuple[int, int], ...]:
 
 @cache
 def slices() -> dict[str, Slice]:
-    """Return every TPU slice (chips that are sold as one unit), keyed by Google's name, such as "v5litepod-16"."""
+    """Return a dict from Google's name, such as "v5litepod-16", to each TPU slice (chips that are sold as one unit)."""
     generations = {row["generation"]: row for row in rows("tpu_generations.csv")}
     return {row["type"]: _slice(row, generations[row["generation"]]) for row in rows("tpu_slices.csv")}
 
 
 @cache
 def slice_types() -> dict[str, str]:
-    """Return Google's name of every TPU slice (chips that are sold as one unit), keyed by the name of its factory.
+    """Return a dict from the name in `skypool.accelerators` to Google's name, for every TPU slice.
 
-    The factory is the one in `skypool.accelerators`. For example, the value under "TPUv5e_16" is "v5litepod-16".
+    A TPU slice is a number of chips that are sold as one unit. For example, the value of "TPUv5e_16" is "v5litepod-16".
     """
     names = tpu_names()
     return {
@@ -208,7 +208,7 @@ def slice_types() -> dict[str, str]:
 
 
 def tpu_names() -> dict[str, str]:
-    """Return the model name of each TPU generation in the catalogue: the value under the key "v5e" is "TPUv5e"."""
+    """Return a dict from each TPU generation, such as "v5e", to the name of its chip in the catalogue: "TPUv5e"."""
     return {row["generation"]: row["name"] for row in rows("tpu_generations.csv")}
 
 

@@ -36,8 +36,9 @@ class Accelerator:
     """Devices of one node: their model and their number. Each device is a whole card, a partition of a card, or a chip.
 
     Values cannot be changed. Two values are equal if they stand for the same hardware. Values are ordered by total
-    memory, then by memory of one device, then by name. `str()` returns the canonical spelling, which `parse` reads back
-    to an equal value. The constructor raises UsageError for an empty name, or a negative count or memory.
+    memory, then by memory of one device, then by `str()`. `str()` returns the canonical spelling, such as "H100:8". The
+    function `parse` turns this text into an equal value. The constructor raises UsageError for an empty name, or a
+    negative count or memory.
 
     Attributes:
         name: name of the model and of its factory: "A100".
@@ -46,15 +47,15 @@ class Accelerator:
         form_factor: "SXM", "PCIe", "NVL" and so on; None if any form factor is accepted.
         vendor: "nvidia", "amd", "aws", "google", "intel" and so on, in lower case.
         kind: "gpu", "apu", "trainium", "inferentia", "tpu", "gaudi", "cpu", "fpga", "media" or "other".
-        runtime: software family that the devices need.
+        runtime: software that the devices need: "cuda", "rocm", "neuron", "tpu", "hpu" or "none".
         architecture: the vendor's name of the architecture, such as "Hopper".
         compute_capability: NVIDIA's compute capability, such as "9.0"; None for other vendors.
         part: the kind of partition, if each device is a partition of a card; None for whole cards.
         card_memory_gb: nominal memory of the whole card in GB, also for a partition.
         slice: TPU slice (chips that are sold as one unit) that the devices form; None for other hardware.
-        metadata: further facts. If the form factor is None, they are those of the form factor that the catalogue lists
-            first for this memory.
-        label: the canonical spelling without partition and count.
+        metadata: further facts, such as the memory bandwidth. If the form factor is None, these facts are about the
+            form factor that the catalogue lists first for this memory.
+        label: the canonical spelling without partition and count, such as "A100-40GB".
         origin: "default" if several memory sizes exist and none was given, "custom" for hardware outside the catalogue,
             otherwise "catalog".
     """
@@ -128,7 +129,7 @@ class Accelerator:
         return self.slice.vms if self.slice else 1
 
     def with_count(self, count: int) -> Accelerator:
-        """Return the same hardware with `count` devices. This value itself does not change.
+        """Return the same hardware with `count` devices. This accelerator itself does not change.
 
         Raises:
             UsageError: the count is not a whole number above 0. Or the count is fixed, because this is a CPU or a TPU
@@ -150,16 +151,16 @@ class Accelerator:
     def partition(self, profile: str, count: int = 1) -> Accelerator:
         """Return `count` partitions of this card, each of which is a device of its own.
 
-        A card that was made without a memory size may change its size: `A100()`, which has 80 GB, becomes the 40 GB
-        card if only the latter has the profile.
+        If the card was made without a memory size, another size is used if only that size has the profile. For example,
+        `A100()`, which has 80 GB, becomes the 40 GB card if only the 40 GB card has the profile.
 
         Args:
-            profile: profile such as "2g.10gb". `profiles` lists them. Case does not matter.
-            count: total number of partitions. The cards of this value must be able to hold them.
+            profile: kind of partition, such as "2g.10gb". `profiles` lists all kinds. Case does not matter.
+            count: total number of partitions. The cards of this accelerator must be able to hold all of them.
 
         Raises:
-            UsageError: the card lacks the profile; the message lists the profiles that it has. Also if the cards cannot
-                hold so many partitions, the count is below 1, or this value is a partition itself.
+            UsageError: the card lacks the profile; the message lists the card's profiles. Also if the cards cannot hold
+                so many partitions, the count is below 1, or this accelerator is a partition itself.
         """
         from skypool.accelerators import partitions  # imported late: only partitions need it
 
@@ -182,7 +183,7 @@ class Accelerator:
     def fits(self, profiles: Iterable[str]) -> bool:
         """Return True if one card can hold all these profiles at once: `["3g.40gb", "2g.20gb", "2g.20gb"]`.
 
-        The count of this value does not matter. An empty list always fits.
+        A profile is a kind of partition. The count of this accelerator does not matter. An empty list always fits.
 
         Raises:
             UsageError: the card lacks one of the profiles.
@@ -192,19 +193,19 @@ class Accelerator:
         return partitions.fits(self.name, self.card_memory_gb, profiles)
 
     def accepts(self, offered: Accelerator) -> bool:
-        """Return True if `offered` satisfies this request: the same hardware and exactly the same count.
+        """Return True if `offered` is the hardware that this accelerator asks for, with exactly the same count.
 
-        If the form factor of this value is None, any form factor is accepted. A request with a form factor does not
-        accept an offer whose form factor is None.
+        If the form factor of this accelerator is None, any form factor is accepted. Otherwise `offered` must have the
+        same form factor, not None.
         """
         return self._identity(offered.form_factor) == offered._identity(offered.form_factor)
 
     def could_be(self, other: Accelerator) -> bool:
-        """Return True if both values may be the same kind of device, whatever their counts.
+        """Return True if both accelerators may be the same kind of device, whatever their counts.
 
-        The model, the memory of the whole card and the partition must be the same. A form factor of None, on either
-        side, matches any. `a.could_be(b)` is the same as `b.could_be(a)`. Use this to compare the hardware that was
-        bought with what a node's own tools report, which is often less exact.
+        The model, the memory of the whole card and the partition must be the same. The form factors must be the same,
+        unless one of them is None. `a.could_be(b)` is the same as `b.could_be(a)`. Use this method to compare rented
+        hardware with what a node's own tools report, which is often less exact.
         """
         forms = {self.form_factor, other.form_factor} - {None}
         mine, theirs = self._identity(None), other._identity(None)
@@ -231,9 +232,9 @@ class Accelerator:
         return self == other or self > other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what `pickle` stores: the name of an accelerator of the catalogue, or all fields of a custom one.
+        """Return what `pickle` stores: all fields of a custom accelerator, or the name, partition and count of another.
 
-        A process that unpickles a name takes the facts from its own catalogue.
+        A process that unpickles a name takes all other facts from its own catalogue.
         """
         if self.origin == "custom":
             return Accelerator, tuple(getattr(self, name) for name in Accelerator.__slots__)
@@ -263,7 +264,10 @@ class Accelerator:
         return f"{made}.partition({self.part.profile!r}{count})" if self.part else made
 
     def to_json(self) -> str:
-        """Return all fields as the text of one JSON object. Its key "spelling" has a string that `parse` reads."""
+        """Return all fields as the text of one JSON object.
+
+        The object also has the key "spelling". Its value is the string that `str()` returns, such as "H100:8".
+        """
         import json  # both are imported late, as few programs need them
         from dataclasses import asdict
 
@@ -274,7 +278,7 @@ class Accelerator:
         """Return the accelerator that `to_json` wrote. The facts come from the text, not from the catalogue.
 
         Raises:
-            UsageError: the text is not JSON, or not of this shape.
+            UsageError: the text is not JSON, or not the JSON of an accelerator.
         """
         import json
 
@@ -311,7 +315,7 @@ def _from_fields(given: dict[str, Any]) -> Accelerator:
 def build(name: str, memory_gb: float | None = None, form_factor: str | None = None, count: int = 1) -> Accelerator:
     """Return `count` devices of a catalogue model, in the first variant that has the given memory and form factor.
 
-    If the form factor is not given and several exist for that memory, the result leaves it open (None).
+    If the form factor is not given and several exist for that memory, the form factor of the result is None.
 
     Args:
         name: model name, exactly as in the catalogue.
@@ -363,8 +367,8 @@ def _no_variant(name: str, every: Iterable[Variant], memory: float | None, form:
 def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
     """Return the variant of a card's model whose nominal memory is nearest to the memory that a tool reports.
 
-    Tools report less than the nominal size: error correction (ECC) takes 6 %, and firmware some more. A larger size is
-    accepted, because third parties solder memory on.
+    Tools usually report less than the nominal memory, because error correction and firmware take some of it. There is
+    no upper limit for the reported memory.
 
     Args:
         card: the card, with any memory size. It is not changed.
@@ -386,7 +390,7 @@ def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
 
 
 _LEAST_REPORTED = 0.8
-"""Smallest share of the nominal memory that a tool reports. The lowest seen is 0.87, of a GB300."""
+"""Smallest accepted share of the nominal memory that a tool reports. The lowest share seen is 0.87, of a GB300."""
 _DIES = {"MI250": 2, "MI250X": 2}
 """Dies per card, for the cards whose dies (chips in one package) ROCm reports as separate devices.
 
@@ -404,12 +408,16 @@ def build_slice(kind: Slice) -> Accelerator:
 
 
 def _revive(label: str, profile: str | None, count: int, origin: Origin) -> Accelerator:
-    """Return the accelerator that `Accelerator.__reduce__` pickled as these values.
+    """Return the accelerator that `pickle` stored as these four values. All other facts come from the catalogue.
 
-    The facts come from this process's own catalogue.
+    Args:
+        label: canonical spelling without partition and count, such as "A100-40GB" or "v5p-8".
+        profile: kind of partition, such as "2g.10gb"; None for whole cards.
+        count: number of devices.
+        origin: the attribute `origin` of the accelerator.
 
     Raises:
-        UsageError: this process's catalogue does not have the model, the variant or the partition.
+        UsageError: the catalogue does not have the model, its memory size or form factor, or the partition.
     """
     if made := tables.slices().get(label):
         return build_slice(made)
@@ -432,10 +440,10 @@ def _split(label: str) -> tuple[str, float | None, str | None]:
 
 
 def canonical(spelling: str) -> Accelerator | None:
-    """Return the accelerator whose `str()` or bare catalogue name is `spelling`, such as "H100:8" or "A100-40GB".
+    """Return the accelerator for a text that `str()` of an accelerator returns, such as "H100:8" or "A100-40GB".
 
-    Returns None for any other spelling, also for a partition, a TPU slice (chips that are sold as one unit) or an
-    invalid count. Nothing is raised.
+    A model's name alone, such as "A100", is read, too. Returns None for any other text, also for a partition, a TPU
+    slice (chips that are sold as one unit) or an invalid count. Nothing is raised.
     """
     label, colon, count = spelling.partition(":")
     if colon and not (count.isascii() and count.isdecimal() and 0 < int(count) < 10_000 and not count.startswith("0")):

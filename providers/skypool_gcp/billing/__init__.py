@@ -16,7 +16,7 @@ The tables, with their sources and the days on which the sources stated the pric
   Before that day, the file named its spot prices of v6e "one-year commitment". For v3 pods in us-east1, the source is
   sky/catalog/data_fetchers/fetch_gcp.py of github.com/skypilot-org/skypilot. That code assumes that the prices are
   equal to those in us-central1, and names no day. A spot price above the on-demand price must be wrong. The table
-  leaves such prices out, and no spot slice is offered there.
+  leaves such prices out, so no spot slices are offered at these prices.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ Place = tuple[str, Market]
 
 
 def _names() -> dict[str, str]:
-    """Return skypool's names for the units that Google charges for, such as a vCPU of a family of machine types.
+    """Return a dict from Google's name of a unit, such as "a2 instance core", to skypool's name, such as "a2 core".
 
-    The keys are Google's names in lower case, such as "a2 instance core". The values are skypool's, such as "a2 core".
+    A unit is a thing that Google charges for, such as a vCPU of the A2 machine types. Google's names are in lower case.
     """
     names = {theirs.casefold(): ours for theirs, ours in SKUS["names"].items()}
     for family, theirs in SKUS["families"].items():
@@ -119,7 +119,7 @@ class Price(NamedTuple):
 
     Attributes:
         usd: The price in US dollars per hour.
-        source: The source. Google's catalogue counts as the provider's own price, of the day on which it was read.
+        source: Where the price was read: Google's price catalogue, or a table of this package. With the day, if known.
     """
 
     usd: float
@@ -150,9 +150,12 @@ class Rates:
         return PriceSource("provider", date.fromisoformat(self.day) if self.day else None)
 
     def table(self, source: PriceSource) -> PriceSource:
-        """Return a copy of a table's source with the reason why the table was used instead of Google's catalogue.
+        """Return a copy of a price source that says why a table was used instead of Google's price catalogue.
 
         The attribute `why` of the copy is the reason: the catalogue could not be read, or does not have the price.
+
+        Args:
+            source: The source of the prices in the table.
         """
         return replace(source, why=self.why or "Google's price catalogue does not have this price")
 
@@ -181,13 +184,14 @@ class Rates:
         return None
 
     def chips(self, name: str) -> dict[Place, Price]:
-        """Return the prices in USD per hour of one TPU chip, by (region, market). Returns {} for an unknown name.
+        """Return the prices of one TPU chip, as a dict from (region, market) to the price in USD per hour.
 
-        A price of the catalogue replaces that of the table for the same region and market.
+        If both the catalogue and the table have a price, the catalogue's price is returned. Returns {} for an unknown
+        name.
 
         Args:
-            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, a second word says which slices (groups of TPU
-                hosts) have the price: "v2 device" is for slices with one host, "v2 pod" for slices with several hosts.
+            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, the price depends on the slice (group of TPU
+                hosts). "v2 device" names the price for slices with one host, and "v2 pod" for slices with several.
         """
         found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
         for place, usd in self.usd.get(name, {}).items():
@@ -218,8 +222,9 @@ def parts() -> dict[str, dict[Place, float]]:
 def chips() -> dict[str, dict[Place, Price]]:
     """Return the table of TPU prices (chips.csv): the price of one chip per hour, by name and then by (region, market).
 
-    The names are those of `Rates.chips`. Each price has its own source, because the sources stated the prices on
-    different days. The file is read once. All callers share the same dict.
+    A name is a generation of TPUs, such as "v5e". For v2 and v3, "v2 device" is for slices (groups of TPU hosts) with
+    one host, and "v2 pod" for slices with several hosts. Each price has its own source. The file is read once. All
+    callers share the same dict.
     """
     return _read_table("chips.csv")
 
@@ -247,9 +252,10 @@ def _read_table(file: str) -> dict[str, dict[Place, Price]]:
 
 
 def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]) -> dict[str, float]:
-    """Return the numbers of units that a machine is charged for, by names such as "n2 core" (a vCPU) or "nvidia-l4".
+    """Return how many units a machine is charged for: a dict from the unit, such as "nvidia-l4", to the number.
 
-    Returns {} if the rules in skus.json do not say what this machine type is charged for.
+    A unit is for example "n2 core" (one vCPU) or "n2 ram" (one GiB of memory). Returns {} if the rules in skus.json do
+    not say what this machine type is charged for.
 
     Args:
         kind: The machine type, such as "g2-standard-4".
@@ -303,8 +309,8 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
     the reason. The result then has the prices of an earlier reading from the cache, if there was one. The catalogue is
     tried again after ten minutes. One thread reads at a time; the others wait.
 
-    If environment variables set other addresses for Google's APIs, but none for the catalogue, the catalogue is not
-    read.
+    If environment variables set other addresses for Compute Engine or Cloud TPU, but none for the catalogue, the
+    catalogue is not read.
 
     Args:
         settings: The settings of the driver, which name the project toward which Google counts the requests.
@@ -354,7 +360,7 @@ def told(settings: _api.Settings) -> str:
 def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:
     """Read Google's whole price catalogue over the network, and return its prices.
 
-    If there are several prices for the same name and place, the highest counts.
+    If there are several prices for the same unit, region and market, the highest is returned.
 
     Args:
         settings: The settings of the driver.
@@ -391,7 +397,7 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
 def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
     """Yield the pages of Google's price catalogue. Each page is requested only when it is taken.
 
-    Errors of Google's SDK are raised as they are.
+    Errors of Google's SDK are raised unchanged.
 
     Args:
         settings: The settings of the driver.
@@ -450,10 +456,10 @@ def _usd(sku: billing_v1.Sku) -> float:
 
 
 def _login(project: str) -> Credentials:
-    """Return credentials for the price catalogue with which Google counts requests toward the given project.
+    """Return credentials for requests to the price catalogue that Google counts toward the given project.
 
-    They are the credentials that `_api.credentials` finds, with the project added. Nothing is added if the credentials
-    name a project for this purpose already, or are of a kind that cannot name one.
+    The result is a copy of the user's credentials that names this project. If the user's credentials already name a
+    project for this purpose, or cannot name one, they are returned unchanged.
 
     Raises:
         CredentialsError: There are no credentials.

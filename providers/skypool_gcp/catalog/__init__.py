@@ -77,7 +77,7 @@ STATES: dict[str, Literal["starting", "running"]] = {
     "RUNNING": "running",
     "REPAIRING": "running",
 }
-"""Google's statuses of machines that exist, with skypool's state for each.
+"""A dict from Google's status of a machine to skypool's state of the machine.
 
 A machine with any other status is ending.
 """
@@ -95,10 +95,10 @@ _PLAIN_GIB = {"highcpu": 1, "standard": 4, "highmem": 8}
 """GiB of memory for each vCPU of E2 and N2 machine types, by the second word of their names."""
 
 _DISK_GB = 30
-"""The smallest disk in GB of a machine without accelerators."""
+"""The smallest size, in GB, of the disk of a machine without accelerators."""
 
 _DRIVEN_DISK_GB = 120
-"""The smallest disk in GB of a machine with accelerators. Images with drivers need tens of GB."""
+"""The smallest size, in GB, of the disk of a machine with accelerators. Images with drivers need tens of GB."""
 
 _LEAST_BILLED = 60.0
 """The shortest time that is billed, in seconds: a rule of Compute Engine's machine types."""
@@ -188,8 +188,8 @@ def types(need: Need) -> list[str]:
 
     If the need names accelerators, the result has the machine types that contain them, and the N1 types to which they
     can be attached. If the need names no accelerators, the result has the E2 and N2 types with enough vCPUs and memory.
-    E2 and N2 types with more than twice the vCPUs of the smallest sufficient type in their series are left out. Returns
-    [] if no known type could meet the need.
+    E2 and N2 types with more than twice the vCPUs of the smallest sufficient type in their series, such as
+    "n2-standard", are left out. Returns [] if no known type could meet the need.
     """
     names = {each.name for each in need.accelerators if each.kind != "cpu"}
     known = {*billing.machines(), *FACTS["more types"]}
@@ -231,11 +231,11 @@ def _plain_types(known: Iterable[str], need: Need) -> list[str]:
 
 
 def pairs(need: Need) -> dict[str, list[Card]]:
-    """Return the N1 machine types to which the needed GPUs can be attached.
+    """Return a dict from each N1 machine type to the needed GPUs that can be attached to machines of this type.
 
-    The keys of the result are names of machine types. The values are lists of the GPUs that can be attached, as
-    (Google's name of the GPU, number). The result is {} if the need names no GPU that Google attaches to N1 machines.
-    Only Google's limits on vCPUs and memory are checked, not the vCPUs and memory that the need asks for.
+    Each value is a list of (Google's name of the GPU, number). The result is {} if the need names no GPU that Google
+    attaches to N1 machines. Only Google's limits on vCPUs and memory are checked, not the vCPUs and memory that the
+    need asks for.
     """
     found: dict[str, list[Card]] = {}
     for model, limits in FACTS["attached"].items():
@@ -269,22 +269,22 @@ class Ware:
     def offers(
         self, need: Need, base: str, rates: billing.Rates, held: Sequence[compute_v1.Reservation] | None
     ) -> Iterator[Offer]:
-        """Yield an offer for each market (on demand, spot) on which the type is sold and has a known price.
+        """Yield an offer for each market (on demand, spot) on which the machine type is sold and has a known price.
 
-        The price includes the disk and the public address.
+        The price includes the disk and the public address. If reservations are given, the only offer is on demand.
+        There is then no offer if no reservation is for this machine type and zone. `Offer.available` is False if the
+        reservation is full.
 
         Args:
             need: The requirements, which name the accepted markets.
-            base: The image that the user chose, as a path or a key of `IMAGES`. "" means the image that fits the
-                accelerator.
+            base: The image that the user chose: a path, or a short name such as "ubuntu-24.04". "" means the image that
+                fits the accelerator.
             rates: Google's prices.
-            held: The reservations (capacity reserved before) to run in. None means to run outside reservations. With
-                reservations, only on-demand offers are yielded, also for a type that is otherwise sold as spot only.
-                Nothing is yielded for a type that is in no reservation. `Offer.available` is False if the reservation
-                is full.
+            held: The reservations (capacity reserved before) in which the machine may be placed. None means that the
+                machine is placed outside reservations.
 
         Raises:
-            UsageError: `base` does not have the form of an image of Google Cloud.
+            UsageError: `base` does not have the form of an image's path.
         """
         kind = self.record.name
         region = _api.region_of(self.zone)
@@ -406,10 +406,10 @@ def _reserved(reservation: compute_v1.Reservation) -> Reserved:
 def wares(
     records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1.AcceleratorType], need: Need
 ) -> Iterator[Ware]:
-    """Yield each machine type together with the accelerators that it would have.
+    """Yield each machine type together with the accelerators that a machine of this type would have.
 
-    An N1 type is yielded once for each suitable type and number of GPUs that its zone has, and never without GPUs. Any
-    other type is yielded once, with its built-in accelerators. These other types are not compared with the need.
+    A machine type is yielded once, with its built-in accelerators. But an N1 type is yielded once for each suitable
+    type and number of GPUs that its zone has, and never without GPUs. Only N1 types are compared with the need.
 
     Args:
         records: The API's records of machine types, each in one zone.
@@ -447,18 +447,19 @@ def extras(region: str, market: Market, gb: int) -> float:
 def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tuple[str, int]:
     """Return the path of the image for a machine, or of an image family, and the size of the machine's disk in GB.
 
-    If the user chose no image, the result is Google's image with the drivers of the accelerator, or Ubuntu 24.04 if
-    there is no such image. The disk has at least 120 GB with an accelerator, and at least 30 GB without an accelerator.
+    If the user chose no image, the result is Google's image with drivers for the accelerator. It is Ubuntu 24.04 if
+    there is no image with drivers. The disk has at least 120 GB with an accelerator, and at least 30 GB without one.
 
     Args:
-        asked: The image that the user chose: a path, or a key of `IMAGES`. "" means the image that fits the
-            accelerator.
-        has: The machine's accelerator; None if it has none.
+        asked: The image that the user chose: a path, or a short name such as "ubuntu-24.04". "" means the image that
+            fits the accelerator.
+        has: The machine's accelerator; None if the machine has none.
         arch: The machine's processor architecture.
         need: The requirements, of which the disk size is used.
 
     Raises:
-        UsageError: `asked` does not have the form of an image of Google Cloud. Whether the image exists is not checked.
+        UsageError: `asked` is not written like a path or a short name of an image. Whether the image exists is not
+            checked.
     """
     shape = _api.SHAPES["image"]
     words("base image of GCP", asked or None, shape.pattern, shape.like)

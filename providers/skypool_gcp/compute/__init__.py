@@ -63,12 +63,12 @@ _QUOTAS = ("GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS")
 class Compute:
     """The part of the Google Cloud driver that rents single machines of Compute Engine, and ends them.
 
-    The part `skypool_gcp.groups` lists these machines, and renews the time until which they are needed. All methods
-    block.
+    Another part, `skypool_gcp.groups`, lists these machines, and renews the time until which the machines are needed.
+    All methods block.
 
     Attributes:
         settings: The settings of the driver.
-        api: The name of this part. The offers and machines of this part have it in `detail["api"]`.
+        api: The name of this part. The offers and machines of this part have this name in `detail["api"]`.
         ending: Seconds for which `terminate` waits until the machines have ended.
     """
 
@@ -77,12 +77,14 @@ class Compute:
     ending: ClassVar[float] = 240.0
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return one offer for each suitable machine type, in each zone that has it, on each market (on demand, spot).
+        """Return one offer for each suitable machine type in each zone that has the type, for each market.
 
-        A machine type without a known price is not offered. If the settings name a reservation (capacity reserved
-        before), only the machine types in the reservation are offered, on demand. If a zone does not answer, the zone's
-        offers are left out. A RuntimeWarning is then issued, and `lacks` of the result says that offers are missing. If
-        no known machine type could meet the need, no request is sent and the result is empty.
+        The markets are on demand and spot. A machine type without a known price is not offered. If the settings name a
+        reservation (capacity reserved before), only the machine types in the reservation are offered, on demand. If no
+        known machine type could meet the need, no request is sent and the result is empty.
+
+        If a zone does not answer, the zone's offers are left out. A RuntimeWarning is then issued, and `lacks` of the
+        result says that offers are missing.
 
         Args:
             need: The requirements that each machine must meet.
@@ -90,7 +92,7 @@ class Compute:
         Raises:
             ProviderError: Google refused or did not answer, or the project has no reservation of the name in the
                 settings.
-            UsageError: The settings name a zone that the project may not use, or the image that the user chose does not
+            UsageError: The settings name a zone that the project may not use. Or the image that the user chose does not
                 have the form of an image's path.
         """
         types = catalog.types(need)
@@ -239,8 +241,8 @@ class Compute:
 
         The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, the network,
         zones, listing machines, prices, images and quotas. The checks run in parallel when the first finding is taken.
-        No check changes anything, so none shows if the account may create or delete machines. A failed check does not
-        raise.
+        No check changes anything, so no check shows whether the account may create or delete machines. A failed check
+        does not raise.
         """
         network = self.settings.network
         questions = preflight.basics(
@@ -360,20 +362,25 @@ class Compute:
     def _image_name(self, path: str) -> str:
         """Return the name of the image at a path, or of the newest image if the path names an image family.
 
-        The argument and the exceptions are those of `image`.
+        Args:
+            path: The path of an image or of an image family, or a short name such as "ubuntu-24.04".
+
+        Raises:
+            ProviderError: There is no such image or family, or Google did not answer within 20 s.
+            UsageError: `path` does not have the form of an image's path.
         """
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
         """Convert the API's record of a machine to an `Instance`, and return the `Instance`. Sends no request.
 
-        The `region` of the instance is the machine's zone. The `state` is "ending" if `catalog.STATES` does not have
-        Google's status of the machine. The `billed_from` is set only while the machine is running.
+        The `region` of the instance is the machine's zone. The `state` is "starting", "running", or "ending" for every
+        other status. `billed_from`, the time from which Google bills the machine, is set only while the machine runs.
 
         Args:
             record: The API's record of the machine.
-            said: The tags that were read from the machine's labels: the pool, the node number, the order's token and
-                the time until which the machine is needed.
+            said: The tags from the machine's labels: the pool, the node number, the order's token and the time until
+                which the machine is needed.
         """
         instance = tags.instance(
             "gcp",
@@ -417,10 +424,9 @@ class Compute:
     def let_in(self, order: Order) -> None:
         """Create the firewall rules for the machines of one run of a pool, and wait until they exist.
 
-        The rules open port 22 to the networks of the setting `ssh_from`. Without this setting, they open it to the
-        public address of the machine that runs the client. If the order needs a private network, the rules also open
-        all ports among the machines of the pool. All other incoming traffic is denied. Rules that exist are not
-        changed.
+        The rules open port 22 to the networks of the setting `ssh_from`. Without this setting, the rules open port 22
+        to the public address of the client's machine. If the order needs a private network, the rules also open all
+        ports among the machines of the pool. All other incoming traffic is denied. Rules that exist are not changed.
 
         Args:
             order: An order of the run of the pool.
@@ -446,7 +452,7 @@ class Compute:
 
         Args:
             offer: The offer that is rented. It gives the machine type and the region.
-            order: The request to rent. All orders of one run of the pool share a policy.
+            order: The order. All orders of one run of the pool share a policy.
 
         Returns:
             The path of the policy as the only item of a list. [] if the machine type does not support such a policy.
@@ -464,16 +470,15 @@ class Compute:
     def _begin(
         self, offer: Offer, order: Order, node: int, *, image: compute_v1.Image, policies: Sequence[str], what: str
     ) -> tuple[str, compute_v1.Operation | None]:
-        """Request the machine of one node, without waiting for it.
+        """Request the machine of one node, without waiting until the machine exists.
 
         Return the machine's name and the operation (Google's progress record of the creation). The operation is None if
-        the machine exists already. A repeated call makes no second machine, because the machine's name and the
-        request's id depend only on the order, the zone and the node. While there is no answer, the request is repeated
-        for up to 30 s.
+        the machine exists already. A repeated call with the same arguments makes no second machine. While there is no
+        answer, the request is repeated for up to 30 s.
 
         Args:
             offer: The offer that is rented.
-            order: The request to rent: pool, node numbers, token and limits.
+            order: The order: pool, node numbers, token, lease and lifetime.
             node: The node number of the machine.
             image: The image of the machine's disk.
             policies: The paths of the machine's placement policies. Empty for none.
@@ -511,7 +516,8 @@ class Compute:
         Args:
             zone: The zone of the machine.
             what: The request in words, for error messages.
-            begun: The result of `_begin`, or the exception that it raised.
+            begun: The machine's name and the operation (None if the machine existed before). Or the exception with
+                which the request failed.
 
         Raises:
             Exception: `begun`, if it is an exception.
@@ -552,7 +558,7 @@ class Compute:
             said: The tags to write, from name to value. The method encodes the tags as labels.
 
         Raises:
-            ProviderError: Google refused the change, or did not answer in that time.
+            ProviderError: Google refused the change, or did not answer within 30 s.
         """
 
         def change() -> None:
@@ -607,7 +613,7 @@ class Compute:
 
         Raises:
             ProviderError: The resource could not be deleted, for example because a machine still uses the resource.
-            ValueError: `leftover.kind` is not a kind that `leftovers` returns.
+            ValueError: `leftover.kind` is not "disk", "firewall", "placement" or "template".
         """
         calls = self._calls
         name = leftover.id

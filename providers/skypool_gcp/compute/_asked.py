@@ -48,9 +48,10 @@ class _Method(Protocol[Request, Answer]):
 
 
 class _Scope(Protocol):
-    """The type of one zone's or one region's part of a list that covers the whole project. Only type checkers use it.
+    """The type of one part of an answer that lists resources of all zones. Only type checkers use this class.
 
-    `warning` says whether that zone or region could not be reached.
+    Each part has the resources of one zone or region. The attribute `warning` says whether the API could not reach this
+    zone or region.
     """
 
     @property
@@ -87,17 +88,17 @@ class ComputeApi:
     """The requests to Compute Engine's API that the driver sends, one method for each, for one Google Cloud project.
 
     Each method blocks, and sends its request once, with a time limit of 60 s. The functions `look` and `insist` repeat
-    a request. Lists contain the items of all pages, and are empty if nothing matches. The argument `filter` is a filter
-    expression of the API, such as 'name eq "n2-.*"'. The argument `what` names the request in words, for error
-    messages.
+    a request. Methods that return a list return the items of all pages, or [] if nothing matches. The argument `filter`
+    is a filter expression of the API, such as 'name eq "n2-.*"'. The argument `what` names the request in words, for
+    error messages.
 
     Methods whose names begin with "insert", "delete" or "set" only start a change. They return the operation, which is
     Google's record of a change in progress. They return None if there is nothing to do: the resource to create exists
     already, or the resource to delete or change does not exist.
 
     Each method raises a ProviderError if the API refuses the request. Each method raises NoAnswer, a subclass of
-    ProviderError, if the API does not answer. Lists also raise NoAnswer if a zone or region does not answer, except
-    `machine_types` and `accelerator_types`.
+    ProviderError, if the API does not answer. Methods that return a list also raise NoAnswer if a zone or region does
+    not answer. Only `machine_types` and `accelerator_types` leave that zone or region out instead.
 
     Attributes:
         settings: The settings of the driver, which name the project.
@@ -147,10 +148,11 @@ class ComputeApi:
         return self._get(f"the network {name}", _client_of(compute_v1.NetworksClient).get, request)
 
     def machine_types(self, filter: str) -> Answers[compute_v1.MachineType]:
-        """Return the machine types of all zones that match a filter of the API.
+        """Return the machine types that match a filter of the API, in all zones.
 
-        A type has one record for each of its zones. If a zone does not answer, the zone's types are left out, a
-        RuntimeWarning is issued, and `lacks` of the result is ("offers",). The result is empty if nothing matches.
+        The result has one record for each machine type in each zone that has this type. The result is empty if nothing
+        matches. If a zone does not answer, the zone's types are left out, a RuntimeWarning is issued, and `lacks` of
+        the result is ("offers",).
 
         Args:
             filter: A filter expression of the API, such as 'name eq "n2-.*"'.
@@ -164,10 +166,11 @@ class ComputeApi:
         return Answers((each for scope in scopes for each in scope.machine_types), scopes.lacks)
 
     def accelerator_types(self, filter: str) -> Answers[compute_v1.AcceleratorType]:
-        """Return the types of GPUs that machines can get, of all zones that match a filter of the API.
+        """Return the types of GPUs that match a filter of the API and that machines can get, in all zones.
 
-        A type has one record for each of its zones. If a zone does not answer, the zone's types are left out, a
-        RuntimeWarning is issued, and `lacks` of the result is ("offers",). The result is empty if nothing matches.
+        The result has one record for each GPU type in each zone that has this type. The result is empty if nothing
+        matches. If a zone does not answer, the zone's types are left out, a RuntimeWarning is issued, and `lacks` of
+        the result is ("offers",).
 
         Args:
             filter: A filter expression of the API, such as 'name eq "n2-.*"'.
@@ -356,8 +359,7 @@ class ComputeApi:
         """Fetch and return the present state of an operation, Google's record of a change in progress.
 
         Args:
-            begun: The operation as the API returned it when the change was started. This record names the zone or the
-                region of the change; if it names neither, the change is one of the whole project.
+            begun: The operation as the API returned it when the change was started.
 
         Raises:
             ProviderError: The API refused the request, or did not answer within 60 s. If the operation has failed,
@@ -434,7 +436,7 @@ class ComputeApi:
             zone: The zone of the machine.
             name: The name of the machine.
             labels: The new labels. Labels that the machine has and that are not among them are removed.
-            fingerprint: The `label_fingerprint` of the record from which the labels were read.
+            fingerprint: The `label_fingerprint` of the machine's record from which the present labels were read.
             what: The request in words, for error messages.
 
         Raises:
@@ -694,15 +696,28 @@ class ComputeApi:
     def _create(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
         """Send a request that creates a resource, and return the answer. Returns None if the resource exists already.
 
-        The arguments are those of `_get`. Any other refusal, and a missing answer, raises ProviderError.
+        Args:
+            what: The request in words, for error messages.
+            method: The method of Google's SDK that sends the request.
+            request: The request.
+
+        Raises:
+            ProviderError: The API refused the request for another reason, or did not answer.
         """
         return quietly(partial(self._get, what, method, request), "alreadyExists")
 
     def _change(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
         """Send a request that changes or deletes a resource, and return the answer.
 
-        Returns None if the resource does not exist. The arguments are those of `_get`. Any other refusal, and a missing
-        answer, raises ProviderError.
+        Returns None if the resource does not exist.
+
+        Args:
+            what: The request in words, for error messages.
+            method: The method of Google's SDK that sends the request.
+            request: The request.
+
+        Raises:
+            ProviderError: The API refused the request for another reason, or did not answer.
         """
         return quietly(partial(self._get, what, method, request), "notFound")
 
@@ -791,8 +806,8 @@ def done(api: ComputeApi, operation: compute_v1.Operation | None, what: str, sec
 
     Args:
         api: The API.
-        operation: The operation, Google's record of a change in progress. None, for a change that was not needed,
-            returns True at once.
+        operation: The operation, Google's record of a change in progress. None means that no change was needed. The
+            function then returns True at once.
         what: The change in words, for error messages.
         seconds: The longest time to wait. With 0, the state is read once.
 

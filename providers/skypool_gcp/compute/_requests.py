@@ -30,7 +30,7 @@ _SHORTEST_RUN = 30.0
 """The shortest `maxRunDuration` in seconds: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
 
 _LONGEST_RUN = 120 * 86400.0
-"""The longest `maxRunDuration` in seconds, from the same page."""
+"""The longest `maxRunDuration` in seconds: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
 
 _ALLOW = 500
 """The priority of firewall rules that allow traffic. A lower number has precedence."""
@@ -70,14 +70,14 @@ def machine(
     scripts: Scripts,
     policies: Sequence[str],
 ) -> compute_v1.Instance:
-    """Build the request body with which the API creates one machine of an order. Sends no request.
+    """Build the description from which the API creates one machine of an order. Sends no request.
 
     The machine gets a public address, and a boot disk that is deleted together with the machine.
 
     Args:
         settings: The settings of the driver.
         offer: The offer that is rented. It gives machine type, zone, market, disk size and attached GPUs.
-        order: The request to rent: pool, node numbers, token and limits.
+        order: The order: pool, node numbers, token, lease and lifetime.
         name: The name of the machine and of its disk.
         image: The image of the disk.
         labels: The labels of the machine and of its disk.
@@ -140,7 +140,7 @@ def template(
     Args:
         settings: The settings of the driver.
         offer: The offer that is rented.
-        order: The request to rent: pool, node numbers, token and limits.
+        order: The order: pool, node numbers, token, lease and lifetime.
         name: The name of the template.
         image: The image of the machines' disks.
         labels: The labels of the machines and their disks.
@@ -244,11 +244,9 @@ def check_processor(image: compute_v1.Image, offer: Offer) -> None:
 def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scripts:
     """Return the programs that a machine runs at boot. Sends no request.
 
-    When its lease is over, the machine deletes the resource at `path` if the settings name a service account. Otherwise
-    the machine switches itself off. Two programs are needed, because Google's agent program may replace the ssh host
-    keys after cloud-init has set them: https://github.com/GoogleCloudPlatform/guest-agent#instance-setup.
-
-    If Google itself deletes the machine at the end of its lifetime, the limit in the programs is 120 s longer.
+    The programs end the machine when its lease or its lifetime is over. If the settings name a service account, the
+    machine then deletes the resource at `path`. Otherwise the machine switches itself off. At the end of a lifetime of
+    30 s to 120 days, Google deletes the machine. The programs then end the machine 120 s later, if it still exists.
 
     Args:
         settings: The settings of the driver.
@@ -263,6 +261,8 @@ def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scri
     guarded = order
     if order.lifetime is not None and _run_limit(order) is not None:
         guarded = replace(order, lifetime=order.lifetime + _HEAD_START)
+    # Google's agent program may replace the ssh host keys after cloud-init has set them, so two programs are needed:
+    # https://github.com/GoogleCloudPlatform/guest-agent#instance-setup
     return Scripts(
         cloud_config=userdata.cloud_config(guarded, user=_api.USER, end=end),
         boot_script=userdata.boot_script(guarded, user=_api.USER, end=end),
@@ -377,7 +377,7 @@ def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
 
     Args:
         offer: The offer that is rented. It gives the market and the accelerator.
-        order: The request to rent. It gives the lifetime.
+        order: The order. It gives the lifetime.
     """
     spot = offer.market == "spot"
     limit = _run_limit(order)
@@ -433,11 +433,11 @@ def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str
 
     The first rule allows ssh from `networks`. The second rule denies all other incoming traffic. If the order needs a
     private network, a third rule allows all traffic among the machines. The rules apply to machines with the network
-    tag `_api.tag(order)`.
+    tag of this run of the pool.
 
     Args:
         settings: The settings of the driver, which name the network.
-        order: The request to rent: pool, node numbers, token and limits.
+        order: The order: pool, node numbers, token, lease and lifetime.
         networks: The networks that may reach port 22, in CIDR notation such as "203.0.113.0/24".
     """
     tag = _api.tag(order)
@@ -494,7 +494,7 @@ def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.Res
     """Build the resource policy that connects the TPU chips of a slice (hosts rented together). Sends no request.
 
     Args:
-        order: The request to rent: pool, node numbers, token and limits.
+        order: The order: pool, node numbers, token, lease and lifetime.
         name: The name of the policy.
         topology: The numbers of chips along each axis of the slice, such as "2x2x2".
     """

@@ -38,7 +38,7 @@ _MADE = 180.0
 """Seconds that the creation of a template or a policy may take."""
 
 _TYPE = "type"
-"""The key under which a group's description holds the type of the slice, beside the tags."""
+"""The key of the slice's type in a group's description, which is a JSON object with the tags and this type."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Groups(Tpu):
             need: The requirements of each node, with the accepted accelerators.
 
         Raises:
-            UsageError: A zone of Google has the machine type, but nothing can be offered: the zones that the user chose
-                do not have the machine type, or no price is known. Or the settings name a zone that the project may not
-                use, or the image that the user chose does not have the form of an image's path.
+            UsageError: Google has TPU7x, but not in the zones that the user chose, or without a known price. Or the
+                settings name a zone that the project may not use. Or the image that the user chose does not have the
+                form of an image's path.
             ProviderError: Google refused a request, or did not answer.
         """
         kinds = _catalog.wanted(need)
@@ -98,7 +98,7 @@ class Groups(Tpu):
 
         Args:
             pool: The name of the pool.
-            until: The new time.
+            until: The time until which the pool is needed.
 
         Raises:
             ProviderError: The labels of a machine could not be written.
@@ -149,7 +149,7 @@ class Groups(Tpu):
 
         Args:
             offer: The offer that is rented.
-            order: The request to rent: pool, node numbers, token and limits.
+            order: The order: pool, node numbers, token, lease and lifetime.
             nodes: The node numbers of the slice's hosts.
 
         Returns:
@@ -229,11 +229,11 @@ class Groups(Tpu):
         return "CREATING"
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return the type of a TPU slice and the addresses of its hosts in order, without waiting.
+        """Return the type of a TPU slice (hosts rented together) and the addresses of its hosts, without waiting.
 
-        A TPU slice is a group of hosts that are rented together. The addresses are [] until all hosts run and have
-        addresses. The type is "" if the order of the hosts is not known. In this case Google's TPU library finds the
-        order by itself. Returns ("", []) if the instance group does not exist.
+        The addresses are sorted by the hosts' numbers in the slice. If these numbers are not known, the addresses are
+        sorted by the hosts' names, and the type is "". The addresses are [] until all hosts run and have addresses.
+        Returns ("", []) if the instance group does not exist.
 
         Raises:
             ProviderError: Google refused the request, or did not answer.

@@ -28,17 +28,17 @@ _NUMBERS = ("agent-worker-number", "worker-id", "tpu-env")
 """Keys of a machine's metadata that may hold the machine's number in its slice."""
 
 _YOUNG = 60.0
-"""Seconds for which a new group may not yet report that Google creates its machines."""
+"""Seconds after the creation of a group during which missing machines of the group count as being created."""
 
 _LEAST_BILLED = 60.0
 """The shortest time that is billed, in seconds: a rule of Compute Engine's machine types."""
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the types of TPU7x slices that meet a need, each with the accelerator of the need that it provides.
+    """Return the types of TPU7x slices that meet a need, such as "tpu7x-16", as the keys of a dict.
 
-    A TPU slice is a group of hosts that are rented together. The keys are names of slice types, such as "tpu7x-16".
-    Returns {} if no type meets the need.
+    A TPU slice is a group of hosts that are rented together. Each value is the accelerator, of those in the need, that
+    the slice provides. Returns {} if no type meets the need.
     """
     known = tables.slices()
     return {type: each for type, each in slices.wanted(need).items() if known[type].generation in _GENERATIONS}
@@ -47,19 +47,19 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 def offers(
     records: Iterable[compute_v1.MachineType], zones: Iterable[str], need: Need, base: str, rates: Rates
 ) -> Iterator[Offer]:
-    """Yield an offer for each TPU slice that meets a need, in each zone with its machine type, on each market.
+    """Yield an offer for each TPU slice that meets a need, in each zone that has the slice, on each market.
 
     A TPU slice is a group of hosts that are rented together. No offer is yielded for a market without a known price.
 
     Args:
         records: Machine types, as the API lists them, each in one zone.
-        zones: The names of the zones to offer. Records of other zones are ignored.
+        zones: The names of the zones for which to make offers. Records of other zones are ignored.
         need: The requirements.
         base: The image that the user chose. "" means Google's own image for TPUs.
         rates: Google's prices.
 
     Raises:
-        UsageError: `base` does not have the form of an image of Google Cloud.
+        UsageError: `base` does not have the form of an image's path.
     """
     serving = wanted(need)
     places = set(zones)
@@ -85,7 +85,7 @@ def _offers_of(
     """Yield the offers of one TPU slice in one zone, one for each market of the need with a known price.
 
     A TPU slice is a group of hosts that are rented together. The price is that of the whole slice: chips, disks and
-    public addresses. A slice of one host becomes an offer of the part `compute` of the driver.
+    public addresses. Offers of slices with one host name the part `compute` of the driver, which rents such slices.
 
     Args:
         slice: The type of slice.
@@ -97,7 +97,7 @@ def _offers_of(
         rates: Google's prices.
 
     Raises:
-        UsageError: `base` does not have the form of an image of Google Cloud.
+        UsageError: `base` does not have the form of an image's path.
     """
     region = _api.region_of(zone)
     image, gb = catalog.image_for(base, serves, "x86_64", need)
@@ -134,8 +134,8 @@ def state(
 ) -> State:
     """Return the state of all hosts of a TPU slice: "starting", "running" or "ending". The hosts end together.
 
-    The state is "ending" if the group does not exist, or a machine has stopped, or Google is not creating the machines
-    that are missing. The state is "running" only if all machines run.
+    The state is "ending" if the group does not exist or a machine has stopped. It is also "ending" if machines are
+    missing that Google is not creating. The state is "running" only if all machines run.
 
     Args:
         group: The TPU slice's managed instance group; None if the group does not exist.
@@ -160,9 +160,9 @@ def _is_making(group: compute_v1.InstanceGroupManager) -> bool:
 
 
 def in_order(machines: Sequence[compute_v1.Instance]) -> list[compute_v1.Instance]:
-    """Return the hosts of a TPU slice sorted by their numbers, or by their names if not all have numbers.
+    """Return the hosts of a TPU slice sorted by their numbers in the slice, or by name if the numbers are incomplete.
 
-    A TPU slice is a group of hosts that are rented together.
+    A TPU slice is a group of hosts that are rented together. The metadata of each host should hold its number, from 0.
     """
     if numbered(machines):
         return sorted(machines, key=_number)

@@ -44,7 +44,7 @@ _KEYING = 600.0
 """Seconds that a host may need until it accepts ssh connections with the right host key."""
 
 _MARGIN = 240.0
-"""A new slice counts as needed for at least this many seconds after the longest wait for its chips."""
+"""Seconds for which a new slice counts as needed at least, after the longest wait for its chips."""
 
 _DISABLED = (
     "not enabled: the API of Cloud TPU, which only TPU slices of v2 to v6e need. Enable it with "
@@ -73,9 +73,9 @@ class Tpu(Regional):
 
     Attributes:
         settings: The settings of the driver.
-        api: The name of this part. The offers and hosts of this part have it in `detail["api"]`.
+        api: The name of this part. The offers and hosts of this part have this name in `detail["api"]`.
         ending: Seconds for which `terminate` waits until the slices have ended.
-        passing: Error codes with which Google refuses a deletion temporarily. `terminate` then repeats the request.
+        passing: Error codes with which Google refuses a deletion temporarily. `terminate` then repeats the deletion.
     """
 
     settings: google.Settings
@@ -86,7 +86,7 @@ class Tpu(Regional):
     passing: ClassVar[Sequence[str]] = PASSING
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return an offer for each TPU slice that meets the need, in each zone that has it, on each market.
+        """Return an offer for each TPU slice that meets the need, in each zone that has the slice, on each market.
 
         A TPU slice is a group of hosts that are rented together. No offer is made for a market without a known price.
         If the need names no TPUs, the result is empty and no request is sent. If a zone does not answer, the zone's
@@ -118,11 +118,11 @@ class Tpu(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Request the TPU slices of an order, one after the other, and return their hosts as instances.
 
-        A TPU slice is a group of hosts that are rented together. `order.nodes` lists the hosts of the first slice, then
-        the hosts of the next slice, and so on. Firewall rules are created first. After its requests, the method waits
-        up to 8 s for Google to accept or refuse the slices. Slices that then still wait for their chips are returned,
-        too, with the state "starting". Calling again with the same order makes no second slice: it returns the slices
-        that exist.
+        A TPU slice is a group of hosts that are rented together. The hosts of the first slice get the first node
+        numbers of the order. The hosts of the next slice get the next numbers. Firewall rules are created first. After
+        all requests, the method waits up to 8 s for Google to accept or refuse the slices. Slices that still wait for
+        their chips after 8 s are returned, too. Their state is "starting". Calling again with the same order makes no
+        further slices, and returns the slices that exist.
 
         If a slice is refused, this slice and those after it are ended, and only the slices before it are returned. If
         the need has `private_network`, all slices are ended and the error is raised.
@@ -192,7 +192,7 @@ class Tpu(Regional):
 
         Args:
             pool: The name of the pool.
-            until: The new time.
+            until: The time until which the pool is needed.
 
         Raises:
             ProviderError: The labels of a slice could not be written.
@@ -206,18 +206,20 @@ class Tpu(Regional):
         )
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return []: TPU slices leave no other resources in Cloud TPU.
+        """Return []: TPU slices (hosts rented together) leave no resources behind in Cloud TPU.
 
-        A TPU slice is a group of hosts that are rented together. The part `groups` lists the firewall rules of slices.
+        Firewall rules of slices are resources of Compute Engine. Another part of the driver lists these rules.
+
+        Args:
+            pool: Not used.
         """
         return []
 
     def check(self) -> Iterable[Finding]:
-        """Return two findings: how many zones of Cloud TPU can be listed, and how TPU slices end.
+        """Return two findings: how many zones have TPUs, and what ends a TPU slice (hosts rented together).
 
-        A TPU slice is a group of hosts that are rented together. The zones are requested when the first finding is
-        taken. If Cloud TPU's API is not enabled for the project, the check passes, and the finding says how to enable
-        the API. A failed check does not raise.
+        The zones are requested when the first finding is taken. If Cloud TPU's API is not enabled for the project, the
+        check passes, and the finding says how to enable the API. A failed check does not raise.
         """
         end = _ENDS if self.settings.service_account else _BILLED
         return preflight.findings(
@@ -254,10 +256,10 @@ class Tpu(Regional):
 
         The labels of a slice cannot be changed while the slice waits for its chips. So the tags say that the slice is
         needed at least for the seconds of the setting `queue` plus 240 s from now. If the order has no time until which
-        its machines are needed, the tags have none either.
+        its machines are needed, the tags have no such time either.
 
         Args:
-            order: The request to rent: pool, node numbers, token and limits.
+            order: The order: pool, node numbers, token, lease and lifetime.
             nodes: The node numbers of the slice's hosts.
         """
         late = datetime.now(UTC) + timedelta(seconds=self.settings.queue + _MARGIN)
@@ -272,7 +274,7 @@ class Tpu(Regional):
 
         Args:
             offer: The offer that is rented, which gives the number of hosts.
-            order: The request to rent.
+            order: The order, which gives the pool and says if its machines need a private network.
 
         Raises:
             ProviderError: A rule could not be created for another reason.
@@ -295,7 +297,7 @@ class Tpu(Regional):
 
         Args:
             offer: The offer that is rented.
-            order: The request to rent: pool, node numbers, token and limits.
+            order: The order: pool, node numbers, token, lease and lifetime.
             nodes: The node numbers of the slice's hosts.
 
         Raises:
@@ -326,7 +328,7 @@ class Tpu(Regional):
 
         Args:
             offer: The offer that is rented, which becomes the `offer` of each instance.
-            order: The request to rent: pool, node numbers, token and limits.
+            order: The order: pool, node numbers, token, lease and lifetime.
             nodes: The node numbers of the slice's hosts.
         """
         said = tags.tags(replace(order, nodes=tuple(nodes)))
@@ -336,14 +338,15 @@ class Tpu(Regional):
     def _refused(self, offer: Offer, slices: Sequence[str], begun: Sequence[Any]) -> dict[int, ProviderError]:
         """Wait up to 8 s until Google has accepted or refused each TPU slice. Return the errors of the refused ones.
 
-        A TPU slice is a group of hosts that are rented together. The keys of the result are the indexes of the slices
-        in `slices`. The result is {} if no slice was refused in that time. If Google does not answer a request for a
-        slice's state, that does not count as a refusal.
+        A TPU slice is a group of hosts that are rented together. The result is a dict from the index of a refused slice
+        in `slices` to the error. The result is {} if no slice was refused in that time. If Google does not answer a
+        request for a slice's state, that does not count as a refusal.
 
         Args:
             offer: The offer of the slices.
             slices: The names of the slices.
-            begun: For each slice, the value that `_queued` returned.
+            begun: For each slice, the operation (Google's progress record of the creation). None if the slice existed
+                before.
         """
         refused: dict[int, ProviderError] = {}
         unknown = set(range(len(slices)))
@@ -500,11 +503,10 @@ class Tpu(Regional):
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
         """Request the end of the TPU slices of these instances, without waiting. Return the instances that still exist.
 
-        A TPU slice is a group of hosts that are rented together. The keys of the result are the ids of these instances.
-        Each value is the reason why Google temporarily refused to end the instance's slice, for example because the
-        slice is being created; "" if Google did not refuse. The result is {} if all instances have ended. Call the
-        method again to repeat the request. The state of each slice is requested by name, because a list may lack the
-        newest slices.
+        A TPU slice is a group of hosts that are rented together. The result is a dict from the id of an instance to a
+        text. The text is "" if Google did not refuse. Otherwise the text is the reason why Google temporarily refused
+        to end the slice, for example because the slice is being created. The result is {} if all instances have ended.
+        Call the method again to repeat the request.
 
         Args:
             region: The zone of the instances.
@@ -549,7 +551,7 @@ class Tpu(Regional):
         refuses for another reason or does not answer.
 
         Args:
-            until: The new time.
+            until: The time until which the pool is needed.
             instance: A host of the slice.
         """
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})

@@ -27,7 +27,7 @@ _TIMEOUT = 60.0
 """Seconds that one request may take. A request that takes longer counts as not answered."""
 
 _ZONES = 500
-"""The largest number of zones in a list."""
+"""The largest number of zones that the request for the list of zones returns."""
 
 _GONE = ("NotFound",)
 """The error code for a resource that does not exist."""
@@ -40,10 +40,10 @@ PASSING = ("FailedPrecondition", "BadRequest", "Aborted", "Conflict")
 
 
 class _Page(Protocol):
-    """The type of one page of a list of the API. Only type checkers use it.
+    """The type of one page of a list that Cloud TPU's API returns. Only type checkers use this class.
 
     Attributes:
-        unreachable: The zones that did not answer, whose items are missing.
+        unreachable: The zones that did not answer. The page lacks the items of these zones.
     """
 
     @property
@@ -57,14 +57,14 @@ Page = TypeVar("Page", bound=_Page)
 class TpuApi:
     """The requests to Cloud TPU's API that the driver sends, one method for each, for one Google Cloud project.
 
-    A TPU slice is a group of TPU hosts that are rented together. Its queued resource is Google's object for the
-    request, and its node is the object for the running slice.
+    A TPU slice is a group of TPU hosts that are rented together. Google has two objects for each slice. The queued
+    resource is the order for the slice, and the node is the running slice.
 
     Each method that sends a request blocks, with a time limit of 60 s. The method raises ProviderError if the API
-    refuses the request, and NoAnswer, a subclass of ProviderError, if the API does not answer. Methods that list items
-    return the items of all pages. These methods also raise NoAnswer if a zone did not answer, because the zone's items
-    would be missing. The argument `slice` is the name of a slice, and `zone` is the name of its zone. The argument
-    `what` names the request in words, for error messages.
+    refuses the request, and NoAnswer, a subclass of ProviderError, if the API does not answer. The methods
+    `accelerator_types`, `queued_resources` and `nodes` also raise NoAnswer if one of the zones does not answer. The
+    argument `slice` is the name of a slice, and `zone` is the name of the slice's zone. The argument `what` names the
+    request in words, for error messages.
 
     Attributes:
         settings: The settings of the driver, which name the project.

@@ -18,7 +18,7 @@ from skypool_gcp import catalog
 from skypool_gcp.billing import Price, Rates
 
 State = Literal["starting", "running", "ending"]
-"""The state of an instance, as in `skypool.model.Instance`."""
+"""The state of an instance (a rented machine)."""
 
 QUEUED: dict[str, State] = {
     "CREATING": "starting",
@@ -27,9 +27,9 @@ QUEUED: dict[str, State] = {
     "PROVISIONING": "starting",
     "ACTIVE": "running",
 }
-"""States of queued resources (requests for slices), with the state of the slice's hosts.
+"""The state of a slice's hosts, by Google's state of the slice's queued resource (the request for the slice).
 
-In any other state, the node (the running slice) no longer exists or is ending.
+If the queued resource is in any other state, the node (the running slice) no longer exists or is ending.
 """
 
 NODE: dict[str, State] = {
@@ -40,9 +40,9 @@ NODE: dict[str, State] = {
     "READY": "running",
     "REPAIRING": "running",
 }
-"""States of nodes (running slices) that exist, with the state of the slice's hosts.
+"""The state of a slice's hosts, by Google's state of the slice's node (the running slice).
 
-In any other state, the hosts are ending.
+If the node is in any other state, the hosts are ending.
 """
 
 NEW = frozenset({"STATE_UNSPECIFIED", "CREATING", "ACCEPTED"})
@@ -67,11 +67,11 @@ Engine's machine types. It applies only to slices of Compute Engine, such as TPU
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the types of TPU slices that meet a need, each with the accelerator of the need that it provides.
+    """Return the types of TPU slices that meet a need, such as "v5p-16", as the keys of a dict.
 
-    A TPU slice is a group of hosts that are rented together. The keys are names of slice types, such as "v5p-16". If
-    the need names a number of chips without a type of slice, a slice of one host with exactly this number of chips
-    meets the need. Returns {} if the need names no TPUs.
+    A TPU slice is a group of hosts that are rented together. Each value is the accelerator, of those in the need, that
+    the slice provides. The need may name a number of chips instead of a type of slice. Then the slice must have one
+    host with exactly this number of chips. Returns {} if no type meets the need.
     """
     return {
         type: accelerator
@@ -84,8 +84,8 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 def _serves(slice: Slice, accelerator: Accelerator) -> bool:
     """Return True if a TPU slice (hosts rented together) provides an accelerator that a need names.
 
-    The accelerator may name this type of slice. Or it may name a number of chips without a type of slice. Then the
-    slice must have one host, and exactly this number of chips of this generation.
+    If the accelerator names a type of slice, the slice must be of this type. Otherwise the accelerator names a
+    generation and a number of chips. Then the slice must have one host with exactly these chips.
     """
     if accelerator.slice is not None:
         return accelerator.slice == slice
@@ -96,7 +96,7 @@ def _serves(slice: Slice, accelerator: Accelerator) -> bool:
 def regions(need: Need, rates: Rates) -> set[str]:
     """Return the regions in which Google states a price for a TPU slice (hosts rented together) that meets the need.
 
-    Only regions that match `need.regions` are returned. The set is empty if no region does. Slices that Cloud TPU's API
+    Only regions that match `need.regions` are returned. The set is empty if there are none. Slices that Cloud TPU's API
     does not have, such as TPU7x, are left out.
     """
     kinds = [tables.slices()[type] for type in wanted(need)]
@@ -114,7 +114,7 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
         sold: The types of slices that the zone has.
         need: The requirements.
         rates: Google's prices.
-        ends_itself: True if a slice deletes itself when its lease is over, which ends its cost.
+        ends_itself: True if slices delete themselves when their lease is over. The offers say so.
     """
     serving = wanted(need)
     region = zone.rpartition("-")[0]
@@ -151,8 +151,9 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
 def state(queued: str, node: str) -> State:
     """Return the state of all hosts of a TPU slice, from the states of Google's two objects for the slice.
 
-    A TPU slice is a group of hosts that are rented together. An unknown state counts as "ending". So does a slice whose
-    queued resource is active and whose node no longer exists.
+    A TPU slice is a group of hosts that are rented together. The result is "ending" if the queued resource has
+    failed, is suspended or is being deleted. Otherwise the state of the node decides, or the state of the queued
+    resource if there is no node. Unknown states, and an active queued resource without a node, give "ending".
 
     Args:
         queued: The state of the queued resource (the request for the slice); "ACTIVE" if only the node exists.
@@ -180,7 +181,7 @@ def _whole(slice: Slice, chip: Price, market: Market) -> float:
 
 
 def _priced(slice: Slice) -> str:
-    """Return the name under which `Rates.chips` has the price of a TPU slice's chips, such as "v5e" or "v2 pod".
+    """Return the name under which the price list has the price of a TPU slice's chips, such as "v5e" or "v2 pod".
 
     Only names of v2 and v3 have a second word: "device" for a slice of one host, and "pod" for one of several hosts.
     """
