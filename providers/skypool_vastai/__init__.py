@@ -28,7 +28,7 @@ _LAG = 6.0
 """Seconds for which an instance is looked for after the reply to its create request was lost."""
 
 _YOUNG = 60.0
-"""Age in seconds up to which the list of instances may lack an instance."""
+"""Age in seconds up to which Vast.ai's list of instances may lack an instance."""
 
 _SHARED = 3.0
 """Maximum age in seconds of a list of instances that is used to look up an address."""
@@ -43,7 +43,7 @@ _WAYS = ("any", "direct", "proxy")
 """Values of the setting `ssh`."""
 
 _SETTINGS = {"ssh": ("any|direct|proxy", "'any', 'direct' or 'proxy'", False)}
-"""For each setting that is a word: a regular expression, an example, and True if the setting may be a list."""
+"""A dict from setting to the regular expression of its values, examples, and True if a list is allowed."""
 
 _IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 """Default Docker image: Python of the client's version."""
@@ -264,7 +264,7 @@ class VastAI:
         return {str(each["id"]) for each in self._account.instances()}
 
     def _ordered(self, order: Order) -> list[Instance]:
-        """Return the instances that an order has created, found by its token; an empty list if there are none.
+        """Return the instances that an order has created, found by the order's token; [] if there are none.
 
         An instance that is ending cannot be used, so it is left out. Its destruction is requested again, without
         waiting for the end.
@@ -282,8 +282,8 @@ class VastAI:
     def _create(self, offer: Offer, order: Order) -> Instance:
         """Rent the machine of an offer, report the new instance to the order, and return it.
 
-        Only one customer can take an offer. After a lost reply, the instance is looked for up to `_LAG` (6) seconds,
-        because lists may lag. An instance that was created although Vast.ai refused is destroyed.
+        If the reply is lost, the instance is looked for up to 6 seconds. An instance that was created although Vast.ai
+        refused is destroyed.
 
         Raises:
             OfferGone: another customer took the machine, or the machine failed in the last day.
@@ -348,8 +348,8 @@ class VastAI:
         Reads a list of instances that may be 3 s old.
 
         Raises:
-            ProviderError: the address is not known. If the code is "pending" or "unmapped", it may be known later; with
-                any other code it never will be.
+            ProviderError: the address is not known. If the code is "pending" or "unmapped", the address may be known
+                later. With any other code, it never will be.
         """
         records = self._account.instances(_SHARED)
         record = next((each for each in records if str(each["id"]) == instance.id), None)
@@ -366,7 +366,7 @@ class VastAI:
 def _is_young(instance: Instance) -> bool:
     """Return True if the list of instances may lack this instance, because it was created less than a minute ago.
 
-    Returns False if its time of creation is not known.
+    Returns False if the instance's time of creation is not known.
     """
     return time.time() - (instance.created_at or 0.0) < _YOUNG
 
@@ -380,7 +380,7 @@ def _is_its_own_fault(instance: Instance, why: Exception) -> bool:
 
     Args:
         instance: the instance.
-        why: the error with which it failed.
+        why: the error with which the instance failed.
     """
     if getattr(why, "step", "") in ("health", "nvidia"):
         return True
