@@ -15,7 +15,7 @@ def nearest(word: str, choices: Mapping[str, str]) -> str:
 
     Args:
         word: the mistyped word.
-        choices: for each possible spelling, the name to suggest.
+        choices: a dict from possible spelling to the name to suggest.
     """
     by_fold = {spelling.casefold(): meant for spelling, meant in choices.items()}
     found = difflib.get_close_matches(word.casefold(), by_fold, 1, 0.5)

@@ -14,9 +14,9 @@ _PARTS_OF_TORCH = re.compile(r"nvidia-.*-cu\d+|triton|pytorch-triton(-rocm)?")
 def here(but: Set[str]) -> tuple[list[str], list[str]]:
     """Return the requirements that reproduce this environment, and notes on packages that exist only here.
 
-    A package "torch 2.9.0+cpu" here becomes the requirement "torch==2.9.0", because the right build depends on the
-    node's accelerator. The parts of CUDA that come with a build of PyTorch are left out for the same reason. skypool
-    itself and installers such as pip are left out, too.
+    The installed "torch 2.9.0+cpu" becomes the requirement "torch==2.9.0", because the right build depends on the
+    node's accelerator. Three kinds of packages are left out: parts of CUDA that come with PyTorch, skypool itself, and
+    installers such as pip.
 
     Args:
         but: names of packages to leave out, in lower case with dashes.

@@ -22,9 +22,9 @@ class Step:
 
     Attributes:
         name: name of the step, from a-z, 0-9 and "-". It must be unique in its script.
-        script: POSIX shell code. It runs with `set -eu` after `scripts/prelude.sh` and `scripts/python.sh`. It must be
-            safe to run twice.
-        check: shell code that succeeds if the step has had its effect; "" if the exit status of `script` is enough.
+        script: POSIX shell code that is safe to run twice. It runs with `set -eu`, and can use the shell functions of
+            `scripts/prelude.sh` and `scripts/python.sh` in this package.
+        check: shell code that succeeds if `script` has had its effect; "" if the exit status of `script` is enough.
         limit: maximum seconds for one attempt.
         retries: number of further attempts after a network failure.
     """

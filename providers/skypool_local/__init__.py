@@ -60,8 +60,8 @@ class Local:
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return one offer, at the price 0, for each needed accelerator that this machine has in the needed number.
 
-        If this machine has none of the needed accelerators, or the need has none, there is one offer of this machine.
-        It has the machine's first kind of accelerator, if any. So the list is never empty.
+        If this machine has none of the needed accelerators, or the need has none, there is one offer with the
+        machine's first kind of accelerator, if any. So the list is never empty.
 
         Raises:
             UsageError: the interpreter of the setting `python` does not exist.

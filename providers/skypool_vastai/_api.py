@@ -155,8 +155,9 @@ def _refuses(body: Any) -> bool:
 def said(status: int, body: Any) -> tuple[str, str]:
     """Return the code and the text of a refusal.
 
-    The code is the HTTP status, or Vast.ai's own code if that is more exact. A refused request for a new instance may
-    still have created the instance. The text then ends with "(new_contract 123)", where 123 is the instance's id.
+    The code is Vast.ai's own code if that is more exact than the HTTP status, and otherwise usually the HTTP status. A
+    refused request for a new instance may still have created the instance. The text then ends with "(new_contract
+    123)", where 123 is the instance's id.
 
     Args:
         status: HTTP status.

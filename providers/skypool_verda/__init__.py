@@ -237,8 +237,7 @@ class Verda(Regional):
     def _drop(self, path: str, **given: Any) -> None:
         """Delete a resource, such as a tag. Does nothing if the resource does not exist.
 
-        The request is repeated for up to a minute while Verda refuses because of the resource's present state. Does not
-        raise for a resource that does not exist.
+        The request is repeated for up to a minute while Verda refuses because of the resource's present state.
 
         Args:
             path: the path of the resource in the API.
