@@ -176,7 +176,7 @@ def _head(minor: str, dependencies: Iterable[str]) -> str:
 
 
 def _sources(wanted: WantedPackages) -> list[str]:
-    """Return the lines of a pyproject.toml that tell uv from which index it takes each package.
+    """Return the lines of a pyproject.toml that tell uv which index each package comes from.
 
     The list is empty if the image names no index for any package.
     """
@@ -239,7 +239,7 @@ def _runs(spec: Spec, before: list[str]) -> list[Step]:
 
     Args:
         spec: the image's fields.
-        before: texts that identify the earlier steps. If one of them changes, the hash of every returned step changes.
+        before: texts that identify the earlier steps. If a text changes, the hash of every returned step changes.
     """
     made = []
     for number, command in enumerate(spec.run, 1):

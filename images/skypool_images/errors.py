@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class ImageError(ValueError):
-    """The error for an invalid field of an image, or for a local file or variable of an image that cannot be used."""
+    """The error for an invalid field of an image, or for an unusable local file or environment variable."""
 
 
 def nearest(word: str, choices: Mapping[str, str]) -> str:

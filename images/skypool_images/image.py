@@ -31,9 +31,9 @@ class Image:
         Image(pip=["torch>=2.5"], apt=["git"], env={"SEED": "1"})
         Image().pip("torch>=2.5").apt("git").env(SEED="1")
 
-    Each keyword is also a method. An image never changes: the methods return a new image. They extend lists, merge
-    mappings, and replace other values. The checked fields are in the attribute `spec`. Images with equal fields are
-    equal.
+    Each keyword is also a method. An image never changes: the methods return a new image, in which lists are
+    extended, mappings are merged, and other values are replaced. The checked fields are in the attribute `spec`. Images
+    with equal fields are equal.
 
     Args:
         python: minor version of Python. "auto" means the client's version. No other version is accepted, because
@@ -59,7 +59,7 @@ class Image:
         neuron: version of the Neuron SDK to install. None takes the newest packages.
         rocm: version of ROCm to install. None installs only the parts that Python packages need.
         mirror_local: True installs the Python packages of the client's environment, in the same versions.
-        folder: the project's folder. Relative local paths start from it.
+        folder: the project's folder, from which relative local paths start.
 
     Raises:
         ImageError: a field is unknown or not valid. The message suggests the nearest valid spelling.
@@ -116,7 +116,7 @@ class Image:
     def requirements(self, path: PathLike) -> Image:
         """Return a new image with this requirements.txt in place of an earlier one.
 
-        A relative path starts from the project's folder. The file is not read yet, so it need not exist.
+        A relative path starts from the project's folder. The file is not read yet and need not exist.
         """
         return self._with(requirements=path)
 
@@ -140,8 +140,8 @@ class Image:
         """Return a new image with these package indexes added.
 
         Args:
-            indexes: a dict from URL of an index to the requirements that are installed only from this index. They
-                replace earlier requirements for the same URL.
+            indexes: a dict from URL of an index to the requirements that are installed only from this index. Earlier
+                requirements for the same URL are replaced.
 
         Raises:
             ImageError: a URL or requirement is not valid, or a package would come from two indexes.
@@ -161,7 +161,7 @@ class Image:
 
         Args:
             variables: a dict from name to value. None means no variables.
-            more: further variables as keyword arguments. They take precedence over `variables`.
+            more: further variables as keyword arguments, with precedence over `variables`.
 
         Raises:
             ImageError: a value is not a string, or a name is not valid. Names that begin with "SKYPOOL_" are refused.
@@ -172,7 +172,8 @@ class Image:
         """Return a new image with these secrets (environment variables with hidden values) added.
 
         Args:
-            names: variables to read from the client's environment when a pool starts. They need not be set yet.
+            names: names of variables that are read from the client's environment when a pool starts. The variables need
+                not be set yet.
             values: variables with their values, as keyword arguments. A value replaces an earlier value of the same
                 name.
 
@@ -269,7 +270,7 @@ class Image:
         """Return a new image that installs the Python packages of the client's environment, in the same versions.
 
         Args:
-            on: True (the default) installs these packages. False returns an image that does not install them.
+            on: True (the default) installs these packages. False turns this off.
         """
         return self._with(mirror_local=on)
 
@@ -338,7 +339,7 @@ class Image:
         title: str | None = None,
         packed: Packed | None = None,
     ) -> str:
-        """Return the shell script that sets up a node, for people to read. It runs the steps of `steps`.
+        """Return the shell script that sets up a node, for people to read. Nothing runs here.
 
         Args:
             runtime: software family of the node's accelerator, such as "cuda".

@@ -41,9 +41,9 @@ def here(but: Set[str]) -> tuple[list[str], list[str]]:
 def _requirement(name: str, each: Distribution) -> tuple[str, str]:
     """Return (requirement, note) for an installed package. One of the two texts is "".
 
-    The note says why a package cannot be installed on another machine. The requirement for a package from version
-    control has the commit, and the one for a package from a URL has the URL. All other requirements have the version,
-    without a local part such as "+cpu".
+    The note says why a package cannot be installed on another machine. For a package
+    from version control, the requirement has the commit. For a package from a URL, it has the URL. Other requirements
+    have the version, without a local part such as "+cpu".
 
     Args:
         name: the package's name, in lower case with dashes.

@@ -75,7 +75,7 @@ class Packed:
     def read(self, at: int, size: int = _CHUNK) -> bytes:
         """Return at most `size` bytes from position `at` (in bytes from the start); b"" at the end.
 
-        Any thread may call this method, because it does not move the file position.
+        Any thread may call this method, because the file position is not moved.
         """
         return os.pread(self._file.fileno(), size, at)
 

@@ -1,6 +1,7 @@
 """Determines the packages to install in a node's Python environment, from the image and from local files.
 
-`wanted` returns them as `WantedPackages`. The local files are requirements.txt, pyproject.toml and uv.lock.
+The function `wanted` returns the packages as `WantedPackages`. The local files are requirements.txt, pyproject.toml and
+uv.lock.
 """
 
 from __future__ import annotations
@@ -70,8 +71,7 @@ class WantedPackages:
         The hash depends on all fields except `notes`, and on `more`.
 
         Args:
-            more: further values that the environment depends on, such as the version of Python. They must be JSON
-                values.
+            more: further values that the environment depends on, such as the version of Python: only JSON values.
         """
         parts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "notes"}
         return hashlib.sha256(json.dumps([parts, more], sort_keys=True).encode()).hexdigest()[:12]

@@ -37,8 +37,8 @@ class Spec:
 
     Attributes:
         secrets: the names of all secrets, without values.
-        given: pairs of name and value for the secrets whose values were given directly. The values appear in no text
-            and in no hash.
+        given: pairs of name and value for the secrets with directly given values. The values appear in no text and in
+            no hash.
     """
 
     python: str = "auto"

@@ -173,7 +173,7 @@ class AWS(Regional):
         return chosen(_requests.regions(self._ec2()), self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
-        """Yield a region's offers. Spot offers have the price without disk and address; all others have the price 0.
+        """Yield a region's offers. On-demand offers have the price 0. Spot prices lack disk and address.
 
         Yields nothing if the region has no instance type that could meet the need. Requests are sent while the result
         is read.
@@ -206,7 +206,7 @@ class AWS(Regional):
         return found
 
     def _reserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer]) -> Iterator[Offer]:
-        """Yield the offer of the capacity reservation in the settings; nothing if its instance type is not in `types`.
+        """Yield the offer of the capacity reservation in the settings; nothing if `types` lacks the instance type.
 
         A capacity block was paid for when it was bought, so `detail["prepaid"]` of its offer is True. The `detail` also
         has the reservation's "placement_group" ("" for none) and "tenancy", which the machines must have. The offer is
@@ -313,7 +313,7 @@ class AWS(Regional):
         return sorted(instances, key=lambda instance: instance.node)
 
     def _prepared(self, offer: Offer, order: Order) -> _requests.InstanceRequest:
-        """Make the order's key pair, groups and rules at EC2, and return the request for its instances.
+        """Make the order's key pair, groups and rules at EC2, and return the request for the order's instances.
 
         A key pair, group or rule of the same pool that exists already is used again. The same order always gives the
         same request.
@@ -362,7 +362,7 @@ class AWS(Regional):
         )
 
     def _image(self, ec2: EC2Client, offer: Offer, need: Need) -> tuple[str, str, int]:
-        """Return (id of the AMI, name of its root device, disk size in GiB) for a machine of this offer.
+        """Return (id of the AMI, name of the AMI's root device, disk size in GiB) for a machine of this offer.
 
         The disk is as large as the need says, but never smaller than the AMI's own root disk.
 
@@ -429,8 +429,8 @@ class AWS(Regional):
     def _security_group(self, ec2: EC2Client, name: str, vpc: str, said: Mapping[str, str], gang: bool) -> str:
         """Return the id of the pool's security group, which is made if it does not exist.
 
-        The group opens port 22 to the networks of `ssh_from`. If `gang` is True, it also opens all ports among the
-        pool's machines. Rules that exist already are kept.
+        The group opens port 22 to the networks of `ssh_from`. If `gang` is True, the group also opens all ports among
+        the pool's machines. Rules that exist already are kept.
 
         Args:
             ec2: the client of the region.
@@ -477,7 +477,7 @@ class AWS(Regional):
         )
 
     def _address(self, instance: Instance) -> str:
-        """Return the public address of an instance. The instance gets it a few seconds after its creation.
+        """Return the public address of an instance, which exists a few seconds after the instance.
 
         Raises:
             ProviderError: the instance has no address yet, or EC2 does not find the instance yet (code "pending"). Also
@@ -509,7 +509,7 @@ class AWS(Regional):
     def _instance(self, region: str, record: InstanceTypeDef) -> Instance:
         """Convert EC2's record of an instance to an `Instance`, with pool, node number and token from the tags.
 
-        The state is "starting" for EC2's "pending", "running" for "running", and "ending" for all others.
+        The state is "starting" for EC2's "pending", "running" for "running", and "ending" for every other state.
         """
         states: Mapping[str, Literal["starting", "running"]] = {"pending": "starting", "running": "running"}
         return tags.instance(
@@ -564,10 +564,10 @@ class AWS(Regional):
         return left
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-        """Return the ids of those of these instances that have not ended yet, after EC2 was asked to end them.
+        """Return the ids of the instances that have not ended yet, after EC2 was asked to end all of them.
 
-        An instance that is shutting down has not ended. If an instance is not even shutting down, or EC2 does not know
-        the instance, EC2 is asked again to end all of these instances.
+        An instance that is shutting down has not ended. If EC2 does not know an instance, or an
+        instance is not even shutting down, EC2 is asked again to end all instances.
 
         Args:
             region: the region of the instances.

@@ -236,7 +236,7 @@ class _Translating:
     meta: Any
 
     def _make_api_call(self, operation_name: str, api_params: Mapping[str, object]) -> Any:
-        """Send one request, and return its answer. Raise its failure as an error of skypool.
+        """Send one request of a client, and return the answer. A failure is raised as an error of skypool.
 
         Args:
             operation_name: AWS's name of the operation, such as "RunInstances".

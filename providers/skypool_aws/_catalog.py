@@ -1,4 +1,4 @@
-"""Translates AWS's instance types, prices and base images into skypool's terms. It sends no requests.
+"""Translates AWS's instance types, prices and base images into skypool's terms. This module sends no requests.
 
 API: DescribeInstanceTypes, GetProducts, DescribeSpotPriceHistory at https://docs.aws.amazon.com (read 2026-11-21).
 """
@@ -111,7 +111,7 @@ _DRIVER_IMAGES = {
     "cuda": "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-{release}/latest/ami-id",
     "neuron": "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id",
 }
-"""A dict from runtime (an accelerator's software family) to the SSM parameter that holds an AMI with its driver."""
+"""A dict from runtime (an accelerator's software family) to the SSM parameter that holds an AMI with the driver."""
 
 _NOT_DRIVEN = ("K80", "K520", "M60", "V100", "Inferentia1")
 """Accelerators that no AMI in `_DRIVER_IMAGES` supports: NVIDIA's before Turing, and Inferentia1."""
@@ -123,9 +123,9 @@ _TYPES_OF_RUNTIME = {
     "hpu": ("dl*",),
     "none": ("p*", "g*", "trn*", "inf*", "dl*"),
 }
-"""A dict from runtime (an accelerator's software family) to patterns of the instance types that may have it.
+"""A dict from runtime (an accelerator's software family) to patterns of instance types.
 
-It is used for an accelerator that skypool finds in no known instance type.
+These types are searched for an accelerator that no instance type in skypool's catalogue has.
 """
 
 _VCPUS_OF_SIZE = {
@@ -261,7 +261,7 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
     Returns None if the type has no accelerator, or none that skypool knows.
 
     If skypool's catalogue has the type's name, the name decides. Otherwise AWS's description of the devices decides.
-    The description comes second because it has errors: for example, it counts the devices of inf types twice.
+    The description comes second because it is wrong for some types.
 
     Args:
         record: EC2's record of the instance type, from the answer to DescribeInstanceTypes.
@@ -302,7 +302,7 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
 
 
 def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
-    """Return the name of an SSM parameter (an entry in AWS's parameter store), with its placeholders filled in.
+    """Return the name of an SSM parameter (an entry in AWS's parameter store), without placeholders.
 
     A template without placeholders, such as an image's id, is returned unchanged.
 

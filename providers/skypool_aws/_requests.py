@@ -63,13 +63,13 @@ _STATES_THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
 """States of an instance that costs money or may do so again: all but "terminated"."""
 
 _TRIAL_NAME = "skypool-check"
-"""The name of the resources in dry runs (requests that AWS checks and does not execute)."""
+"""The name of resources in dry runs (requests that AWS checks and does not execute)."""
 
 _TRIAL_KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
-"""The public key in dry runs. It is well-formed and belongs to nobody."""
+"""The public key in dry runs, which is well-formed and belongs to nobody."""
 
 _TRIAL_IMAGE = "resolve:ssm:/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
-"""The image in dry runs. Every account may use it."""
+"""The image in dry runs, which every account may use."""
 
 
 # --- what is sold --------------------------------------------------------------------------------------------
@@ -508,7 +508,7 @@ def instances(ec2: EC2Client, ids: Sequence[str]) -> list[InstanceTypeDef]:
 
 
 def terminate(ec2: EC2Client, ids: Sequence[str]) -> list[str]:
-    """Ask EC2 to end instances, and return the ids of those that have not ended yet. Does not wait for their end.
+    """Ask EC2 to end instances, and return the ids of those that have not ended yet. Does not wait.
 
     Raises:
         ProviderError: EC2 does not know one of the ids, and so ends none of the instances. Also if EC2 refused for
@@ -566,7 +566,7 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
         seconds: for how long to repeat the request while instances that are ending still use the resource.
 
     Raises:
-        ProviderError: the resource is still in use after `seconds`, its kind is unknown, or AWS refused for another
+        ProviderError: the resource is still in use after `seconds`, the kind is unknown, or AWS refused for another
             reason.
     """
 

@@ -1,8 +1,8 @@
 """Driver for containers of Docker or Podman.
 
-The containers run on this machine, or on the machine that the program `docker` or `podman` is configured to use. They
-cost nothing. A container ends itself when its agent (the process that runs calls) has ended, when no client connected
-for 15 minutes, and at the pool's deadline.
+The containers run on this machine, or on the machine that the program `docker` or `podman` is configured to use. The
+containers cost nothing. A container ends itself when its agent (the process that runs calls) has ended, when no client
+connected for 15 minutes, and at the pool's deadline.
 """
 
 from __future__ import annotations

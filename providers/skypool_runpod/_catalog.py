@@ -1,7 +1,7 @@
-"""Converts RunPod's records into offers and instances, and writes and reads the names of pods. It sends no requests.
+"""Converts RunPod's records into offers and instances, and writes and reads the names of pods.
 
-Constants such as disk sizes and images are in facts.json. A GPU's price is for one GPU and hour
-(https://docs.runpod.io/sdks/graphql/manage-pods). A CPU instance's price is for the whole instance and hour. A
+This module sends no requests. Constants such as disk sizes and images are in facts.json. A GPU's price is for one GPU
+and hour (https://docs.runpod.io/sdks/graphql/manage-pods). A CPU instance's price is for the whole instance and hour. A
 container's disk is priced by GB and month:
 https://docs.runpod.io/pods/storage/types (all read 2026-11-21).
 """

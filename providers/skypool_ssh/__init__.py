@@ -1,4 +1,4 @@
-"""Driver for the user's own machines, reached by ssh. They cost nothing, and the driver never switches them off.
+"""Driver for the user's own machines, reached by ssh. The machines cost nothing and are never switched off.
 
 When a pool ends, only the pool's processes and files on these hosts are removed. All files of skypool are in ~/.skypool
 on the host. A node's folder there is `pools/<pool>.<node>`. Software that images installed is kept.
@@ -52,7 +52,7 @@ The time is short because the host answered at launch.
 """
 
 _Answer = list[str] | SkypoolError
-"""The lines that a host answered, or the error if it could not be asked."""
+"""The lines that a host answered, or the error if the host could not be asked."""
 
 
 @settings.settings_named
@@ -144,7 +144,7 @@ class SSH:
         """Return an offer at the price 0 for hosts that have the same accelerator.
 
         Args:
-            accelerator: the accelerator of each host; None if the hosts have none, or if it is not known.
+            accelerator: the accelerator of each host; None if the hosts have none, or none is known.
             labels: the names of the hosts, at least one.
             left_out: a dict from the name of each host that cannot be used to the reason. The offer's `detail` has this
                 dict.
@@ -437,10 +437,10 @@ def _busy(answer: list[str]) -> str:
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:
-    """Return, without raising it, the error for a launch that found too few free hosts.
+    """Return the error for a launch that found too few free hosts. Nothing is raised.
 
-    If a reason is a HostKeyMismatch, the first one is returned. If there is a single reason and it is an error, this
-    error is returned. Otherwise the result is a CapacityError that lists all reasons.
+    If a reason is a HostKeyMismatch, the first one is returned. If the only reason is an error, this error
+    is returned. Otherwise the result is a CapacityError that lists all reasons.
 
     Args:
         order: the order that was launched.

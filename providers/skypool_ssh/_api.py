@@ -1,7 +1,7 @@
 """Hosts as the user describes them, and requests that are sent to a host by ssh.
 
 - `Host`, `host`, `inventory`: the description of a host, from an object, a text, or a TOML file.
-- `ask`: runs one of the shell functions in host.sh on a host, and returns what it prints.
+- `ask`: runs one of the shell functions in host.sh on a host, and returns the output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from skypool.wire.transport import SSH, Errand, Trouble
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
 _NAME = re.compile(r"[^\s@/-][^\s@/]*")
 _WORD = re.compile(r"[^\n-][^\n]*")
-"""A valid argument for `ssh`: it does not begin with "-" and is one line."""
+"""A valid argument for `ssh`: a single line that does not begin with "-"."""
 _KEY = re.compile(r"[a-z][\w@.-]+ [A-Za-z0-9+/]+=*")
 
 _SSH_FAILED = 255
@@ -200,8 +200,8 @@ def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[st
         words: the name of the shell function (one of host.sh, or `devices`), and its arguments.
 
     Returns:
-        a function `answer(until)`, to be called once. It blocks and returns the lines that the host printed. `until` is
-            a time of `time.monotonic()`, at which the ssh process is killed. The function raises a ConnectionLost, a
+        a function `answer(until)`, to be called once, which blocks and returns the lines that the host printed. `until`
+            is a time of `time.monotonic()`, at which the ssh process is killed. The function raises a ConnectionLost, a
             HostKeyMismatch or a LoginRefused if there is no answer.
     """
     text = f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"
@@ -223,7 +223,7 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
 
     Args:
         asked: the running ssh process.
-        ssh: the way to the host. Its methods interpret the error texts of `ssh`.
+        ssh: the way to the host, which also interprets the error texts of `ssh`.
         label: the host's name in messages.
         until: a time of `time.monotonic()`, at which the process is killed.
 

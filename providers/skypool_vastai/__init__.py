@@ -43,7 +43,7 @@ _WAYS = ("any", "direct", "proxy")
 """Values of the setting `ssh`."""
 
 _SETTINGS = {"ssh": ("any|direct|proxy", "'any', 'direct' or 'proxy'", False)}
-"""A dict from setting to the regular expression of its values, examples, and True if a list is allowed."""
+"""A dict from setting to (regular expression of the values, examples, True if a list is allowed)."""
 
 _IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 """Default Docker image: Python of the client's version."""
@@ -153,7 +153,7 @@ class VastAI:
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Return the instances of this user's pools that exist, also those that are ending.
 
-        Pools write labels to their instances, by which they are found. The list is empty if there are none.
+        The instances are found by the labels that pools write. The list is empty if there are none.
 
         Args:
             pool: the name of a pool, for only the instances of this pool that were rented from this computer. None
@@ -183,7 +183,7 @@ class VastAI:
         Does not raise for an instance that no longer exists. Does nothing for an empty list.
 
         Raises:
-            StillRunning: it is not proved that some instances are gone. The error names them and the reasons.
+            StillRunning: some instances may still exist. The error names these instances and the reasons.
         """
         young = {each.id for each in instances if _is_young(each)}
         ssh_machine.terminate_and_wait(instances, self._account.terminate, self._ids, self.ending, young)
@@ -266,8 +266,7 @@ class VastAI:
     def _ordered(self, order: Order) -> list[Instance]:
         """Return the instances that an order has created, found by the order's token; [] if there are none.
 
-        An instance that is ending cannot be used, so it is left out. Its destruction is requested again, without
-        waiting for the end.
+        An instance that is ending is left out. The destruction of such an instance is requested again, without waiting.
         """
         kept = []
         for each in self.instances(pool=order.pool):
@@ -333,7 +332,7 @@ class VastAI:
 
         Args:
             order: the order.
-            error: the error of the request, which is raised if there is no such instance.
+            error: the error of the request. It is raised if the order has no instance.
 
         Raises:
             ProviderError: `error`, or the failure of the request that looks for the instance.

@@ -1,4 +1,4 @@
-"""Converts Vast.ai's records (parsed JSON) into offers and instances. It sends no requests.
+"""Converts Vast.ai's records (parsed JSON) into offers and instances. This module sends no requests.
 
 Fields: https://docs.vast.ai/api-reference/search/search-offers (read 2026-11-21).
 """

@@ -82,8 +82,8 @@ def search(
 ) -> Search | None:
     """Return the body of the search for offers that could serve as a node. No request is sent.
 
-    Vast.ai will return at most 512 results, the lowest price first. The results may have too few vCPUs or too little
-    memory, because Vast.ai compares the whole machine, even if only a share of the machine is rented.
+    Vast.ai will return at most 512 results, the lowest price first. A result may be a share of a machine. The share
+    may have too few vCPUs or too little memory, because Vast.ai compares the whole machine.
 
     Returns None if the need has accelerators and Vast.ai has none of them.
 
@@ -134,8 +134,8 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
 
     The body depends on how the offer's machine is reached:
 
-    - At a port of its own: the container runs only this script (`runtype` "args"). The script starts the guard, which
-      is the process that destroys the instance when its lease is over, and then an SSH server.
+    - At a port of its own: the container runs only this script (`runtype` "args"). The script starts the guard
+      (the process that destroys the instance at the end of the lease), and then an SSH server.
     - Through Vast.ai's ssh proxy: the proxy leads only to an SSH server that Vast.ai itself starts (`runtype`
       "ssh_proxy"). The script configures this SSH server.
 

@@ -35,7 +35,7 @@ _SETTINGS = {
     "location": (r"[A-Z]{3}-\d\d", "'FIN-01'", True),
     "image": (r"[\w.-]+", "'ubuntu-24.04'", False),
 }
-"""A dict from setting to the regular expression of its values, an example, and True if a list is allowed."""
+"""A dict from setting to (regular expression of the values, example, True if a list is allowed)."""
 
 _ORDERED = 10.0
 """Seconds within which Verda finds a machine for an accepted order, or reports that it has none."""
@@ -144,8 +144,8 @@ class Verda(Regional):
 
         Machines that an earlier launch of the same order created are reused. If Verda refuses a machine, no further
         machine is created, and only the machines of the nodes before it are returned. Verda may also accept a request
-        and then have no machine for it. This counts as a refusal if Verda reports it within 10 s. Machines that are not
-        returned are ended.
+        although no machine is free. This counts as a refusal if Verda reports the lack within 10 s. Machines that are
+        not returned are ended.
 
         Args:
             offer: the machine type, location and market, as `offers` returned them.
@@ -202,7 +202,8 @@ class Verda(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Write the new end of the lease into the tags of the pool's machines.
 
-        SSH keys, scripts and volumes have no tags. They count as needed for as long as the machines of their pool.
+        SSH keys, scripts and volumes have no tags. These resources count as needed for as long as their pool's
+        machines.
 
         Args:
             pool: name of the pool.
@@ -500,7 +501,7 @@ class Verda(Regional):
 
         Args:
             until: the new end of the lease.
-            instance: the machine, whose present tags are in its `detail`.
+            instance: the machine, with the present tags in `detail`.
 
         Raises:
             ProviderError: Verda refused for a reason other than that the machine does not exist, or did not answer.

@@ -1,4 +1,4 @@
-"""Converts Verda's records into offers: instance types, prices and images. It sends no requests.
+"""Converts Verda's records into offers: instance types, prices and images. This module sends no requests.
 
 API: GET /instance-types, /instance-availability, /volume-types at https://api.verda.com/v1/docs (read 2026-11-21).
 """

@@ -86,7 +86,7 @@ def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> De
     """Return the body of the request that creates the instance of one node. Sends no request.
 
     Args:
-        common: result of `deploy` for the order. It is not changed.
+        common: the part of the request that all instances of the order share. This dict is not changed.
         hostname: host name of the instance.
         said: tags of the instance.
     """
