@@ -373,7 +373,7 @@ class Image:
     def pack(self, progress: Progress | None = None) -> Packed | None:
         """Return the files of `files` and `include` as a tar.gz archive in a temporary file; None if there are none.
 
-        Large files need little memory. The temporary file is deleted with the returned object.
+        Needs little memory, even for large files. The temporary file is deleted with the returned object.
 
         Args:
             progress: function to call with the number of bytes read so far and the total number. None calls nothing.

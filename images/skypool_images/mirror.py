@@ -14,7 +14,7 @@ _PARTS_OF_TORCH = re.compile(r"nvidia-.*-cu\d+|triton|pytorch-triton(-rocm)?")
 def here(but: Set[str]) -> tuple[list[str], list[str]]:
     """Return the requirements that reproduce this environment, and notes on packages that exist only here.
 
-    The installed "torch 2.9.0+cpu" becomes the requirement "torch==2.9.0", because the right build depends on the
+    An installed "torch 2.9.0+cpu" gives the requirement "torch==2.9.0", because the right build depends on the
     node's accelerator. Three kinds of packages are left out: parts of CUDA that come with PyTorch, skypool itself, and
     installers such as pip.
 
@@ -42,8 +42,8 @@ def _requirement(name: str, each: Distribution) -> tuple[str, str]:
     """Return (requirement, note) for an installed package. One of the two texts is "".
 
     The note says why a package cannot be installed on another machine. For a package
-    from version control, the requirement has the commit. For a package from a URL, it has the URL. Other requirements
-    have the version, without a local part such as "+cpu".
+    from version control, the requirement has the commit. For a package from a URL, the requirement has the URL. Other
+    requirements have the version, without a local part such as "+cpu".
 
     Args:
         name: the package's name, in lower case with dashes.

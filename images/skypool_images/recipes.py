@@ -237,7 +237,7 @@ def _step(name: str, settings: Mapping[str, object], *more: str, limit: int, ret
     """Return a step made from `scripts/NAME.sh`: its shell function NAME does the work, and NAME_check verifies it.
 
     Args:
-        name: name of the step and, without ".sh", of the script.
+        name: name of the step, and of the script without ".sh".
         settings: shell variables that are set before the script.
         more: names of further scripts whose functions the step needs.
         limit: maximum seconds for one attempt.

@@ -86,7 +86,7 @@ class WantedPackages:
 
     @property
     def distributions(self) -> list[str]:
-        """Return the sorted names of the packages that a complete environment has.
+        """Return the sorted names of the packages that a complete environment must have.
 
         Requirements with a marker (a condition after ";") are left out, and so are URLs without a name.
         """

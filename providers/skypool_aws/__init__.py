@@ -173,7 +173,7 @@ class AWS(Regional):
         return chosen(_requests.regions(self._ec2()), self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
-        """Yield a region's offers. On-demand offers have the price 0. Spot prices lack disk and address.
+        """Yield a region's offers. On-demand offers have the price 0. Spot prices do not include disk and address.
 
         Yields nothing if the region has no instance type that could meet the need. Requests are sent while the result
         is read.
@@ -412,7 +412,7 @@ class AWS(Regional):
         return sorted(found, key=lambda subnet: subnet["SubnetId"])
 
     def _subnet(self, ec2: EC2Client, zone: str) -> SubnetTypeDef:
-        """Return the subnet for machines in a zone. If the zone has several subnets, the lowest id decides.
+        """Return the subnet for machines in a zone. If the zone has several subnets, the first id by name decides.
 
         Raises:
             CapacityError: the zone has no subnet any more, although it had one when the offer was made.
@@ -477,7 +477,7 @@ class AWS(Regional):
         )
 
     def _address(self, instance: Instance) -> str:
-        """Return the public address of an instance, which exists a few seconds after the instance.
+        """Return the public address of an instance. Does not wait if the instance has no address yet.
 
         Raises:
             ProviderError: the instance has no address yet, or EC2 does not find the instance yet (code "pending"). Also
@@ -566,8 +566,8 @@ class AWS(Regional):
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Return the ids of the instances that have not ended yet, after EC2 was asked to end all of them.
 
-        An instance that is shutting down has not ended. If EC2 does not know an instance, or an
-        instance is not even shutting down, EC2 is asked again to end all instances.
+        An instance that is shutting down has not ended. If EC2 does not know an instance, or an instance is not
+        even shutting down, EC2 is asked again to end all instances.
 
         Args:
             region: the region of the instances.
@@ -590,7 +590,7 @@ class AWS(Regional):
             yield tags.leftover(self.name, each.kind, each.id, each.tags, region, {}, each.tagged_as)
 
     def _remove(self, leftover: Leftover) -> None:
-        """Remove a leftover (such as a key pair). Repeat for 180 s while an instance still uses the leftover.
+        """Remove a leftover, such as a key pair. Retry for 180 s while an instance still uses the leftover.
 
         Does not raise if the leftover no longer exists.
 

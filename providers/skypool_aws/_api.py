@@ -69,7 +69,7 @@ def ec2(profile: str | None, region: str = "", attempts: int = ATTEMPTS) -> EC2C
 
 
 def pricing(profile: str | None) -> PricingClient:
-    """Return a client for AWS's price list. The client in us-east-1 has the prices of all regions.
+    """Return a client for AWS's price list, which has the prices of all regions.
 
     Args:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.

@@ -261,7 +261,7 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
     Returns None if the type has no accelerator, or none that skypool knows.
 
     If skypool's catalogue has the type's name, the name decides. Otherwise AWS's description of the devices decides.
-    The description comes second because it is wrong for some types.
+    The name comes first because AWS's description is wrong for some types.
 
     Args:
         record: EC2's record of the instance type, from the answer to DescribeInstanceTypes.
@@ -302,9 +302,10 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
 
 
 def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
-    """Return the name of an SSM parameter (an entry in AWS's parameter store), without placeholders.
+    """Fill in the placeholders in the name of an SSM parameter, and return the name.
 
-    A template without placeholders, such as an image's id, is returned unchanged.
+    An SSM parameter is an entry in AWS's parameter store. A template without placeholders, such as an image's id, is
+    returned unchanged.
 
     Args:
         template: the name with placeholders for processor architecture and Ubuntu release.

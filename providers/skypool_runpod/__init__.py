@@ -3,8 +3,8 @@
 API: https://docs.runpod.io/sdks/graphql/manage-pods, https://graphql-spec.runpod.io (read 2026-11-21).
 
 - RunPod's GraphQL API is used for nearly everything. Only this API has stock and prices by number of GPUs,
-  interruptible pods, and `terminateAfter` (the time at which RunPod ends a pod). RunPod's own SDK lacks them
-  (runpod 1.12.0, read 2026-11-22).
+  interruptible pods, and `terminateAfter` (the time at which RunPod ends a pod). RunPod's own SDK has none of
+  the three (runpod 1.12.0, read 2026-11-22).
 - RunPod's API REST v2 is used only to rename pods. Pods have no tags, so their names hold the pool, owner, token, node
   number and end of the lease. A lease is renewed by writing a new name.
 - `terminateAfter` cannot be postponed, so it is used only for the pool's lifetime. The lease is enforced by the guard,
@@ -240,8 +240,8 @@ class RunPod(Regional):
         """Return the image of a container, and the CUDA version that its machine's driver must support (None for any).
 
         The image is the base image of the need, else the setting `image`, else RunPod's own image for the software
-        family. The CUDA version is the setting `min_cuda`. Without this setting, RunPod's own image has a known
-        version, and other images have None.
+        family. The CUDA version is the setting `min_cuda`. Without this setting, the version is the one that
+        RunPod's own image needs, and None for other images.
 
         Args:
             need: the requirements, with the base image.
@@ -381,7 +381,7 @@ class RunPod(Regional):
             a dict from the id of each pod that has not ended to the reason, or to "" without a reason.
 
         Raises:
-            ProviderError: the requests to end a pod all failed, or the list of pods could not be read.
+            ProviderError: all requests to end a pod failed, or the list of pods could not be read.
         """
         outcomes = retry.at_once(lambda id: self._api().ask("End", f"to end {id}", id=id), instances)
         failed: dict[str, Exception] = {}

@@ -181,7 +181,7 @@ def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]
 
 
 def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the reason why an instance has no address: a code of errors.csv and a text.
+    """Return the reason why an instance has no address, as an error code and a text.
 
     The codes are "broken" (Docker failed), "outbid", "pending" (the instance still starts) and "unmapped" (the instance
     runs, but has no port). For any other reason, the code is Vast.ai's status of the instance.

@@ -139,8 +139,8 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
     - Through Vast.ai's ssh proxy: the proxy leads only to an SSH server that Vast.ai itself starts (`runtype`
       "ssh_proxy"). The script configures this SSH server.
 
-    The script is compressed into an environment variable, from which the container's command unpacks it. On the spot
-    market, the body contains the offer's bid.
+    The script is compressed into an environment variable, from which the container's command unpacks the script. On the
+    spot market, the body contains the offer's bid.
 
     Args:
         offer: the offer.
