@@ -156,7 +156,7 @@ class Container:
             AccessError: the user may not use the container program's socket.
             ProviderError: the container program does not answer within 30 s, or reports an error. The message has
                 advice.
-            UsageError: neither docker nor podman is installed.
+            UsageError: no container program is installed, or Docker's daemon does not run here.
         """
         program = self._program()
         offer = Offer(
@@ -209,7 +209,7 @@ class Container:
         Raises:
             ProviderError: the container program did not answer, or reported an error.
             AccessError: the user may not use the container program's socket.
-            UsageError: no container program is installed.
+            UsageError: no container program is installed, or Docker's daemon does not run here.
         """
         of_pool = [] if pool is None else [f"skypool.pool={pool}"]
         return self._found(self._program(), f"skypool.owner={getpass.getuser()}", *of_pool)

@@ -39,8 +39,8 @@ class Local:
         python: path or name of a Python interpreter for the nodes, of the client's minor version. None means the
             client's own interpreter.
         spool: folder for arguments and results that are too large for memory. None means the node's own folder.
-        spool_memory: number of bytes of arguments and results that are kept in memory. None means half of the free
-            memory.
+        spool_memory: size in bytes of the largest argument or result that is kept in memory. None means half of the
+            free memory.
 
     Raises:
         UsageError: this machine does not run Linux, or a setting is not valid.
@@ -79,7 +79,7 @@ class Local:
         return found or [Offer(provider=self.name, instance_type="this-machine", accelerator=next(iter(here), None))]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create a folder for each node of the order, and return the nodes by ascending number. Starts no process.
+        """Create a folder for each node of the order, and return these nodes in the same order. Starts no process.
 
         A node's agent (the process that runs calls) starts at the first connection. Nodes that an earlier launch of the
         same order created are reused. If there are too few accelerators for all nodes, all nodes of the order are
