@@ -1,4 +1,4 @@
-"""`Image`: packages, files, variables and commands for a node, and the script that sets up a machine with them."""
+"""`Image`: packages, files, variables and commands for a node, and the script that sets up a machine."""
 
 from __future__ import annotations
 

@@ -134,9 +134,9 @@ def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
 
 
 def _texts(wanted: WantedPackages, minor: str) -> dict[str, str]:
-    """Return the texts of the files that list the packages to install, by file name. Some texts may be empty.
+    """Return a dict from file name to text for the files that list the packages to install. Texts may be empty.
 
-    Some files are for uv. Others are for pip, which is used if a machine lacks uv.
+    Some of the files are for uv. Others are for pip, which is used if a machine lacks uv.
 
     Args:
         wanted: the packages.
@@ -176,7 +176,7 @@ def _head(minor: str, dependencies: Iterable[str]) -> str:
 
 
 def _sources(wanted: WantedPackages) -> list[str]:
-    """Return the lines of a pyproject.toml that tell uv from which index it takes each package.
+    """Return the lines of a pyproject.toml that tell uv which index each package comes from.
 
     The list is empty if the image names no index for any package.
     """
@@ -204,10 +204,10 @@ def _list(texts: Iterable[str]) -> str:
 
 
 def _slug(url: str) -> str:
-    """Return uv's name for an index: the URL without its scheme, in lower case, with dashes for all other characters.
+    """Return a name of a package index for uv, such as "a-org-whl" for "https://a.org/whl/".
 
-    Several such characters in a row become one dash, and dashes at the ends are removed: "https://a.org/whl/" gives
-    "a-org-whl". The variables UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD are derived from this name.
+    The URL's scheme is removed, letters become lower case, and other characters between letters or digits become a
+    dash. uv's environment variables UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD are derived from this name.
     """
     return re.sub(r"[^a-z0-9]+", "-", url.partition("://")[2].lower()).strip("-")
 
@@ -235,12 +235,11 @@ def _files(name: str, roots: Iterable[str]) -> Step:
 def _runs(spec: Spec, before: list[str]) -> list[Step]:
     """Return one step for each command of the user, in order; [] if the image has no commands.
 
-    A command runs again on a node if a step before it has changed, or if the commands of another image have run.
+    A command runs again on a node if an earlier step has changed, or if the commands of another image have run.
 
     Args:
         spec: the image's fields.
-        before: identifiers of the steps before the first command. A change of one identifier changes the hash of every
-            returned step.
+        before: texts that identify the earlier steps. If a text changes, the hash of every returned step changes.
     """
     made = []
     for number, command in enumerate(spec.run, 1):

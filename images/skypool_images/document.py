@@ -20,9 +20,10 @@ _TABLES = ("pip_indexes", "env", "files", "base")
 
 
 def given_fields(spec: Spec) -> dict[str, Any]:
-    """Return the fields that differ from an empty image, by name, with the values that a user would write in Python.
+    """Return an image's fields that differ from the defaults, as a dict from name to value.
 
-    Tuples become lists, and tuples of pairs become dicts. Values of secrets are left out; their names are kept.
+    The values are those that a user would write in Python: lists, dicts, texts. Names of secrets are kept, and values
+    of secrets are left out.
     """
     empty = Spec()
     fields = {}
@@ -37,9 +38,9 @@ def given_fields(spec: Spec) -> dict[str, Any]:
 
 
 def json_fields(spec: Spec) -> dict[str, Any]:
-    """Return the fields that differ from an empty image as JSON values. Bytes in `files` become {"base64": "…"}.
+    """Return an image's fields that differ from the defaults, as a dict from name to JSON value.
 
-    Values of secrets are left out; their names are kept.
+    Bytes in the field `files` become {"base64": "…"}. Names of secrets are kept, and values of secrets are left out.
     """
     fields = given_fields(spec)
     if "files" in fields:
@@ -63,9 +64,9 @@ def read_file(path: Path) -> str:
 
 
 def from_toml(text: str) -> dict[str, Any]:
-    """Return the fields of an image in TOML, by name. A value {base64 = "…"} in `files` becomes bytes.
+    """Read an image from TOML text, and return the fields as a dict from name to value.
 
-    Other values are not checked.
+    A value {base64 = "…"} in the field `files` becomes bytes. Other values are not checked.
 
     Raises:
         ImageError: the text is not valid TOML, or a base64 text is not valid.
@@ -77,9 +78,9 @@ def from_toml(text: str) -> dict[str, Any]:
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """Return the fields of an image in JSON, by name. A value {"base64": "…"} in `files` becomes bytes.
+    """Read an image from JSON text, and return the fields as a dict from name to value.
 
-    Other values are not checked.
+    A value {"base64": "…"} in the field `files` becomes bytes. Other values are not checked.
 
     Raises:
         ImageError: the text is not a valid JSON object, or a base64 text is not valid.
@@ -113,10 +114,10 @@ def _source(place: str, source: Any) -> Any:
 
 
 def to_toml(fields: Mapping[str, Any]) -> str:
-    """Return fields as TOML text, with all tables at the end.
+    """Return the fields of an image as TOML text, with all tables at the end.
 
     Args:
-        fields: values by name. A value is a string, a boolean, a list of strings, or a dict of such values.
+        fields: a dict from name to value. A value is a string, a boolean, a list of strings, or a dict of such values.
     """
     lines = [f"{key} = {_value(each)}" for key, each in fields.items() if not isinstance(each, dict)]
     for name, table in fields.items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class ImageError(ValueError):
-    """The error for an invalid field of an image, or for a local file or variable of an image that cannot be used."""
+    """The error for an invalid field of an image, or for an unusable local file or environment variable."""
 
 
 def nearest(word: str, choices: Mapping[str, str]) -> str:
@@ -15,7 +15,7 @@ def nearest(word: str, choices: Mapping[str, str]) -> str:
 
     Args:
         word: the mistyped word.
-        choices: for each possible spelling, the name to suggest.
+        choices: a dict from possible spelling to the name to suggest.
     """
     by_fold = {spelling.casefold(): meant for spelling, meant in choices.items()}
     found = difflib.get_close_matches(word.casefold(), by_fold, 1, 0.5)

@@ -18,7 +18,7 @@ from skypool_images.spec import Spec
 from skypool_images.steps import Step, assemble
 
 _OTHER_WORDS = {"environment": "env", "packages": "pip", "dependencies": "pip", "commands": "run", "docker": "base"}
-"""Names that other tools use for a field, with the field that an error message suggests instead."""
+"""A dict from word that other tools use to the field of an image that an error message suggests instead."""
 
 PathLike = str | os.PathLike[str]
 Texts = str | Iterable[str]
@@ -31,9 +31,9 @@ class Image:
         Image(pip=["torch>=2.5"], apt=["git"], env={"SEED": "1"})
         Image().pip("torch>=2.5").apt("git").env(SEED="1")
 
-    Each keyword is also a method, which returns a new image; an image never changes. Lists are extended, mappings are
-    merged, other values are replaced. The checked fields are in the attribute `spec`. Images with equal fields are
-    equal.
+    Each keyword is also a method. An image never changes: the methods return a new image, in which lists are
+    extended, mappings are merged, and other values are replaced. The checked fields are in the attribute `spec`. Images
+    with equal fields are equal.
 
     Args:
         python: minor version of Python. "auto" means the client's version. No other version is accepted, because
@@ -43,23 +43,23 @@ class Image:
         pyproject: path of a pyproject.toml, or its folder. The project's dependencies are installed, in the versions of
             uv.lock if there is such a file. None means no project.
         lock: path of the project's uv.lock. None means the uv.lock beside the pyproject.toml, if there is one.
-        pip_indexes: for the URL of a package index, the requirements that are installed only from this index.
+        pip_indexes: a dict from URL of a package index to the requirements that are installed only from this index.
         apt: Debian packages, as NAME or NAME=VERSION.
         env: environment variables for all calls and commands.
-        secrets: environment variables whose values appear in no script, text or hash. A list has names, whose values
+        secrets: environment variables whose values appear in no script, text or hash. For a list of names, the values
             are read from the client's environment when a pool starts. A mapping of name to value gives values directly.
-        files: for a place on the node, a local path (a file or a folder) or bytes. Relative places are in the folder
-            where calls run.
+        files: a dict from place on the node to local path (of a file or a folder) or bytes. Relative places are in the
+            folder where calls run.
         include: globs (patterns such as "src/**") of files in the project's folder to send. The files keep their
             relative paths.
         exclude: globs of files that are not sent, although `include` matches them.
-        run: shell commands to run in the folder where calls run. Each is a step of its own.
+        run: shell commands to run in the folder where calls run. Each command is a step of its own.
         base: the base image, or a mapping of provider to base image. None leaves the choice to the driver.
         cuda: version of CUDA's toolkit to install. None installs no toolkit.
         neuron: version of the Neuron SDK to install. None takes the newest packages.
         rocm: version of ROCm to install. None installs only the parts that Python packages need.
         mirror_local: True installs the Python packages of the client's environment, in the same versions.
-        folder: the project's folder. Relative local paths start from it.
+        folder: the project's folder, from which relative local paths start.
 
     Raises:
         ImageError: a field is unknown or not valid. The message suggests the nearest valid spelling.
@@ -116,7 +116,7 @@ class Image:
     def requirements(self, path: PathLike) -> Image:
         """Return a new image with this requirements.txt in place of an earlier one.
 
-        A relative path starts from the project's folder. The file is not read yet, so it need not exist.
+        A relative path starts from the project's folder. The file is not read yet and need not exist.
         """
         return self._with(requirements=path)
 
@@ -140,8 +140,8 @@ class Image:
         """Return a new image with these package indexes added.
 
         Args:
-            indexes: for the URL of each index, the requirements that are installed only from this index. They replace
-                earlier requirements for the same URL.
+            indexes: a dict from URL of an index to the requirements that are installed only from this index. Earlier
+                requirements for the same URL are replaced.
 
         Raises:
             ImageError: a URL or requirement is not valid, or a package would come from two indexes.
@@ -160,8 +160,8 @@ class Image:
         """Return a new image with these environment variables added. Variables of the same name are replaced.
 
         Args:
-            variables: values by name. None means none.
-            more: further variables as keyword arguments. They take precedence over `variables`.
+            variables: a dict from name to value. None means no variables.
+            more: further variables as keyword arguments, with precedence over `variables`.
 
         Raises:
             ImageError: a value is not a string, or a name is not valid. Names that begin with "SKYPOOL_" are refused.
@@ -172,7 +172,8 @@ class Image:
         """Return a new image with these secrets (environment variables with hidden values) added.
 
         Args:
-            names: variables to read from the client's environment when a pool starts. They need not be set yet.
+            names: names of variables that are read from the client's environment when a pool starts. The variables need
+                not be set yet.
             values: variables with their values, as keyword arguments. A value replaces an earlier value of the same
                 name.
 
@@ -192,7 +193,7 @@ class Image:
         """Return a new image with these files added. A file at the same place is replaced.
 
         Args:
-            files: for each place on the node, a local path (a file or a folder) or the contents as bytes. Local files
+            files: a dict from place on the node to local path (of a file or a folder) or contents as bytes. Local files
                 are not read yet.
 
         Raises:
@@ -222,7 +223,7 @@ class Image:
         return self._with(exclude=(*self.spec.exclude, *globs))
 
     def run(self, *commands: str) -> Image:
-        """Return a new image with these shell commands added after the commands that it has.
+        """Return a new image with these shell commands added after the earlier commands.
 
         Nothing runs now. The commands run on the node, each as a step of its own, in the folder where calls run.
 
@@ -269,7 +270,7 @@ class Image:
         """Return a new image that installs the Python packages of the client's environment, in the same versions.
 
         Args:
-            on: True (the default) installs these packages. False returns an image that does not install them.
+            on: True (the default) installs these packages. False turns this off.
         """
         return self._with(mirror_local=on)
 
@@ -284,7 +285,7 @@ class Image:
     def hash(self) -> str:
         """Return a hash of the image's fields, as 16 hexadecimal digits.
 
-        Contents of local files and values of secrets do not change the hash. Bytes that are given in `files` do.
+        Bytes that are given in `files` change the hash. Contents of local files and values of secrets do not.
         """
         return hashlib.sha256(json.dumps(document.json_fields(self.spec), sort_keys=True).encode()).hexdigest()[:16]
 
@@ -338,15 +339,21 @@ class Image:
         title: str | None = None,
         packed: Packed | None = None,
     ) -> str:
-        """Return the shell script that sets up a node, for people to read. It runs the same steps as `steps` returns.
+        """Return the shell script that sets up a node, for people to read. Nothing runs here.
 
         Args:
-            runtime, python, mig, count, packed: as in `steps`.
+            runtime: software family of the node's accelerator, such as "cuda".
+            python: minor version of Python to use on the node, such as (3, 11). None means the client's version.
+            mig: profiles of the MIG partitions (parts of one NVIDIA card) of every card, such as "3g.40gb". None leaves
+                the cards as they are.
+            count: number of accelerators that must be present.
+            packed: result of `pack`, so that files are not packed again. None packs them.
             title: comment in the script's second line, where line breaks become spaces. None means a comment with the
                 image's hash.
 
         Raises:
-            ImageError: as for `steps`.
+            ImageError: a local file cannot be used, the node's Python is not the image's, or `runtime`, `mig` or a
+                version is not valid.
         """
         made = self.steps(runtime, python=python, mig=mig, count=count, packed=packed)
         return assemble(made, (title or f"skypool: image {self.hash}").replace("\n", " "))
@@ -364,10 +371,9 @@ class Image:
         return b"" if packed is None else bytes(packed)
 
     def pack(self, progress: Progress | None = None) -> Packed | None:
-        """Return the archive of `payload` as a temporary file, or None if there is nothing to send.
+        """Return the files of `files` and `include` as a tar.gz archive in a temporary file; None if there are none.
 
-        Unlike `payload`, this needs little memory for large files. The temporary file is deleted with the returned
-        object.
+        Needs little memory, even for large files. The temporary file is deleted with the returned object.
 
         Args:
             progress: function to call with the number of bytes read so far and the total number. None calls nothing.
@@ -378,7 +384,7 @@ class Image:
         return payload.pack(self.spec, progress)
 
     def payload_name(self) -> str:
-        """Return the file name on a node of the archive of `payload`; "" if there is nothing to send.
+        """Return the name that the archive of the image's files gets on a node; "" if there is nothing to send.
 
         The name depends only on the contents. The files are read and compressed at each call.
 
@@ -389,7 +395,7 @@ class Image:
         return "" if packed is None else packed.name
 
     def secret_values(self) -> dict[str, str]:
-        """Return the current values of all secrets by name; {} if there are none. Never log them.
+        """Return a dict from name to current value of all secrets; {} if there are none. Never log the values.
 
         A value that was given to the image takes precedence over the environment variable of the same name.
 
@@ -452,7 +458,7 @@ class Image:
 
     @classmethod
     def from_json(cls, text: str) -> Image:
-        """Return an image from JSON text, as `to_json` writes it. The text has no values of secrets.
+        """Return an image from JSON text. The method `to_json` writes such texts, without values of secrets.
 
         Raises:
             ImageError: the text is not a JSON object, or a field is unknown or not valid.
@@ -470,7 +476,10 @@ class Image:
 
 
 def _fields(spec: Spec) -> dict[str, Any]:
-    """Return the fields of a spec as arguments of `Image`, plus "given", the values of secrets."""
+    """Return a dict from name to value of a spec's fields, in the form of the arguments of `Image`.
+
+    The dict also has the key "given", for the values of secrets.
+    """
     fields = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
     for name in ("env", "files", "pip_indexes"):
         fields[name] = dict(fields[name])
@@ -490,7 +499,7 @@ def _from(fields: Mapping[str, Any]) -> Image:
 
 
 def _checked(fields: Mapping[str, Any]) -> Spec:
-    """Return the checked and normalized fields of an image. Missing fields get their defaults.
+    """Check the fields of an image, and return them normalized. Missing fields get their defaults.
 
     Raises:
         ImageError: a field is unknown or not valid. The first such field is reported.

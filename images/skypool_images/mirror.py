@@ -14,9 +14,9 @@ _PARTS_OF_TORCH = re.compile(r"nvidia-.*-cu\d+|triton|pytorch-triton(-rocm)?")
 def here(but: Set[str]) -> tuple[list[str], list[str]]:
     """Return the requirements that reproduce this environment, and notes on packages that exist only here.
 
-    A package "torch 2.9.0+cpu" here becomes the requirement "torch==2.9.0", because the right build depends on the
-    node's accelerator. The parts of CUDA that come with a build of PyTorch are left out for the same reason. skypool
-    itself and installers such as pip are left out, too.
+    An installed "torch 2.9.0+cpu" gives the requirement "torch==2.9.0", because the right build depends on the
+    node's accelerator. Three kinds of packages are left out: parts of CUDA that come with PyTorch, skypool itself, and
+    installers such as pip.
 
     Args:
         but: names of packages to leave out, in lower case with dashes.
@@ -41,9 +41,9 @@ def here(but: Set[str]) -> tuple[list[str], list[str]]:
 def _requirement(name: str, each: Distribution) -> tuple[str, str]:
     """Return (requirement, note) for an installed package. One of the two texts is "".
 
-    The note says why a package cannot be installed on another machine. The requirement for a package from version
-    control has the commit, and the one for a package from a URL has the URL. All other requirements have the version,
-    without a local part such as "+cpu".
+    The note says why a package cannot be installed on another machine. For a package
+    from version control, the requirement has the commit. For a package from a URL, the requirement has the URL. Other
+    requirements have the version, without a local part such as "+cpu".
 
     Args:
         name: the package's name, in lower case with dashes.

@@ -17,10 +17,10 @@ from skypool_images.errors import ImageError
 from skypool_images.spec import Spec
 
 PLACES = {"work": "$SKYPOOL_WORK", "home": "$HOME", "root": "/"}
-"""Top-level folders of the archive, with the places on the node to which their contents are unpacked."""
+"""A dict from top-level folder of the archive to the place on the node where the folder is unpacked."""
 
 _NEVER = (".git", "__pycache__", ".venv", "*.pyc")
-"""Names that `include` never matches."""
+"""Names of files and folders that are never sent, even if they match a glob of `include`."""
 
 
 Progress = Callable[[int, int], None]
@@ -33,7 +33,7 @@ _CHUNK = 1 << 20
 
 
 class Packed:
-    """An archive in a temporary file without a name. The file is deleted when this object is deleted.
+    """An archive in a temporary file. The file is deleted together with this object.
 
     `bytes(packed)` returns the whole contents.
 
@@ -55,7 +55,7 @@ class Packed:
 
     @property
     def name(self) -> str:
-        """Return the archive's file name on a node: the hash of its contents and ".tar.gz".
+        """Return the archive's file name on a node: a hash of the contents and ".tar.gz".
 
         The name changes with each `write`.
         """
@@ -75,7 +75,7 @@ class Packed:
     def read(self, at: int, size: int = _CHUNK) -> bytes:
         """Return at most `size` bytes from position `at` (in bytes from the start); b"" at the end.
 
-        Any thread may call this method, because it does not move the file position.
+        Any thread may call this method, because the file position is not moved.
         """
         return os.pread(self._file.fileno(), size, at)
 
@@ -98,7 +98,8 @@ def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
             None calls nothing.
 
     Raises:
-        ImageError: a local file cannot be read or becomes shorter while it is read, or a glob matches no file.
+        ImageError: a local file cannot be read or becomes shorter during reading, or a glob of `include` matches no
+            file.
     """
     entries = dict(_entries(spec))
     if not entries:
@@ -171,12 +172,12 @@ def _size(source: Path | bytes) -> int:
 
 
 def roots(spec: Spec) -> set[str]:
-    """Return the names in `PLACES` ("work", "home", "root") for which the image has files. No file is read."""
+    """Return the top-level folders ("work", "home", "root") of the image's archive. No file is read."""
     return {_inside(place).partition("/")[0] for place, _ in spec.files} | ({"work"} if spec.include else set())
 
 
 def _inside(place: str) -> str:
-    """Return the path in the archive of a file that belongs at this place on the node.
+    """Return the path in the archive for a file that is sent to a place on the node.
 
     "~/a" becomes "home/a", "/a" becomes "root/a", and a relative "a" becomes "work/a".
     """
@@ -223,7 +224,7 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
 
 
 def _named(place: str, field: str) -> str:
-    """Return the path unchanged after a check that it has no line break. The node lists one file in each line.
+    """Return the path of a file in the archive unchanged, after a check that the path has no line break.
 
     Args:
         place: path of the file in the archive.
@@ -238,7 +239,7 @@ def _named(place: str, field: str) -> str:
 
 
 def _readable(path: Path, field: str) -> Path:
-    """Return the path unchanged after a check that its file can be read. Files are checked before anything is packed.
+    """Return the path of a local file unchanged, after a check that the file can be read.
 
     Args:
         path: path of the local file.
@@ -259,7 +260,7 @@ def _readable(path: Path, field: str) -> Path:
 
 
 def _found(folder: Path, pattern: str, exclude: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files in a folder that match a glob, except those that match `exclude` or `_NEVER`.
+    """Yield the files in a folder that match a glob, except those that match `exclude` or are never sent (.git).
 
     Args:
         folder: the project's folder.

@@ -1,10 +1,10 @@
-"""Recipes for the accelerators of each family: driver, SDK, and a check that the devices work.
+"""Recipes for each runtime: the steps that install driver and SDK and check that the accelerators work.
 
-A family is called a runtime, such as "cuda". `recipe` returns the setup steps for a runtime. `packages` returns pip's
-settings for a runtime. The steps' shell code is in `scripts`, one file for each step. The machine may have
-environment variables with the addresses of mirrors of the vendors' package repositories: SKYPOOL_CUDA_APT,
-SKYPOOL_NEURON_APT, SKYPOOL_ROCM_APT and SKYPOOL_GAUDI_APT.
-docs/recipes.md has the source of each fact.
+A runtime is a family of accelerators, such as "cuda". `recipe` returns the setup steps for a runtime. `packages`
+returns pip's settings for a runtime. The steps' shell code is in the folder `scripts`, one file for each step.
+
+Environment variables of the machine can name mirrors of the vendors' package repositories: SKYPOOL_CUDA_APT,
+SKYPOOL_NEURON_APT, SKYPOOL_ROCM_APT and SKYPOOL_GAUDI_APT. docs/recipes.md has the source of each fact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from skypool_images.steps import Step, shell
 RUNTIMES = ("cuda", "rocm", "neuron", "tpu", "hpu", "none")
 
 CUDA_FLOORS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""Oldest Linux driver that runs programs of every release of a major version of CUDA, by that major version.
+"""A dict from major version of CUDA to the oldest Linux driver that runs programs of all releases of this version.
 
 Source of the driver's branch: "Minor Version Compatibility",
 https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html (read 2026-11-21).
@@ -42,10 +42,10 @@ NEURON = {
     "2.32": ("2.30.2.", "2.34.10.", "2.34.10.", "2.32.28."),
     "2.33": ("2.31.7.", "2.35.43.", "2.35.30.", "2.33.38."),
 }
-"""Beginnings of the versions of four packages (driver, collectives, runtime and tools), by version of the Neuron SDK.
+"""A dict from version of the Neuron SDK to beginnings of the versions of four packages.
 
-These versions do not follow the SDK's own. Source: "Release Content" of 2.18.1, 2.25.0, 2.26.1, 2.27.1, 2.28.0,
-2.29.0, 2.30.0, 2.31.0, 2.32.0 and 2.33.0,
+The packages are driver, collectives, runtime and tools. Source: "Release Content" of 2.18.1, 2.25.0, 2.26.1, 2.27.1,
+2.28.0, 2.29.0, 2.30.0, 2.31.0, 2.32.0 and 2.33.0,
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/release-notes/releasecontent.html (read 2026-11-21)."""
 
 NEURON_INDEX = "https://pip.repos.neuron.amazonaws.com"
@@ -56,12 +56,12 @@ _PROFILE = re.compile(r"\d+g\.\d+gb([+-][a-z.]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Settings of pip for a runtime (a family of accelerators, such as "cuda"). They install nothing by themselves.
+    """Settings of pip for a runtime (a family of accelerators, such as "cuda").
 
     Attributes:
         indexes: URLs of further package indexes beside PyPI.
         links: URLs of pages with wheels, for `--find-links`.
-        instead: for the name of a package, the name with extras to install in its place: {"jax": "jax[tpu]"}.
+        instead: a dict from package to the name with extras that replaces the package's name: {"jax": "jax[tpu]"}.
     """
 
     indexes: tuple[str, ...] = ()
@@ -70,12 +70,12 @@ class Packages:
 
 
 def packages(runtime: str, *, cuda: str | None = None, rocm: str | None = None) -> Packages:
-    """Return the settings of pip for a runtime. All fields are empty for "hpu" and "none".
+    """Return the settings of pip for a runtime (a family of accelerators). All fields are empty for "hpu" and "none".
 
     Args:
-        runtime: one of `RUNTIMES`.
+        runtime: "cuda", "rocm", "neuron", "tpu", "hpu" or "none".
         cuda: version of CUDA; None means 12. Ignored for other runtimes than "cuda".
-        rocm: version of ROCm; None means `ROCM`. Ignored for other runtimes than "rocm".
+        rocm: version of ROCm; None means 7.2. Ignored for other runtimes than "rocm".
 
     Raises:
         ValueError: there is no such runtime, or the version is not valid.
@@ -106,25 +106,25 @@ def recipe(
     framework: str = "torch",
     python: str = "",
 ) -> list[Step]:
-    """Return the steps that make a machine ready for a runtime, in order. Empty for "none". Nothing runs here.
+    """Return the steps that set up a machine for a runtime (a family of accelerators), in order; [] for "none".
 
-    Versions for other runtimes are ignored.
+    Nothing runs here. Versions for other runtimes are ignored.
 
     Args:
-        runtime: one of `RUNTIMES`.
-        cuda: version of CUDA, such as "12.8". Its toolkit is installed, and a driver that supports it. None installs
-            no toolkit and accepts any working driver.
+        runtime: "cuda", "rocm", "neuron", "tpu", "hpu" or "none".
+        cuda: version of the CUDA toolkit to install, such as "12.8", with a driver that supports this version. None
+            installs no toolkit and accepts any working driver.
         neuron: version of the Neuron SDK, such as "2.29" or "2.29.0". `NEURON` has the known versions. None takes the
             newest packages.
-        rocm: version of ROCm, such as "7.2", which is installed as a whole. None installs only the parts that pip's
-            wheels need.
+        rocm: version of ROCm to install as a whole, such as "7.2". None installs only the parts that pip's wheels
+            need.
         mig: the MIG partitions (parts of one card) of every card, as profiles: ["3g.40gb", "3g.40gb"] or
             "3g.40gb,3g.40gb". None leaves the cards as they are. Only "cuda" uses this argument.
         count: number of devices that must be present, as the vendor counts them: cards, chips, Neuron devices.
-        framework: "torch" or "jax". AWS's Neuron image has a Python environment for each of them; the one that is named
-            here is used. Only "neuron" uses this argument.
-        python: minor version of Python that this environment must have, such as "3.11". "" accepts any. Only "neuron"
-            uses this argument.
+        framework: "torch" or "jax". AWS's Neuron image has a Python environment for each of these frameworks, of which
+            the named one is used. Only "neuron" uses this argument.
+        python: minor version of Python that the framework's environment must have, such as "3.11". "" accepts any. Only
+            "neuron" uses this argument.
 
     Raises:
         ValueError: there is no such runtime, or a version or profile is not valid.
@@ -192,11 +192,10 @@ def _floor(cuda: str) -> str:
 
 
 def _layout(mig: str | Sequence[str] | None) -> list[str]:
-    """Return MIG profiles in lower case, sorted by code point. The script on the machine sorts in the same way.
+    """Return MIG profiles (sizes of partitions of a card) in lower case, sorted by code point.
 
     Args:
-        mig: a list of profiles (sizes of MIG partitions, which are parts of one card), or one text with commas. None
-            and an empty list give [].
+        mig: a list of profiles, or one text with commas. None and an empty list give [].
 
     Raises:
         ValueError: a text is not a MIG profile such as "1g.10gb".
@@ -222,9 +221,8 @@ def _neuron_packages(neuron: str | None) -> list[str]:
 def _amdgpu(rocm: str) -> str:
     """Return the release of the amdgpu driver for a ROCm release, such as "30.10.2" for "7.0.2".
 
-    Up to ROCm 6, both have the same number. ROCm 7.0 goes with driver 30.10, 7.1 with 30.20 and 7.2 with 30.30. For
-    later releases the result is "latest". Public install scripts have these pairs: 7.0.2 and 30.10.2, 7.1 and 30.20,
-    7.2 and 30.30, 7.2.3 and 30.30.3.
+    Up to ROCm 6, both have the same number. ROCm 7.0 goes with driver 30.10, 7.1 with 30.20 and 7.2 with 30.30. A third
+    number is the same for both. For later releases the result is "latest".
     """
     major, _, rest = rocm.partition(".")
     minor, _, patch = rest.partition(".")
@@ -239,7 +237,7 @@ def _step(name: str, settings: Mapping[str, object], *more: str, limit: int, ret
     """Return a step made from `scripts/NAME.sh`: its shell function NAME does the work, and NAME_check verifies it.
 
     Args:
-        name: name of the step and of its script, without ".sh".
+        name: name of the step, and of the script without ".sh".
         settings: shell variables that are set before the script.
         more: names of further scripts whose functions the step needs.
         limit: maximum seconds for one attempt.

@@ -1,6 +1,7 @@
 """Determines the packages to install in a node's Python environment, from the image and from local files.
 
-`wanted` returns them as `WantedPackages`. The local files are requirements.txt, pyproject.toml and uv.lock.
+The function `wanted` returns the packages as `WantedPackages`. The local files are requirements.txt, pyproject.toml and
+uv.lock.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BUILDS = re.compile(
 _NAME = re.compile(r"([A-Za-z0-9._-]*[A-Za-z0-9])\s*(\[)?")
 _CLAUSE = re.compile(r"(>=|>|<=|<|==|~=|!=)\s*(\d+)\.(\d+)((?:\.[\d*]+)*)")
 TORCH = "https://download.pytorch.org/whl/"
-"""Index of PyTorch's builds for each accelerator. uv takes PyTorch's own parts from it, and nothing else."""
+"""Index of PyTorch's builds for each accelerator. uv takes only PyTorch and its parts from this index."""
 
 _OPTIONS = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f", "--pre", "--no-binary", "--only-binary")
 _MORE_OPTIONS = ("--prefer-binary", "--require-hashes", "--trusted-host", "--no-index")
@@ -70,8 +71,7 @@ class WantedPackages:
         The hash depends on all fields except `notes`, and on `more`.
 
         Args:
-            more: further values that the environment depends on, such as the version of Python. They must be JSON
-                values.
+            more: further values that the environment depends on, such as the version of Python: only JSON values.
         """
         parts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "notes"}
         return hashlib.sha256(json.dumps([parts, more], sort_keys=True).encode()).hexdigest()[:12]
@@ -86,7 +86,7 @@ class WantedPackages:
 
     @property
     def distributions(self) -> list[str]:
-        """Return the sorted names of the packages that must be installed when the environment is complete.
+        """Return the sorted names of the packages that a complete environment must have.
 
         Requirements with a marker (a condition after ";") are left out, and so are URLs without a name.
         """
@@ -143,7 +143,7 @@ def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
 
 
 def _fitting(line: str, packages: Packages) -> str:
-    """Return a requirement with the extra that the accelerator needs: "jax==0.5" becomes "jax[tpu]==0.5".
+    """Return a requirement with the extra that the accelerator needs, such as "jax[tpu]==0.5" for "jax==0.5".
 
     A requirement that already has extras, or needs none, is returned unchanged.
     """
@@ -164,7 +164,7 @@ def _text(path: Path, field: str) -> str:
 
 
 def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
-    """Return the texts of pyproject.toml and of uv.lock; "" for a file that the image does not use.
+    """Return the texts of the user's pyproject.toml and uv.lock; "" for a file that the image does not use.
 
     Raises:
         ImageError: a file cannot be read, or the project has no name or does not allow the node's Python. Also if a
@@ -227,9 +227,8 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
     """Raise ImageError if `pip_indexes` names another index for a package than uv.lock does.
 
     Args:
-        sources: URL of the only index of each package, by the package's name, from `pip_indexes`.
-        lock: text of uv.lock; "" if there is no such file, and then nothing is raised. If the text is not TOML, an
-            ImageError is raised.
+        sources: a dict from package to the URL of the package's index, from `pip_indexes`.
+        lock: text of uv.lock; "" if there is no such file. A text that is not TOML gives an ImageError, too.
     """
     for package in _toml(lock, "lock: uv.lock").get("package", []) if sources else []:
         url = sources.get(package["name"])
@@ -333,10 +332,10 @@ def _option(line: str, option: str, value: str, where: str) -> str:
 
 
 def _line(line: str, where: str) -> str:
-    """Return a requirement together with the hashes (`--hash=…`) in the same line, after a check.
+    """Return a line of a requirements file after a check that a node can install the requirement in the line.
 
     Args:
-        line: the line.
+        line: the line: a requirement, and perhaps hashes (`--hash=…`).
         where: file and line number, for the message.
 
     Raises:

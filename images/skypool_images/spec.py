@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 from skypool_images.errors import ImageError
 
 Pairs = tuple[tuple[str, str], ...]
-"""A mapping of texts as pairs of key and value, sorted by key."""
+"""A mapping of texts to texts, as pairs of key and value, sorted by key."""
 
 _PYTHON = re.compile(r"3\.(\d{1,2})")
 _NEWEST = 14
-"""Newest minor version of Python 3 when this was written. The client's own version is accepted even if newer."""
+"""Newest minor version of Python 3 when this was written. The client's own version is always accepted."""
 _VERSION = re.compile(r"\d+(\.\d+){0,3}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PACKAGE = re.compile(r"[a-z0-9]([a-z0-9+.-]*[a-z0-9+.])?(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?")
@@ -31,12 +31,14 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The fields of an `Image`, checked and normalized. Mappings are sorted pairs. `Image` describes each field.
+    """The fields of an `Image`, checked and normalized. A mapping is stored as sorted pairs of key and value.
+
+    The class `Image` describes the fields that are not listed here.
 
     Attributes:
         secrets: the names of all secrets, without values.
-        given: pairs of name and value for the secrets whose values were given directly. The values appear in no text
-            and in no hash.
+        given: pairs of name and value for the secrets with directly given values. The values appear in no text and in
+            no hash.
     """
 
     python: str = "auto"
@@ -62,7 +64,7 @@ class Spec:
 
 
 def text(name: str, value: object, such_as: str) -> str:
-    """Return a text without surrounding white space, after a check.
+    """Return a value without surrounding white space, after a check that the value is a text.
 
     Args:
         name: name of the field, for the message.
@@ -78,7 +80,7 @@ def text(name: str, value: object, such_as: str) -> str:
 
 
 _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z])|\s+")
-"""Separator of requirements in one text. The comma in a range such as ">=2,<3" is not followed by a letter."""
+"""Pattern of a separator between requirements: white space, or a comma before a letter (unlike in ">=2,<3")."""
 
 
 def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
@@ -105,7 +107,9 @@ def once(name: str, value: object, such_as: str) -> tuple[str, ...]:
     """Return several texts in their order, without duplicates. A single string counts as a list of one.
 
     Args:
-        name, value, such_as: as in `texts`.
+        name: name of the field, for the message.
+        value: the value to check.
+        such_as: example of a valid list, for the message.
 
     Raises:
         ImageError: the value is not a list of texts, or a text is empty.
@@ -132,7 +136,7 @@ def path(name: str, value: object, such_as: str) -> str | None:
 
 
 def python_asked(value: object) -> str:
-    """Return the field `python`: "auto", or the client's own minor version such as "3.11".
+    """Return the value of the field `python` after a check: "auto", or the client's minor version such as "3.11".
 
     No other version is accepted, because functions are sent to nodes as bytecode.
 
@@ -199,9 +203,9 @@ def distribution(line: str) -> str:
 
 
 def public(name: str, url: str) -> str:
-    """Return a URL unchanged after a check that it contains no password.
+    """Return a URL unchanged after a check that the URL contains no password.
 
-    Everybody who can read an image's script can read its URLs. A variable such as ${TOKEN} is accepted as a password.
+    A variable such as ${TOKEN} is accepted as a password.
 
     Args:
         name: name of the field, for the message.
@@ -220,7 +224,9 @@ def public(name: str, url: str) -> str:
 
 
 def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the field `pip_indexes` as pairs of a URL and its requirements, sorted by URL.
+    """Return the value of the field `pip_indexes` as pairs of an index's URL and the requirements for this index.
+
+    The pairs are sorted by URL.
 
     Raises:
         ImageError: the value is not a mapping of URLs to requirements, a URL contains a password, or one package has
@@ -246,7 +252,7 @@ def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def packages_asked(value: object) -> tuple[str, ...]:
-    """Return the field `apt`: names of Debian packages without duplicates, in the given order.
+    """Return the value of the field `apt`: names of Debian packages without duplicates, in the given order.
 
     Raises:
         ImageError: a text is not a Debian package as NAME or NAME=VERSION.
@@ -310,7 +316,7 @@ def secrets_asked(value: object) -> tuple[tuple[str, ...], Pairs]:
 
 
 def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
-    """Return the field `files` as pairs of a place on the node and a local path or bytes, sorted by place.
+    """Return the value of the field `files` as pairs of place on the node and local path or bytes, sorted by place.
 
     A place that ends with "/" is a folder: the local file's name is appended. Local files need not exist yet.
 
@@ -374,7 +380,7 @@ def globs(name: str, value: object) -> tuple[str, ...]:
 
 
 def base_asked(value: object) -> str | Pairs | None:
-    """Return the field `base`: one image for all providers, sorted pairs of provider and image, or None for None.
+    """Return the value of the field `base`: an image for all providers, sorted pairs of provider and image, or None.
 
     Raises:
         ImageError: the value is not text, a mapping of texts, or None.

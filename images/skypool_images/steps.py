@@ -21,10 +21,10 @@ class Step:
     """One named part of the setup of a machine.
 
     Attributes:
-        name: name of the step, from a-z, 0-9 and "-". It must be unique in its script.
-        script: POSIX shell code. It runs with `set -eu` after `scripts/prelude.sh` and `scripts/python.sh`. It must be
-            safe to run twice.
-        check: shell code that succeeds if the step has had its effect; "" if the exit status of `script` is enough.
+        name: name of the step, from a-z, 0-9 and "-". Two steps of a script must not have the same name.
+        script: POSIX shell code that is safe to run twice. It runs with `set -eu`, and can use the shell functions of
+            `scripts/prelude.sh` and `scripts/python.sh` in this package.
+        check: shell code that succeeds if `script` has had its effect; "" if the exit status of `script` is enough.
         limit: maximum seconds for one attempt.
         retries: number of further attempts after a network failure.
     """
@@ -45,7 +45,7 @@ class Step:
 
 
 def program(name: str) -> str:
-    """Return the text of a file in this package's folder `scripts`, by its file name.
+    """Return the text of the file with this name in this package's folder `scripts`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -54,7 +54,7 @@ def program(name: str) -> str:
 
 
 def shell(name: str) -> str:
-    """Return the text of the shell script `scripts/NAME.sh` in this package, by its name without ".sh".
+    """Return the text of the shell script `scripts/NAME.sh` in this package, where NAME is `name`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -79,7 +79,7 @@ def assemble(steps: Sequence[Step], title: str) -> str:
         @ready                      all steps are done
 
     Args:
-        steps: the steps. Their names must be unique.
+        steps: the steps. No two steps may have the same name.
         title: comment in the second line of the script, without line breaks.
 
     Raises:

@@ -1,7 +1,8 @@
 """Driver for AWS: EC2 instances, on demand and spot, billed by the second after the first minute.
 
-API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21). boto3 finds the credentials. An instance
-that shuts itself down is terminated, which ends its cost. The instance needs no credentials for that.
+API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21). boto3 (AWS's Python package) finds the
+credentials. An instance that shuts itself down is terminated, which ends its cost. The instance needs no credentials
+for that.
 """
 # pyright: reportTypedDictNotRequiredAccess=false
 # The stubs of boto3 mark every field of an answer as one that may be missing.
@@ -36,7 +37,7 @@ _ADDRESS = 90.0
 """Seconds within which a new instance must get a public address."""
 
 _TIDYING = 180.0
-"""Seconds for which the removal of a resource is repeated while instances still use it."""
+"""Seconds for which the removal of a resource is repeated while instances still use the resource."""
 
 _NEW = 20.0
 """Seconds for which EC2 may not find a key pair or a security group that was just made."""
@@ -136,12 +137,12 @@ class AWS(Regional):
         """Return an offer for each instance type that could meet the need, in each zone and market that sells the type.
 
         Prices are in USD per hour and include the disk and the public address. Regions that do not answer are left out,
-        and so are types whose price AWS does not return. A RuntimeWarning says so. Regions that the account may not use
-        are left out, too. The list is empty if no type could meet the need.
+        and so are types whose prices cannot be read. A RuntimeWarning tells of each failure. Regions that the account
+        may not use are left out without a warning. The list is empty if no type could meet the need.
 
         Raises:
             UsageError: the settings name a region that the account may not use.
-            ProviderError, ErrorGroup: no region answered, or AWS refused to list the regions.
+            ProviderError, ErrorGroup: no region answered, no prices could be read, or AWS refused to list the regions.
         """
         if not _catalog.patterns(need):
             return Answers()
@@ -173,7 +174,7 @@ class AWS(Regional):
         return chosen(_requests.regions(self._ec2()), self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
-        """Yield a region's offers. Spot offers have the price without disk and address; all others have the price 0.
+        """Yield a region's offers. On-demand offers have the price 0. Spot prices do not include disk and address.
 
         Yields nothing if the region has no instance type that could meet the need. Requests are sent while the result
         is read.
@@ -190,11 +191,10 @@ class AWS(Regional):
             yield from self._unreserved(ec2, region, types, need)
 
     def _types(self, ec2: EC2Client, need: Need) -> dict[str, Offer]:
-        """Return the region's instance types that could meet the need, by name, as offers without place and price.
+        """Return a dict from name to offer, without place and price, of a region's types that could meet the need.
 
         If the need has accelerators, only types with an accelerator of one of these names are returned. Types with a
-        part of a GPU are returned only if the user names an image, as no default image has their driver. The dict is
-        empty if the region has no such type.
+        part of a GPU are returned only if the user names an image. The dict is empty if the region has no such type.
         """
         names = {each.name for each in need.accelerators if each.kind != "cpu"}
         found = {}
@@ -207,16 +207,16 @@ class AWS(Regional):
         return found
 
     def _reserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer]) -> Iterator[Offer]:
-        """Yield the offer of the capacity reservation in the settings; nothing if its instance type is not in `types`.
+        """Yield the offer of the capacity reservation in the settings; nothing if `types` lacks the instance type.
 
         A capacity block was paid for when it was bought, so `detail["prepaid"]` of its offer is True. The `detail` also
-        has the reservation's "placement_group" ("" for none) and "tenancy", which its machines must have. The offer is
-        not `available` if the reservation is not active, or all its instances are in use.
+        has the reservation's "placement_group" ("" for none) and "tenancy", which the machines must have. The offer is
+        not `available` if the reservation is not active, or all instances of the reservation are in use.
 
         Args:
             ec2: the client of the region.
             region: the region of the reservation.
-            types: the instance types that could meet the need, by name, as offers without place and price.
+            types: a dict from instance type that could meet the need to an offer without place and price.
 
         Raises:
             ProviderError: the region does not have the reservation.
@@ -247,7 +247,7 @@ class AWS(Regional):
         Args:
             ec2: the client of the region.
             region: the region.
-            types: the instance types that could meet the need, by name, as offers without place and price.
+            types: a dict from instance type that could meet the need to an offer without place and price.
             need: the requirements, of which the markets are used.
 
         Raises:
@@ -267,16 +267,17 @@ class AWS(Regional):
                 yield replace(offer, quota=f"{region} spot {offer.quota}", market="spot", usd_per_hour=usd)
 
     def _price_rows(self, regions: Sequence[str], types: Iterable[str]) -> Answers[str]:
-        """Return rows of AWS's price list, each a JSON text, for on-demand prices. No types give an empty list.
+        """Return the rows of AWS's price list with the on-demand prices of these instance types, each as a JSON text.
 
-        If AWS does not return the prices of a type, the result has no rows for the type. A RuntimeWarning says so.
+        If the request for a type fails, the result has no rows for the type, and a RuntimeWarning says so. The list is
+        empty if there are no types.
 
         Args:
             regions: if this is a single region, only the prices there are requested; otherwise those of all regions.
             types: the names of the instance types.
 
         Raises:
-            ProviderError, ErrorGroup: AWS returned the prices of no type.
+            ProviderError, ErrorGroup: the requests for all types failed.
         """
         pricing = _api.pricing(self.profile)
         only_region = regions[0] if len(regions) == 1 else ""
@@ -313,10 +314,10 @@ class AWS(Regional):
         return sorted(instances, key=lambda instance: instance.node)
 
     def _prepared(self, offer: Offer, order: Order) -> _requests.InstanceRequest:
-        """Make the order's key pair, groups and rules at EC2, and return the request for its instances.
+        """Make the order's key pair, groups and rules at EC2, and return the request for the order's instances.
 
-        Existing ones of the same pool are used again. The same order always gives the same request, as AWS requires it
-        for a repeated token.
+        A key pair, group or rule of the same pool that exists already is used again. The same order always gives the
+        same request.
 
         Raises:
             UsageError: the image is for another processor architecture than the offer.
@@ -362,7 +363,7 @@ class AWS(Regional):
         )
 
     def _image(self, ec2: EC2Client, offer: Offer, need: Need) -> tuple[str, str, int]:
-        """Return (id of the AMI, name of its root device, disk size in GiB) for a machine of this offer.
+        """Return (id of the AMI, name of the AMI's root device, disk size in GiB) for a machine of this offer.
 
         The disk is as large as the need says, but never smaller than the AMI's own root disk.
 
@@ -409,7 +410,7 @@ class AWS(Regional):
         return sorted(found, key=lambda subnet: subnet["SubnetId"])
 
     def _subnet(self, ec2: EC2Client, zone: str) -> SubnetTypeDef:
-        """Return the subnet for machines in a zone. If the zone has several, return the one with the first id.
+        """Return the subnet for machines in a zone. If the zone has several subnets, the first id by name decides.
 
         Raises:
             CapacityError: the zone has no subnet any more, although it had one when the offer was made.
@@ -426,13 +427,13 @@ class AWS(Regional):
     def _security_group(self, ec2: EC2Client, name: str, vpc: str, said: Mapping[str, str], gang: bool) -> str:
         """Return the id of the pool's security group, which is made if it does not exist.
 
-        The group opens port 22 to the networks of `ssh_from`. If `gang` is True, it also opens all ports among the
-        pool's machines. Rules that exist already are kept.
+        The group opens port 22 to the networks of `ssh_from`. If `gang` is True, the group also opens all ports among
+        the pool's machines. Rules that exist already are kept.
 
         Args:
             ec2: the client of the region.
             name: the name of the group.
-            vpc: the id of the network that it belongs to.
+            vpc: the id of the network that the group belongs to.
             said: the tags of the group, if it is made.
             gang: True if the machines of the pool must reach each other.
 
@@ -474,7 +475,7 @@ class AWS(Regional):
         )
 
     def _address(self, instance: Instance) -> str:
-        """Return the public address of an instance. The instance gets it a few seconds after its creation.
+        """Return the public address of an instance. Does not wait if the instance has no address yet.
 
         Raises:
             ProviderError: the instance has no address yet, or EC2 does not find the instance yet (code "pending"). Also
@@ -506,7 +507,7 @@ class AWS(Regional):
     def _instance(self, region: str, record: InstanceTypeDef) -> Instance:
         """Convert EC2's record of an instance to an `Instance`, with pool, node number and token from the tags.
 
-        The state is "starting" for EC2's "pending", "running" for "running", and "ending" for all others.
+        The state is "starting" for EC2's "pending", "running" for "running", and "ending" for every other state.
         """
         states: Mapping[str, Literal["starting", "running"]] = {"pending": "starting", "running": "running"}
         return tags.instance(
@@ -522,7 +523,7 @@ class AWS(Regional):
         )
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        """Write the time until which resources are needed into their tags. An earlier time there is replaced.
+        """Write the time until which resources are needed into the tags of the resources, in place of an earlier time.
 
         Args:
             region: the region of the resources.
@@ -536,9 +537,9 @@ class AWS(Regional):
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Ask EC2 to end instances, and return the ids of those that have not ended yet.
 
-        If EC2 does not know one of the ids, it ends none of the instances. An unknown instance then counts as ended,
-        unless it is less than 60 s old: EC2 may not find it yet. All others are returned, so that the next call ends
-        them.
+        If EC2 does not know one of the ids, EC2 ends none of the instances. The ids of all known instances are then
+        returned, so that the next call ends them. An unknown instance counts as ended if it is at least 60 s old. A
+        younger one is returned, because EC2 may not find it yet.
 
         Args:
             region: the region of the instances.
@@ -561,11 +562,10 @@ class AWS(Regional):
         return left
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-        """Return the ids of instances that have not ended yet.
+        """Return the ids of the instances that have not ended yet, after EC2 was asked to end all of them.
 
-        An instance that shuts down counts as not ended: its disk, its address and its part of the quota are still used.
-        If an instance is not even shutting down, or EC2 does not know it, EC2 is asked again to end all of them. The
-        result is then that of `_terminate`.
+        An instance that is shutting down has not ended. If EC2 does not know an instance, or an instance is not
+        even shutting down, EC2 is asked again to end all instances.
 
         Args:
             region: the region of the instances.
@@ -588,7 +588,7 @@ class AWS(Regional):
             yield tags.leftover(self.name, each.kind, each.id, each.tags, region, {}, each.tagged_as)
 
     def _remove(self, leftover: Leftover) -> None:
-        """Remove a leftover (such as a key pair). The request is repeated for 180 s while an instance uses it.
+        """Remove a leftover, such as a key pair. Retry for 180 s while an instance still uses the leftover.
 
         Does not raise if the leftover no longer exists.
 
@@ -604,10 +604,10 @@ class AWS(Regional):
         return (files("skypool_aws") / "policy.json").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
-        """Return findings about what could keep this account from renting. One region is checked.
+        """Return findings (results of checks) about what could keep this account from renting. One region is checked.
 
         The region is the first one of the settings, or the one of the user's AWS configuration. Nothing is rented or
-        made. A failed check is a finding, not an exception. The checks run when the first finding is read.
+        made. A failed check gives a finding, too, and does not raise. The checks run when the first finding is read.
         """
         ec2 = self._ec2(self.region[0] if self.region else "")
         region = ec2.meta.region_name
@@ -676,7 +676,7 @@ class AWS(Regional):
         """Return the limits of a quota in words: the vCPUs that may run at once on demand and as spot.
 
         Raises:
-            QuotaError: the quota allows no vCPUs on either market.
+            QuotaError: both limits are 0.
         """
         quotas = _api.service_quotas(self.profile, region)
         on_demand = _requests.quota(quotas, quota.on_demand)

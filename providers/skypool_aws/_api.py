@@ -1,7 +1,7 @@
 """Clients of AWS's services, made once and shared by all threads. Errors of AWS are raised as errors of skypool.
 
-A client has boto3's own methods, such as `client.run_instances(...)`. Each client class gets an additional base class,
-which translates the exceptions of the SDK. So callers only see the errors of `skypool.errors`.
+A client has the methods of boto3 (AWS's Python package), such as `client.run_instances(...)`. Each client class gets an
+additional base class, which translates boto3's exceptions. So callers only see the errors of `skypool.errors`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CONNECTIONS = 16
 """Connections that one client keeps open: the number of requests that are sent at the same time."""
 
 ATTEMPTS = 4
-"""How often the SDK sends a request before it gives up, including the first time."""
+"""How often boto3 sends a request before it gives up, including the first time."""
 
 _NO_REGION = "us-east-1"
 """The region of a client if neither the driver nor the user's AWS configuration names one."""
@@ -46,7 +46,7 @@ _FILES = {
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
     "AWS_CONFIG_FILE": "~/.aws/config",
 }
-"""The files that boto3 reads, by the environment variable that can replace their path."""
+"""A dict from environment variable to the default path of a file of boto3. The variable can name another path."""
 
 _making = threading.Lock()
 """Held while a client is made: threads may share clients, but not the sessions that make them."""
@@ -69,9 +69,14 @@ def ec2(profile: str | None, region: str = "", attempts: int = ATTEMPTS) -> EC2C
 
 
 def pricing(profile: str | None) -> PricingClient:
-    """Return a client for the price list. AWS serves the prices of all regions from us-east-1.
+    """Return a client for AWS's price list, which has the prices of all regions.
 
-    The parameter and the errors (UsageError and CredentialsError) are those of `ec2`.
+    Args:
+        profile: a profile of the AWS configuration; None leaves the choice to boto3.
+
+    Raises:
+        UsageError: boto3 is not installed.
+        CredentialsError: there is no such profile.
     """
     return cast("PricingClient", _shared_client(profile, "pricing", "us-east-1"))
 
@@ -79,7 +84,14 @@ def pricing(profile: str | None) -> PricingClient:
 def service_quotas(profile: str | None, region: str) -> ServiceQuotasClient:
     """Return a client for the account's quotas in one region.
 
-    The parameters and the errors (UsageError and CredentialsError) are those of `ec2`.
+    Args:
+        profile: a profile of the AWS configuration; None leaves the choice to boto3.
+        region: a region such as "us-east-1"; "" means the one of the user's AWS configuration, or us-east-1 without
+            one.
+
+    Raises:
+        UsageError: boto3 is not installed.
+        CredentialsError: there is no such profile.
     """
     return cast("ServiceQuotasClient", _shared_client(profile, "service-quotas", region))
 
@@ -87,7 +99,14 @@ def service_quotas(profile: str | None, region: str) -> ServiceQuotasClient:
 def ssm(profile: str | None, region: str) -> SSMClient:
     """Return a client for Systems Manager, whose public parameters hold the ids of AWS's images.
 
-    The parameters and the errors (UsageError and CredentialsError) are those of `ec2`.
+    Args:
+        profile: a profile of the AWS configuration; None leaves the choice to boto3.
+        region: a region such as "us-east-1"; "" means the one of the user's AWS configuration, or us-east-1 without
+            one.
+
+    Raises:
+        UsageError: boto3 is not installed.
+        CredentialsError: there is no such profile.
     """
     return cast("SSMClient", _shared_client(profile, "ssm", region))
 
@@ -95,7 +114,14 @@ def ssm(profile: str | None, region: str) -> SSMClient:
 def sts(profile: str | None, region: str) -> STSClient:
     """Return a client for the Security Token Service, which tells to whom the credentials belong.
 
-    The parameters and the errors (UsageError and CredentialsError) are those of `ec2`.
+    Args:
+        profile: a profile of the AWS configuration; None leaves the choice to boto3.
+        region: a region such as "us-east-1"; "" means the one of the user's AWS configuration, or us-east-1 without
+            one.
+
+    Raises:
+        UsageError: boto3 is not installed.
+        CredentialsError: there is no such profile.
     """
     return cast("STSClient", _shared_client(profile, "sts", region))
 
@@ -161,7 +187,8 @@ def _client(profile: str | None, environment: Hashable, service: str, region: st
 
     Args:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        environment: a value that changes when a variable or file that boto3 reads changes. It makes a new client then.
+        environment: a value that changes when a variable or file that boto3 reads changes. A new value gives a new
+            client.
         service: boto3's name of the service, such as "ec2".
         region: the region; "" means the one of the profile, or us-east-1 without one.
         attempts: how often a request is sent before it fails, including the first time.
@@ -184,7 +211,8 @@ def _session(profile: str | None, environment: Hashable) -> Any:
 
     Args:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        environment: a value that changes when a variable or file that boto3 reads changes. It makes a new session then.
+        environment: a value that changes when a variable or file that boto3 reads changes. A new value gives a new
+            session.
     """
     session = imported("boto3").Session(profile_name=profile)
     session.events.register("creating-client-class", _add_translation)
@@ -200,23 +228,22 @@ def _add_translation(base_classes: list[type], **_: object) -> None:
 
 
 class _Translating:
-    """A base class that is added to all clients of boto3. It raises errors of AWS as skypool's errors.
+    """A base class that is added to all clients of boto3, to raise errors of AWS as skypool's errors.
 
-    Every request passes through botocore's method `_make_api_call`, also the requests of paginators. Tools that observe
-    boto3 (moto, OpenTelemetry, Sentry) override the same method.
+    Every request passes through the overridden method `_make_api_call`, also the requests of paginators.
     """
 
     meta: Any
 
     def _make_api_call(self, operation_name: str, api_params: Mapping[str, object]) -> Any:
-        """Send one request, and return its answer. Raise its failure as an error of skypool.
+        """Send one request of a client, and return the answer. A failure is raised as an error of skypool.
 
         Args:
             operation_name: AWS's name of the operation, such as "RunInstances".
             api_params: the parameters of the request.
 
         Raises:
-            ProviderError: AWS or the SDK refused.
+            ProviderError: AWS or boto3 refused.
         """
         client: Any = super()
         method: str = imported("botocore").xform_name(operation_name)
@@ -226,15 +253,15 @@ class _Translating:
 
 @contextmanager
 def _translated(action: str, region: str) -> Iterator[None]:
-    """Raise errors of the SDK in a `with` block as errors of skypool. Other exceptions are not changed.
+    """Raise errors of boto3 in a `with` block as errors of skypool. Other exceptions are not changed.
 
     Args:
         action: what the message says was refused, such as the name of the client's method.
         region: the region of the request; "" leaves it out of the message.
 
     Raises:
-        ProviderError: AWS or the SDK refused. The class is the one that errors.csv has for the error's code.
-        UsageError: the SDK is not installed.
+        ProviderError: AWS or boto3 refused. The error's code decides the subclass.
+        UsageError: boto3 is not installed.
     """
     try:
         exceptions = imported("botocore.exceptions")
@@ -256,7 +283,7 @@ def _translated(action: str, region: str) -> Iterator[None]:
 def _class_names(error: BaseException) -> list[str]:
     """Return the names of an exception's class and base classes, the class itself first.
 
-    The names are used in place of an error code if AWS gave none.
+    These names are used in place of an error code if the exception has no code.
     """
     return [each.__name__ for each in type(error).__mro__]
 
@@ -269,7 +296,7 @@ def _refusal(action: str, region: str, code: str, message: str) -> ProviderError
     Args:
         action: what was refused.
         region: the region of the request; "" leaves it out of the message.
-        code: AWS's error code, or the name of an exception class of the SDK.
+        code: AWS's error code, or the name of an exception class of boto3.
         message: AWS's error text.
     """
     text, _, _ = message.partition(" Encoded authorization failure")

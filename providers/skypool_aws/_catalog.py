@@ -1,4 +1,4 @@
-"""Translates AWS's instance types, prices and base images into skypool's terms. It sends no requests.
+"""Translates AWS's instance types, prices and base images into skypool's terms. This module sends no requests.
 
 API: DescribeInstanceTypes, GetProducts, DescribeSpotPriceHistory at https://docs.aws.amazon.com (read 2026-11-21).
 """
@@ -18,10 +18,10 @@ from skypool.drivers.settings import words
 from skypool.model import Arch, Need, Offer
 
 BASE_SHAPE = r"ami-[0-9a-f]+|/\S+|ubuntu-2[24]\.04"
-"""The regular expression of a base image as a user may name it."""
+"""Regular expression of the names that a user may give for a base image."""
 
 BASE_EXAMPLE = "'ami-0123456789abcdef0', an SSM parameter '/aws/…', 'ubuntu-22.04' or 'ubuntu-24.04'"
-"""Examples of base images for messages."""
+"""Examples of base images, for error messages."""
 
 GP3_USD_PER_GB_MONTH: Mapping[str, float] = {
     "us-east-1": 0.08,
@@ -49,10 +49,10 @@ GP3_USD_PER_GB_MONTH: Mapping[str, float] = {
 """USD per GB and month of a gp3 disk, by region: https://aws.amazon.com/ebs/pricing as quoted on 2021-07-14."""
 
 _UNKNOWN_GP3_USD = GP3_USD_PER_GB_MONTH["ap-east-1"]
-"""USD per GB and month of a gp3 disk in a region that the table lacks. It is high, so that no plan is too cheap."""
+"""USD per GB and month of a gp3 disk in a region that `GP3_USD_PER_GB_MONTH` lacks. A high price is assumed."""
 
 _HOURS_PER_MONTH = 730.0
-"""Hours in a month, as AWS bills disks."""
+"""Hours in a month, for the price of a disk."""
 
 _ADDRESS_USD_PER_HOUR = 0.005
 """Price of a public IPv4 address in USD per hour: https://aws.amazon.com/vpc/pricing/."""
@@ -94,7 +94,7 @@ QUOTAS = (
     Quota("DL", "L-6E869C2A", "L-85EED4F7", ("dl",)),
     Quota("Standard", "L-1216C47A", "L-34B43A08", ("c", "m", "r")),
 )
-"""The quotas toward which the offers of this driver count."""
+"""The quotas that limit the instance types which this driver offers."""
 
 _QUOTA_OF_FAMILY = {family: quota.name for quota in QUOTAS for family in quota.families}
 
@@ -102,16 +102,19 @@ _UBUNTU_IMAGES = {
     "24.04": "/aws/service/canonical/ubuntu/server/24.04/stable/current/{cpu}/hvm/ebs-gp3/ami-id",
     "22.04": "/aws/service/canonical/ubuntu/server/22.04/stable/current/{cpu}/hvm/ebs-gp2/ami-id",
 }
-"""Names of the SSM parameters that hold the AMI of Ubuntu without drivers, by release."""
+"""A dict from Ubuntu release to the SSM parameter that holds the AMI of this Ubuntu without drivers.
+
+An SSM parameter is an entry in AWS's parameter store, and an AMI is a machine image.
+"""
 
 _DRIVER_IMAGES = {
     "cuda": "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-{release}/latest/ami-id",
     "neuron": "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id",
 }
-"""Names of the SSM parameters that hold an AMI with an accelerator's driver, by runtime (software family)."""
+"""A dict from runtime (an accelerator's software family) to the SSM parameter that holds an AMI with the driver."""
 
 _NOT_DRIVEN = ("K80", "K520", "M60", "V100", "Inferentia1")
-"""Accelerators that the image in `_DRIVER_IMAGES` does not support: NVIDIA's before Turing, and Inferentia1."""
+"""Accelerators that no AMI in `_DRIVER_IMAGES` supports: NVIDIA's before Turing, and Inferentia1."""
 
 _TYPES_OF_RUNTIME = {
     "cuda": ("p*", "g*"),
@@ -120,7 +123,10 @@ _TYPES_OF_RUNTIME = {
     "hpu": ("dl*",),
     "none": ("p*", "g*", "trn*", "inf*", "dl*"),
 }
-"""Patterns of instance types to search for an accelerator of unknown type, by its runtime (software family)."""
+"""A dict from runtime (an accelerator's software family) to patterns of instance types.
+
+These types are searched for an accelerator that no instance type in skypool's catalogue has.
+"""
 
 _VCPUS_OF_SIZE = {
     "large": 2,
@@ -134,21 +140,23 @@ _VCPUS_OF_SIZE = {
     "32xlarge": 128,
     "48xlarge": 192,
 }
-"""vCPUs of an instance type without accelerators, by the last part of its name; smallest first."""
+"""A dict from size (the last part of a type's name) to vCPUs, for types without accelerators; smallest first."""
 
 _GIB_PER_VCPU = {"c": 2, "m": 4, "r": 8}
-"""GiB of memory for each vCPU of an instance type without accelerators, by the first letter of its name."""
+"""A dict from first letter of a type's name to GiB of memory for each vCPU, for types without accelerators."""
 
 _PLAIN_GENERATIONS = ("5", "?a", "?g", "?i")
-"""What follows the first letter in the types without accelerators that are offered. Types t are left out: they cost
-more than their price once their CPU credits are spent. Types with n, d, b or z are left out as expensive."""
+"""The part between first letter and dot in the names of types without accelerators, such as "5" in "c5.large".
+
+"?" matches one character. Types with other names are not offered.
+"""
 
 
 def patterns(need: Need) -> list[str]:
     """Return patterns of the names of instance types that could meet the need, sorted. [] if no type could.
 
-    Patterns are like "p5.*" or "c5.xlarge". If the need has no accelerators, the result has the smallest type of each
-    family that is large enough.
+    Patterns are like "p5.*" or "c5.xlarge". If the need has no accelerators, the result has the smallest sufficient
+    type of each family, such as "c5".
     """
     found: set[str] = set()
     for wanted in need.accelerators:
@@ -175,9 +183,10 @@ def _families_with(wanted: Accelerator) -> set[str]:
 
 
 def _smallest_plain_types(need: Need) -> set[str]:
-    """Return patterns of the smallest types without accelerators that have enough vCPUs and memory.
+    """Return patterns, such as "c?a.xlarge", of the smallest sufficient types without accelerators.
 
-    Families in which no size is large enough are left out, so the set may be empty.
+    These types have enough vCPUs and memory for the need. Families in which no size is large enough are left out, so
+    the set may be empty.
     """
     found: set[str] = set()
     for letter, gib_per_vcpu in _GIB_PER_VCPU.items():
@@ -189,17 +198,17 @@ def _smallest_plain_types(need: Need) -> set[str]:
 
 
 def kind(record: Mapping[str, Any]) -> Offer:
-    """Return an instance type as an offer without place and price. The price is 0, and region and zone are "".
+    """Convert EC2's record of an instance type to an offer with the price 0 and with "" as region and zone.
 
     The offer's `detail` has these keys:
 
     - "sold": the markets on which AWS sells the type.
-    - "cluster": True if it can be in a cluster placement group.
-    - "efa": True if its first network card can have an Elastic Fabric Adapter.
-    - "prepaid": False; the driver sets True for a capacity block.
+    - "cluster": True if instances of the type can be placed close together, in a cluster placement group.
+    - "efa": True if the type's first network card can have an Elastic Fabric Adapter (a faster interface).
+    - "prepaid": always False here. The driver sets True for a capacity block, which is paid for in advance.
 
     Args:
-        record: an item of the answer of DescribeInstanceTypes.
+        record: EC2's record, from the answer to DescribeInstanceTypes.
     """
     name: str = record["InstanceType"]
     family = re.split(r"\d", name)[0]
@@ -227,12 +236,12 @@ def kind(record: Mapping[str, Any]) -> Offer:
 def _has_efa_first(network: Mapping[str, Any]) -> bool:
     """Return True if the first network card of an instance type can have an Elastic Fabric Adapter.
 
-    A machine with a public address of AWS's choice has one network interface, which is on that card. The first card of
-    p6-b300.48xlarge has none: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (read
-    2026-11-22 in a stored copy).
+    The adapter is a faster network interface. Skypool uses only the first card. On p6-b300.48xlarge, only other cards
+    can have the adapter: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (read 2026-11-22
+    in a stored copy).
 
     Args:
-        network: `NetworkInfo` of an item of the answer of DescribeInstanceTypes.
+        network: the field `NetworkInfo` of EC2's record of the instance type.
     """
     first: Mapping[str, Any] = next(
         (card for card in network.get("NetworkCards", ()) if card["NetworkCardIndex"] == 0), {}
@@ -254,11 +263,10 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
     Returns None if the type has no accelerator, or none that skypool knows.
 
     If skypool's catalogue has the type's name, the name decides. Otherwise AWS's description of the devices decides.
-    The description is unreliable: it has 512 GiB for each Trainium2, no device for trn2u, no GPU for g6f, and the
-    devices of inf types twice. Some of its memory sizes are the marketed ones, others the sizes that a program sees.
+    The name comes first because AWS's description is wrong for some types.
 
     Args:
-        record: an item of the answer of DescribeInstanceTypes.
+        record: EC2's record of the instance type, from the answer to DescribeInstanceTypes.
     """
     gpus = record.get("GpuInfo", {}).get("Gpus", ())
     chips = record.get("NeuronInfo", {}).get("NeuronDevices", ())
@@ -267,11 +275,11 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
 
 
 def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
-    """Return the image that a machine starts from, and the size of its disk.
+    """Return the image that a machine starts from, and the size of the machine's disk.
 
     Args:
-        asked: an AMI, an SSM parameter or an Ubuntu release that the user named; "" means the default for the
-            accelerator.
+        asked: an AMI (machine image), an SSM parameter (entry in AWS's parameter store) or an Ubuntu release that the
+            user named. "" means the default for the accelerator.
         offer: the offer that is rented.
         need: the requirements, of which the disk size is used.
 
@@ -296,12 +304,13 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
 
 
 def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
-    """Return the name of an SSM parameter for one processor architecture.
+    """Fill in the placeholders in the name of an SSM parameter, and return the name.
 
-    A template without placeholders, such as an AMI's id, is returned unchanged.
+    An SSM parameter is an entry in AWS's parameter store. A template without placeholders, such as an image's id, is
+    returned unchanged.
 
     Args:
-        template: the name with placeholders for architecture and release.
+        template: the name with placeholders for processor architecture and Ubuntu release.
         arch: the processor architecture.
         release: the Ubuntu release, such as "ubuntu-22.04"; "" means 24.04.
     """
@@ -313,7 +322,7 @@ def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
 
 
 def default_images() -> list[str]:
-    """Return the names of the SSM parameters of all default images for x86 processors.
+    """Return the names of the SSM parameters that hold the ids of all default images for x86 processors.
 
     First come the images with an accelerator's driver, then the images of Ubuntu without drivers.
     """
@@ -321,10 +330,10 @@ def default_images() -> list[str]:
 
 
 def _driver_image(has: Accelerator | None) -> str:
-    """Return the SSM parameter of AWS's image with the driver of this accelerator; "" if there is none.
+    """Return the name of the SSM parameter that holds AWS's image with this accelerator's driver.
 
-    The result is also "" if `has` is None (no accelerator). The name still has placeholders for architecture and Ubuntu
-    release, which `parameter` fills in.
+    The result is "" if AWS has no such image, or `has` is None (no accelerator). The name has placeholders for
+    processor architecture and Ubuntu release, which `parameter` fills in.
     """
     if has is None or has.name in _NOT_DRIVEN:
         return ""
@@ -334,8 +343,8 @@ def _driver_image(has: Accelerator | None) -> str:
 def _release(asked: str, has: Accelerator | None) -> str:
     """Return the Ubuntu release for a machine that uses Ubuntu without drivers: "24.04" or "22.04".
 
-    The release that the user asked for has precedence. Otherwise it is 22.04 for Gaudi and for Neuron devices without
-    an image of AWS (the first Inferentia), and 24.04 for all others.
+    The release that the user asked for has precedence. Otherwise the release is 22.04 for Gaudi and for AWS's own
+    accelerators, and 24.04 for all other machines.
 
     Args:
         asked: a release such as "ubuntu-22.04"; "" for none.
@@ -362,12 +371,12 @@ def extras(region: str, disk_gb: int) -> float:
 
 
 def on_demand(rows: Iterable[str]) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield ((region, instance type), USD per hour) for each on-demand price in the answer of GetProducts.
+    """Yield ((region, instance type), USD per hour) for each on-demand price in rows of AWS's price list.
 
-    Prices of 0 are left out: the price list has them for capacity blocks.
+    Prices of 0 are left out.
 
     Args:
-        rows: the items of the answer's field PriceList, each a JSON text.
+        rows: the rows, each a JSON text, from the field PriceList of the answer to GetProducts.
     """
     for row in rows:
         product = json.loads(row)

@@ -1,8 +1,7 @@
 """Sends the driver's requests to AWS.
 
-Each function sends one kind of request and blocks until AWS answers. Its parameters are the values that vary between
-requests. Every function that sends a request raises a ProviderError if AWS refuses, also where its docstring does not
-say so.
+Most functions send one kind of request and block until AWS answers. Every function that sends a request raises a
+ProviderError if AWS refuses, also where the function's docstring does not say so.
 
 API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21).
 """
@@ -53,13 +52,13 @@ NOT_KNOWN_YET = (
     "InvalidKeyPair.NotFound",
     "InvalidPlacementGroup.Unknown",
 )
-"""Error codes of a launch while EC2 does not find a key pair or group that was just made."""
+"""EC2's error codes for a launch whose key pair or group was just made and is not found yet."""
 
 _TAGGED: Mapping[Market, Sequence[ResourceTypeType]] = {
     "on-demand": ("instance", "volume", "network-interface"),
     "spot": ("instance", "volume", "network-interface", "spot-instances-request"),
 }
-"""The kinds of resources that RunInstances makes, by market. All of them get the pool's tags."""
+"""A dict from market to the kinds of resources that a launch makes. All of these resources get the pool's tags."""
 
 _STATES_THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
 """States of an instance that costs money or may do so again: all but "terminated"."""
@@ -68,14 +67,14 @@ TRIAL_NAME = "skypool-check"
 """The name of the resources in dry runs (requests that AWS checks and does not execute)."""
 
 _TRIAL_KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
-"""A well-formed public key that belongs to nobody."""
+"""The public key in dry runs, which is well-formed and belongs to nobody."""
 
 
 # --- what is sold --------------------------------------------------------------------------------------------
 
 
 def regions(ec2: EC2Client) -> list[str]:
-    """Return the names of the regions that are enabled for the account, in the order of AWS.
+    """Return the names of the regions that are enabled for the account, as AWS orders them.
 
     Raises:
         ProviderError: AWS refused the request.
@@ -86,24 +85,32 @@ def regions(ec2: EC2Client) -> list[str]:
 def clock(ec2: EC2Client) -> str:
     """Return the time at AWS, such as "Sat, 21 Nov 2026 15:28:00 GMT".
 
-    The time is the HTTP header "Date" of an answer.
+    Sends a request, and reads the time from the HTTP header "Date" of the answer.
     """
     return str(ec2.describe_regions()["ResponseMetadata"]["HTTPHeaders"]["date"])
 
 
 def instance_types(ec2: EC2Client, patterns: Sequence[str]) -> list[InstanceTypeInfoTypeDef]:
-    """Return EC2's records of the instance types in a region whose names match one of the patterns; [] if none does.
+    """Return EC2's records of a region's instance types that match at least one pattern; [] if no type matches.
 
     Args:
         ec2: the client of the region.
-        patterns: names, in which "*" matches any text and "?" one character.
+        patterns: patterns of type names, such as "p5.*". "*" matches any text and "?" one character.
     """
     by_name: FilterTypeDef = {"Name": "instance-type", "Values": patterns}
     return all_of(ec2.get_paginator("describe_instance_types").paginate(Filters=[by_name]), "InstanceTypes")
 
 
 def offerings(ec2: EC2Client, types: Sequence[str], zones: Sequence[str]) -> list[InstanceTypeOfferingTypeDef]:
-    """Return a record for each pair of one of these zones and one of these instance types that the zone has."""
+    """Return EC2's records that tell which zones have which of these instance types.
+
+    There is one record for each pair of a zone and an instance type that the zone has.
+
+    Args:
+        ec2: the client of the zones' region.
+        types: the names of the instance types.
+        zones: the names of the zones, such as "us-east-1a".
+    """
     filters: list[FilterTypeDef] = [
         {"Name": "instance-type", "Values": types},
         {"Name": "location", "Values": zones},
@@ -156,7 +163,9 @@ def price_list(pricing: PricingClient, instance_type: str, region: str = "") -> 
 
 
 def capacity_reservations(ec2: EC2Client, id: str) -> list[CapacityReservationTypeDef]:
-    """Return the capacity reservation or capacity block with this id, as a list of one record.
+    """Return EC2's record of the capacity reservation or capacity block with this id, as a list of one record.
+
+    Both are instances that AWS holds for the account. A capacity block is paid for in advance.
 
     Raises:
         ProviderError: the client's region has no reservation with this id.
@@ -166,7 +175,7 @@ def capacity_reservations(ec2: EC2Client, id: str) -> list[CapacityReservationTy
 
 
 def subnets(ec2: EC2Client, ids: Sequence[str]) -> list[SubnetTypeDef]:
-    """Return the subnets with these ids. Without ids, return the default subnet of each zone.
+    """Return EC2's records of the subnets with these ids. Without ids, return those of each zone's default subnet.
 
     Ids that do not exist are left out.
     """
@@ -177,7 +186,7 @@ def subnets(ec2: EC2Client, ids: Sequence[str]) -> list[SubnetTypeDef]:
 
 
 def image_parameter(ssm: SSMClient, name: str) -> str:
-    """Return the id of the AMI that an SSM parameter holds.
+    """Return the id of the AMI (machine image) that an SSM parameter (an entry in AWS's parameter store) holds.
 
     Raises:
         ProviderError: there is no such parameter.
@@ -204,7 +213,7 @@ def tag_list(tags: Mapping[str, str]) -> list[TagTypeDef]:
 
 
 def tag_values(tags: Iterable[TagTypeDef]) -> dict[str, str]:
-    """Return tags that EC2 returned, a list of {"Key", "Value"}, as a dict from key to value."""
+    """Return tags as a dict from key to value. `tags` is in the form of EC2: [{"Key": …, "Value": …}, …]."""
     return {each["Key"]: each["Value"] for each in tags}
 
 
@@ -236,7 +245,9 @@ def import_key_pair(ec2: EC2Client, name: str, public_key: str, tags: Mapping[st
 
 
 def create_placement_group(ec2: EC2Client, name: str, tags: Mapping[str, str]) -> None:
-    """Make a cluster placement group, whose instances are placed close together. Does nothing if the name exists.
+    """Make a cluster placement group, whose instances are placed close together.
+
+    Does nothing if a placement group of this name exists.
 
     Raises:
         ProviderError: AWS refused for another reason.
@@ -272,7 +283,7 @@ def create_security_group(ec2: EC2Client, name: str, vpc: str, tags: Mapping[str
 
 
 def security_group(ec2: EC2Client, name: str, vpc: str) -> str:
-    """Return the id of the security group of this name in a network; "" if EC2 does not list it (yet).
+    """Return the id of the security group of this name in a network; "" if EC2 lists none (yet).
 
     `vpc` is the id of the network.
     """
@@ -308,7 +319,7 @@ def allow_ssh(ec2: EC2Client, group: str, network: str, seconds: float) -> None:
 def allow_each_other(ec2: EC2Client, group: str, seconds: float) -> None:
     """Allow all traffic among a security group's instances, in both directions.
 
-    Elastic Fabric Adapters need the rule for both directions. Does nothing if the rules exist already.
+    Rules that exist already are kept.
 
     Args:
         ec2: the client of the group's region.
@@ -346,14 +357,14 @@ def _allow(authorize: Callable[[], object], seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class InstanceRequest:
-    """The parameters of RunInstances that vary from launch to launch.
+    """The parameters of EC2's launch request (RunInstances) that vary from launch to launch.
 
     Attributes:
         token: makes the request idempotent: the same token and parameters return the same instances.
         instance_type: the name of the instance type.
         market: "on-demand" or "spot".
         count: how many instances are wanted.
-        least: how many are enough; if fewer are in stock, AWS makes none.
+        least: how many instances are enough; if fewer are in stock, AWS makes none.
         ami: the id of the image.
         root_device: the name of the root disk, such as "/dev/sda1".
         disk_gb: the size of the root disk in GiB.
@@ -362,13 +373,13 @@ class InstanceRequest:
         subnet: the id of the subnet.
         security_group: the id of the security group.
         tags: the tags of everything that the request makes.
-        fabric: True for an Elastic Fabric Adapter instead of an ordinary network interface.
+        fabric: True for an Elastic Fabric Adapter (a faster interface) instead of an ordinary network interface.
         placement_group: the name of the placement group; "" for none.
-        tenancy: "default", or "dedicated" for hardware that only this account uses, as its capacity reservation has it.
+        tenancy: "default", or "dedicated" for hardware that only this account uses.
         prepaid: True if `reservation` is a capacity block, which was paid for when it was bought.
         reservation: the id of a capacity reservation; "" for none.
         max_usd_per_hour: the highest spot price for one instance; None means the on-demand price, which is AWS's own
-            limit. It is ignored on demand.
+            limit. Ignored for on-demand instances.
     """
 
     token: str
@@ -452,7 +463,8 @@ def _run_parameters(request: InstanceRequest) -> RunInstancesRequestTypeDef:
 def _market_options(request: InstanceRequest) -> InstanceMarketOptionsRequestTypeDef:
     """Return the options of RunInstances that say how the instances are paid for; an empty dict for on demand.
 
-    Spot requests are one-time, and interrupted instances are terminated. A capacity block has its own option.
+    For spot, AWS terminates an interrupted instance and does not replace the instance. For a capacity block (capacity
+    that is paid for in advance), the option says so.
     """
     if request.market == "spot":
         options: InstanceMarketOptionsRequestTypeDef = {
@@ -474,7 +486,7 @@ def pool_filters(owner: str, pool: str | None) -> list[FilterTypeDef]:
     """Return filters for EC2's list requests that find a pool's resources by their tags.
 
     Args:
-        owner: the owner of the pools; "*" in it matches any text.
+        owner: the owner of the pools, such as "ann@*". "*" matches any text.
         pool: the pool's name; None or "" matches any pool.
     """
     return [
@@ -502,7 +514,7 @@ def instances(ec2: EC2Client, ids: Sequence[str]) -> list[InstanceTypeDef]:
 
 
 def terminate(ec2: EC2Client, ids: Sequence[str]) -> list[str]:
-    """Ask EC2 to end instances, and return the ids of those that have not ended yet. Does not wait for their end.
+    """Ask EC2 to end instances, and return the ids of those that have not ended yet. Does not wait.
 
     Raises:
         ProviderError: EC2 does not know one of the ids, and so ends none of the instances. Also if EC2 refused for
@@ -523,9 +535,9 @@ class Resource:
 
     Attributes:
         kind: "key-pair", "security-group", "placement-group" or "volume".
-        id: the id or name that the request to delete it takes.
-        tagged_as: the id that the request to tag it takes. It differs from `id` for key pairs and placement groups.
-        tags: the tags of the resource, as values by key.
+        id: the id or name that the request to delete the resource takes.
+        tagged_as: the id that the request to tag the resource takes. Key pairs and placement groups have another `id`.
+        tags: the tags of the resource, as a dict from key to value.
     """
 
     kind: str
@@ -556,11 +568,11 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
     Args:
         ec2: the client of the resource's region.
         kind: "key-pair", "security-group", "placement-group" or "volume".
-        id: the id or name that the request to delete it takes.
+        id: the id or name that the request to delete the resource takes.
         seconds: for how long to repeat the request while instances that are ending still use the resource.
 
     Raises:
-        ProviderError: the resource is still in use after `seconds`, its kind is unknown, or AWS refused for another
+        ProviderError: the resource is still in use after `seconds`, the kind is unknown, or AWS refused for another
             reason.
     """
 
@@ -630,7 +642,7 @@ def may_run_instances(ec2: EC2Client, request: InstanceRequest) -> None:
     The dry run has all parameters of the request, as permissions may depend on them: image, subnet, tags, market.
 
     Raises:
-        ProviderError: the account may not, or AWS refused for another reason.
+        ProviderError: the account may not rent instances, or AWS refused for another reason.
     """
     parameters = _run_parameters(request)
     parameters["DryRun"] = True
@@ -642,7 +654,7 @@ def may_import_keys(ec2: EC2Client, tags: Mapping[str, str]) -> None:
     """Test with a dry run whether the account may import key pairs with tags. Nothing is made.
 
     Raises:
-        ProviderError: the account may not, or AWS refused for another reason.
+        ProviderError: the account may not import key pairs, or AWS refused for another reason.
     """
     with accepted("DryRunOperation"):
         ec2.import_key_pair(
@@ -657,7 +669,7 @@ def may_create_security_groups(ec2: EC2Client, vpc: str, tags: Mapping[str, str]
     """Test with a dry run whether the account may make security groups with tags in a network. Nothing is made.
 
     Raises:
-        ProviderError: the account may not, or AWS refused for another reason.
+        ProviderError: the account may not make security groups, or AWS refused for another reason.
     """
     with accepted("DryRunOperation"):
         ec2.create_security_group(
@@ -673,7 +685,7 @@ def may_create_placement_groups(ec2: EC2Client, tags: Mapping[str, str]) -> None
     """Test with a dry run whether the account may make placement groups with tags. Nothing is made.
 
     Raises:
-        ProviderError: the account may not, or AWS refused for another reason.
+        ProviderError: the account may not make placement groups, or AWS refused for another reason.
     """
     with accepted("DryRunOperation"):
         ec2.create_placement_group(

@@ -1,8 +1,8 @@
 """Driver for containers of Docker or Podman.
 
-The containers run on this machine, or on the machine that the program `docker` or `podman` is configured to use. They
-cost nothing. A container ends itself when its agent (the process that runs calls) has ended, when no client connected
-for 15 minutes, and at the pool's deadline.
+The containers run on this machine, or on the machine that the program `docker` or `podman` is configured to use. The
+containers cost nothing. A container ends itself when its agent (the process that runs calls) has ended, when no client
+connected for 15 minutes, and at the pool's deadline.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PROGRAMS = (("docker",), ("podman",))
 _HOME = "/tmp/skypool"
 """skypool's folder in a container: every user may write to /tmp."""
 _PATIENCE = 30.0
-"""Maximum seconds for a run of the container program that starts no container."""
+"""Maximum seconds for a run of the container program, unless the run starts a container."""
 _PULL = 1800.0
 """Maximum seconds for the start of a container, including the download of its image."""
 _starting = threading.Lock()
@@ -57,7 +57,9 @@ _WORD = re.compile(r"[^\s-]\S*")
 @settings.settings_named
 @dataclass(frozen=True)
 class Container:
-    """A driver that runs each node in a container, started with the program `docker` or `podman`. It costs nothing.
+    """A driver that runs each node in a container, started with the program `docker` or `podman`.
+
+    The containers cost nothing.
 
     Args:
         image: image of the containers. None takes python:X.Y-slim, where X.Y is the version of the client's Python. The
@@ -69,8 +71,8 @@ class Container:
         cpus: number of CPUs that a container may use. None sets no limit.
         memory: maximum memory of a container, such as "4g". None sets no limit.
         shm: size of /dev/shm (shared memory), such as "4g". None leaves the container program's default.
-        volumes: paths in the container, by folder of this machine: {"/data": "/data"}. The path "/data:ro" makes the
-            folder read-only in the container.
+        volumes: a dict from folder of this machine to path in the container: {"/data": "/data"}. The path "/data:ro"
+            makes the folder read-only in the container.
         network: value of the container program's option --network. None leaves out this option.
         user: value of the container program's option --user. None leaves the image's user.
         options: list of further options for the container program's command `run`.
@@ -143,18 +145,18 @@ class Container:
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return offers of containers at the price 0.
 
-        Without the setting `gpus`, it is one offer without accelerators. With `gpus`, it is one offer for each kind of
-        accelerator of this machine, or one without accelerators if this machine has none. Whether GPUs are free is not
-        checked here. The container program is run once, to see that it works.
+        Without the setting `gpus`, there is one offer without accelerators. With `gpus`, there is one offer for each
+        kind of accelerator of this machine, or one without accelerators if this machine has none. GPUs that are in use
+        count, too. The container program is run once, to see that the program works.
 
         Args:
-            need: the requirements of each node. Only the base image in it is used.
+            need: the requirements of each node, of which only the base image is used.
 
         Raises:
             AccessError: the user may not use the container program's socket.
             ProviderError: the container program does not answer within 30 s, or reports an error. The message has
                 advice.
-            UsageError: neither docker nor podman is installed.
+            UsageError: no container program is installed, or Docker's daemon does not run here.
         """
         program = self._program()
         offer = Offer(
@@ -205,8 +207,9 @@ class Container:
                 users are never returned.
 
         Raises:
-            ProviderError: the container program did not answer, or reported an error. Some errors have another class.
-            UsageError: neither docker nor podman is installed.
+            ProviderError: the container program did not answer, or reported an error.
+            AccessError: the user may not use the container program's socket.
+            UsageError: no container program is installed, or Docker's daemon does not run here.
         """
         of_pool = [] if pool is None else [f"skypool.pool={pool}"]
         return self._found(self._program(), f"skypool.owner={getpass.getuser()}", *of_pool)
@@ -263,10 +266,11 @@ class Container:
     def _program(self) -> tuple[str, ...]:
         """Return the words of the container program to use, such as ("docker",).
 
-        Each candidate is run once, for up to 30 s.
+        The program is the setting `runtime`, or without this setting the first of docker and podman that works. Each of
+        these programs is run once, for up to 30 s.
 
         Raises:
-            SkypoolError: no candidate works. If an installed program fails, the error tells of this program.
+            SkypoolError: no program works. If an installed program fails, the error tells of this program.
         """
         asked = (self.runtime,) if isinstance(self.runtime, str) else tuple(self.runtime or ())
         errors: list[SkypoolError] = []
@@ -304,7 +308,7 @@ class Container:
             node: the number of the node.
 
         Raises:
-            SkypoolError: the container cannot be started, or too few GPUs are free. See `launch` for the classes.
+            SkypoolError: the container cannot be started, or too few GPUs are free.
         """
         folder = f"{_HOME}/pools/{order.pool}.{node}"
         deadline = int(time.time() + order.lifetime) if order.lifetime else 0
@@ -407,9 +411,9 @@ class Container:
         return [self._instance(program, each) for each in records]
 
     def _ids(self, program: tuple[str, ...], *filters: str) -> list[str]:
-        """Return the ids of all containers that exist, running or not, or of those that match.
+        """Return the ids of the containers that match the filters, running or not; [] if there are none.
 
-        The list may be empty.
+        Without filters, all containers match.
 
         Args:
             program: the words of the container program.
@@ -506,10 +510,10 @@ _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
 
 
 def _trouble(program: tuple[str, ...], said: str, image: str = "") -> SkypoolError:
-    """Return the error for a failed run of the container program, with advice. It is not raised.
+    """Return the error for a failed run of the container program, with advice. Nothing is raised.
 
-    Its class depends on the program's error output. If no entry of `_SAID` fits, it is a LaunchError with `image`, and
-    a ProviderError without.
+    The error output decides the class of the error. For an unknown output, the class is LaunchError if an image is
+    given, and ProviderError if not.
 
     Args:
         program: the words of the container program.

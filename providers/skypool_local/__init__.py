@@ -33,13 +33,14 @@ _PATIENCE = 10.0
 @settings.settings_named
 @dataclass(frozen=True)
 class Local:
-    """A driver that runs nodes on this machine. A node is a folder and a group of processes. It costs nothing.
+    """A driver that runs nodes on this machine. A node is a folder and a group of processes, and costs nothing.
 
     Args:
-        python: path or name of the Python interpreter of the nodes. Its minor version must be the client's. None means
-            the client's own interpreter.
+        python: path or name of a Python interpreter for the nodes, of the client's minor version. None means the
+            client's own interpreter.
         spool: folder for arguments and results that are too large for memory. None means the node's own folder.
-        spool_memory: size in bytes up to which such values are kept in memory. None means half of the free memory.
+        spool_memory: size in bytes of the largest argument or result that is kept in memory. None means half of the
+            free memory.
 
     Raises:
         UsageError: this machine does not run Linux, or a setting is not valid.
@@ -59,8 +60,8 @@ class Local:
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return one offer, at the price 0, for each needed accelerator that this machine has in the needed number.
 
-        If this machine has none of them, or the need has no accelerators, return one offer of the machine with the
-        first kind of accelerator that it has, if any. So the list is never empty.
+        If this machine has none of the needed accelerators, or the need has none, there is one offer with the
+        machine's first kind of accelerator, if any. So the list is never empty.
 
         Raises:
             UsageError: the interpreter of the setting `python` does not exist.
@@ -78,7 +79,7 @@ class Local:
         return found or [Offer(provider=self.name, instance_type="this-machine", accelerator=next(iter(here), None))]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create a folder for each node of the order, and return the nodes in order. Starts no process.
+        """Create a folder for each node of the order, and return these nodes in the same order. Starts no process.
 
         A node's agent (the process that runs calls) starts at the first connection. Nodes that an earlier launch of the
         same order created are reused. If there are too few accelerators for all nodes, all nodes of the order are
@@ -199,8 +200,8 @@ class Local:
 def home() -> Path:
     """Return the path of the folder with this user's nodes on this machine. The folder is not created here.
 
-    It is in $XDG_RUNTIME_DIR if that folder can be written, and otherwise in the folder for temporary files. The path
-    is short, because the folder contains sockets, and the length of a socket's path is limited.
+    The folder is in $XDG_RUNTIME_DIR if that folder can be written, and otherwise in the folder for temporary files.
+    The path is kept short, because the path of a socket in the folder must not be long.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
@@ -239,8 +240,8 @@ def _end(folder: Path) -> bool:
 def _wait_for_starters(folder: Path) -> None:
     """Wait until no process is starting an agent (the process that runs calls) in this folder, at most 10 s.
 
-    A process that starts an agent holds the file lock until the agent runs. Does not raise if the 10 s are over or the
-    folder does not exist.
+    A process that starts an agent locks the file "lock" in the folder until the agent runs. Does not raise if the 10 s
+    are over or the folder does not exist.
     """
     try:
         with open(folder / "lock", "a") as lock:
@@ -255,10 +256,10 @@ def _wait_for_starters(folder: Path) -> None:
 
 
 def _keeper(folder: Path) -> int | None:
-    """Return the process id of a node's keeper (its first process), or None if it does not run.
+    """Return the process id of a node's keeper (the node's first process), or None if the keeper does not run.
 
-    The keeper's start time is compared with the recorded one, so that another process with the same id does not count.
-    Returns None also if the file keeper.json is missing or not valid.
+    The file keeper.json in the node's folder has the keeper's id and start time. Another process with the same id does
+    not count. If the file is missing or not valid, the result is None.
 
     Args:
         folder: the folder of the node.

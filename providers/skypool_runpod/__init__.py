@@ -2,9 +2,9 @@
 
 API: https://docs.runpod.io/sdks/graphql/manage-pods, https://graphql-spec.runpod.io (read 2026-11-21).
 
-- RunPod's GraphQL API is used for nearly everything. No other API has the stock and prices by number of GPUs,
-  interruptible pods, and `terminateAfter` (the time at which RunPod ends a pod).
-- RunPod's own SDK uses GraphQL, too, but has none of these (runpod 1.12.0, read 2026-11-22).
+- RunPod's GraphQL API is used for nearly everything. Only this API has stock and prices by number of GPUs,
+  interruptible pods, and `terminateAfter` (the time at which RunPod ends a pod). RunPod's own SDK has none of
+  the three (runpod 1.12.0, read 2026-11-22).
 - RunPod's API REST v2 is used only to rename pods. Pods have no tags, so their names hold the pool, owner, token, node
   number and end of the lease. A lease is renewed by writing a new name.
 - `terminateAfter` cannot be postponed, so it is used only for the pool's lifetime. The lease is enforced by the guard,
@@ -34,10 +34,10 @@ _PULLING = 1200.0
 """Seconds that a pod may need until its image is pulled and its ssh port can be reached from outside."""
 
 _LAG = 6.0
-"""Seconds after the creation of a pod during which lists may lack it."""
+"""Seconds after the creation of a pod during which RunPod's lists may lack the pod."""
 
 _BOOT = 600.0
-"""Seconds that a pod may need to boot. They are added to the pool's lifetime, after which RunPod ends the pod."""
+"""Seconds that a pod may need to boot. RunPod ends the pod after the pool's lifetime and this time."""
 
 _FRESH = 60.0
 """A pod is not renamed if the lease in its name ends less than this many seconds before the new end."""
@@ -127,8 +127,8 @@ class RunPod(Regional):
         Pods that an earlier launch of the same order created are reused. If RunPod refuses a pod, no further pod is
         created, and only the pods of the nodes before it are returned. Other pods of the order are ended.
 
-        RunPod cannot recognize a repeated request. After a create without an answer, the pod is therefore looked for by
-        its name for about 6 s, because lists may lag.
+        RunPod cannot recognize a repeated request. If a request to create a pod gets no answer, the pod is therefore
+        looked for by name for about 6 s.
 
         Args:
             offer: the kind of pod, its place and market, as `offers` returned them.
@@ -136,7 +136,7 @@ class RunPod(Regional):
 
         Raises:
             NoAnswer: the reply was lost and the pod was not found. Repeat the same order, which searches first.
-            ProviderError: RunPod refused the first pod, or its price is more than 1 % above the offered one.
+            ProviderError: RunPod refused the first pod, or the pod's price is more than 1 % above the offered price.
             StillRunning: pods that had to be ended again may still run.
         """
         found: list[Instance] = []
@@ -169,7 +169,7 @@ class RunPod(Regional):
         RunPod's proxy is never used. Waits up to 20 minutes until the pod's image is pulled and the port is mapped.
 
         Raises:
-            ProviderError: the pod has ended, or its port was not mapped within 20 minutes (code "pending").
+            ProviderError: the pod has ended, or the port was not mapped within 20 minutes (code "pending").
         """
 
         def look() -> tuple[str, int]:
@@ -215,15 +215,13 @@ class RunPod(Regional):
     def check(self) -> Iterable[Finding]:
         """Yield two findings (results of checks): one for the ssh program, and one for the account.
 
-        The finding for the account shows the balance and the spending. The checks run when the first finding is taken.
-        A failed check is a finding, too, and does not raise.
+        The finding for the account shows the balance and the spending. The checks run when the first finding is read.
+        A failed check gives a finding, too, and does not raise.
         """
         return preflight.findings({"ssh on this machine": preflight.openssh, "account": self._account})
 
     def _account(self) -> str:
-        """Return the account's id, its balance, and its spending with the limit, as one line of text.
-
-        The balance is in USD, the spending in USD per hour.
+        """Return one line of text with the account's id, balance (USD), spending and spending limit (USD per hour).
 
         Raises:
             FundsError: the balance is zero or negative.
@@ -242,8 +240,8 @@ class RunPod(Regional):
         """Return the image of a container, and the CUDA version that its machine's driver must support (None for any).
 
         The image is the base image of the need, else the setting `image`, else RunPod's own image for the software
-        family. The CUDA version is the setting `min_cuda`. Without this setting, it is the version that RunPod's own
-        image needs, and None for other images.
+        family. The CUDA version is the setting `min_cuda`. Without this setting, the version is the one that
+        RunPod's own image needs, and None for other images.
 
         Args:
             need: the requirements, with the base image.
@@ -257,10 +255,10 @@ class RunPod(Regional):
         return image.format(python=python), self.min_cuda or cuda
 
     def _places(self, need: Need) -> list[tuple[str, str]]:
-        """Return pairs of a cloud ("secure" or "community") and a place in it: a data centre or a country.
+        """Return pairs of a cloud ("secure" or "community") and a place in this cloud: a data centre or a country.
 
-        The place is "", which means any place, if neither the settings nor the need name one. Then no request is sent.
-        With a network volume, the place is the volume's data centre. The list may be empty.
+        If neither the settings nor the need name a place, the place is "" (any), and no request is sent. With a network
+        volume, the place is the volume's data centre. The list may be empty.
 
         Raises:
             UsageError: the account does not have the network volume, or the settings name a place that does not exist.
@@ -371,16 +369,19 @@ class RunPod(Regional):
         return ()  # RunPod creates nothing but pods
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
-        """End pods, without waiting. Return the ids of pods that have not ended, with the reasons (or "").
+        """Ask RunPod to end pods, without waiting, and return those that have not ended.
 
-        A pod that RunPod does not know has ended, unless a list still contains it.
+        A pod that RunPod does not know has ended, unless RunPod's list still contains the pod.
 
         Args:
-            region: not used, as RunPod has one list for all places.
-            instances: the pods by their ids.
+            region: not used, because RunPod has one list for all places.
+            instances: a dict from id to pod.
+
+        Returns:
+            a dict from the id of each pod that has not ended to the reason, or to "" without a reason.
 
         Raises:
-            ProviderError: RunPod refused for all of them, or the list of pods could not be read.
+            ProviderError: all requests to end a pod failed, or the list of pods could not be read.
         """
         outcomes = retry.at_once(lambda id: self._api().ask("End", f"to end {id}", id=id), instances)
         failed: dict[str, Exception] = {}

@@ -23,7 +23,7 @@ _QUESTIONS = table("skypool_runpod", "questions.json")
 """GraphQL queries and mutations by name."""
 
 _RENAMES = {"PATCH *": 1.0}
-"""Minimum number of seconds between two renames, by the kind of request. REST v2 allows 60 calls a minute."""
+"""A dict from the kind of request that renames a pod to the minimum seconds between two such requests."""
 
 
 def base() -> str:
@@ -56,7 +56,7 @@ def key(given: str | None) -> str:
 class Api:
     """A client of RunPod's APIs: GraphQL for nearly everything, and REST v2 for renaming pods. Any thread may use it.
 
-    Creating it sends nothing.
+    Creating a client sends nothing.
 
     Args:
         key: the API key.
@@ -71,11 +71,11 @@ class Api:
         """Send a GraphQL query, and return the data of the answer.
 
         The query is repeated for up to 20 s if there is no answer, or if RunPod receives too many requests. So use this
-        method only for requests that may take effect twice.
+        method only for queries that may take effect twice.
 
         Args:
             question: name of the query in questions.json.
-            what: what the request does, for error messages: "to end 123". "" takes the name of the query.
+            what: what the request does, for error messages: "to end 123". "" means the name of the query.
             variables: variables of the query.
 
         Raises:
@@ -88,17 +88,17 @@ class Api:
     def once(self, question: str, what: str = "", /, **variables: Any) -> Any:
         """Send a GraphQL query once, and return the data of the answer.
 
-        Use this method for requests that must not be repeated, such as the creation of a pod.
+        Use this method for queries that must not be repeated, such as the creation of a pod.
 
         Args:
             question: name of the query in questions.json.
-            what: what the request does, for error messages. "" takes the name of the query.
+            what: what the request does, for error messages: "to rent a pod". "" means the name of the query.
             variables: variables of the query.
 
         Raises:
             ProviderError: RunPod refused.
-            NoAnswer: RunPod did not answer, or the reply is neither data nor a refusal, or the reply has both a pod and
-                an error. The request may have taken effect.
+            NoAnswer: RunPod did not answer, or the answer is unclear: neither data nor a refusal, or both a pod and an
+                error. The query may have taken effect.
             KeyError: questions.json has no query of this name.
         """
         what = what or f"to answer the query {question}"
@@ -130,14 +130,14 @@ class Api:
 
 
 api = lru_cache(maxsize=16)(Api)
-"""Return the client for a key and an address. Clients are cached, so that connections are reused."""
+"""Return the client for an API key and an address of the API. The same arguments give the same client."""
 
 
 def _said(status: int, body: Any) -> tuple[str, str]:
     """Return the code and the text of a refusal, from the first GraphQL error in the body of the answer.
 
-    If the body has no GraphQL error, the code and text are those of a REST answer. If the GraphQL error has no code,
-    the HTTP status is the code.
+    If the GraphQL error has no code, the HTTP status is the code. If the body has no GraphQL error, the body is read as
+    an answer of the REST API.
 
     Args:
         status: HTTP status of the answer.

@@ -1,7 +1,7 @@
-"""Converts RunPod's records into offers and instances, and writes and reads the names of pods. It sends no requests.
+"""Converts RunPod's records into offers and instances, and writes and reads the names of pods.
 
-Constants such as disk sizes and images are in facts.json. A GPU's price is for one GPU and hour
-(https://docs.runpod.io/sdks/graphql/manage-pods). A CPU instance's price is for the whole instance and hour. A
+This module sends no requests. Constants such as disk sizes and images are in facts.json. A GPU's price is for one GPU
+and hour (https://docs.runpod.io/sdks/graphql/manage-pods). A CPU instance's price is for the whole instance and hour. A
 container's disk is priced by GB and month:
 https://docs.runpod.io/pods/storage/types (all read 2026-11-21).
 """
@@ -27,7 +27,7 @@ _MONTH_HOURS = 730
 """Hours in a month, for the price of a disk."""
 
 _LONGEST_NAME = 191
-"""Maximum length of a pod's name. RunPod would cut a longer name, and the pod would not be found again."""
+"""Maximum length of a pod's name, in characters. RunPod would cut a longer name."""
 
 _SSH_PORT = 22
 """Port of sshd in the container."""
@@ -38,14 +38,16 @@ https://docs.runpod.io/pods/pricing (read 2026-11-22).
 """
 
 _NAME_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
-"""The tags (of other providers) that the parts of a pod's name stand for, in order."""
+"""Keys of the values in a pod's name, in the order of the values. Other providers store these values in tags."""
 
 Terms = dict[str, Any]
-"""Values that fill the placeholders of a request's pattern, by their names in facts.json."""
+"""The values for one request to RunPod. Keys are the names of placeholders in the request's template in facts.json."""
 
 
 def where(cloud: str, place: str) -> Terms:
-    """Return the values of a request that select a cloud and a place in it, by their names in facts.json.
+    """Return those values for a request to RunPod that select a cloud and a place in this cloud.
+
+    The keys of the dict are the names of placeholders in facts.json.
 
     Args:
         cloud: "secure" or "community".
@@ -62,10 +64,11 @@ def where(cloud: str, place: str) -> Terms:
 
 
 def gpus(need: Need) -> list[Terms]:
-    """Return the values of a request for each needed number of GPUs and software family, such as "cuda".
+    """Return the values for a request to RunPod for each pair of GPU count and software family in a need.
 
-    The list is sorted by number and family. It is empty if no GPUs are needed. Minimum vCPUs and memory (in GB) are
-    rounded up.
+    A software family is a text such as "cuda". The values are dicts, sorted by count and family. Their keys are the
+    names of placeholders in facts.json. Minimum vCPUs and memory (in GB) are rounded up. The list is empty if no GPUs
+    are needed.
     """
     asked = sorted({(each.count, each.runtime) for each in need.accelerators if each.kind != "cpu"})
     return [
@@ -81,9 +84,9 @@ def gpus(need: Need) -> list[Terms]:
 
 
 def kinds(need: Need) -> dict[str, Any]:
-    """Return a filter for RunPod's GPU types, {"ids": […]}, that selects those with a needed accelerator.
+    """Return a filter {"ids": […]} that selects RunPod's GPU types with an accelerator of the need.
 
-    Returns {}, which selects all types, if skypool does not know RunPod's name for a needed accelerator.
+    Returns {}, which selects all types, if skypool does not know RunPod's name for one of these accelerators.
     """
     names = {each.name for each in need.accelerators}
     known = meanings("runpod")
@@ -93,10 +96,10 @@ def kinds(need: Need) -> dict[str, Any]:
 
 
 def cpus(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Terms]:
-    """Yield the smallest sufficient CPU instance of each flavor, as values of a request.
+    """Yield the smallest sufficient CPU instance of each flavor, as a dict of values for a request to RunPod.
 
     A flavor is one of RunPod's series of CPU instances. The number of vCPUs is a power of two. Memory and the largest
-    possible disk grow with this number. A flavor whose largest instance is too small is left out.
+    possible disk grow with this number. A flavor without a sufficient instance is left out.
 
     Args:
         need: the requirements, of which vCPUs, memory and disk are used.
@@ -123,12 +126,12 @@ def cpus(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Terms]:
 def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
     """Yield the offers in RunPod's answer, for each market (on demand, spot) with a price.
 
-    Prices are in USD per hour for all GPUs together, with the disk. A type that is out of stock has its usual price,
-    and is marked as not available. Types without a needed accelerator are left out.
+    Prices are in USD per hour for all GPUs together, with the disk. If a type is out of stock, the offer has the type's
+    usual price, and is marked as not available. Types without a needed accelerator are left out.
 
     Args:
         need: the requirements of each node.
-        asked: the values of the request that RunPod answered.
+        asked: the values that were sent in the request.
         types: the records of GPU types or CPU flavors in RunPod's answer.
     """
     cloud, place = asked["at"]
@@ -191,8 +194,8 @@ def disk_gb(need: Need, runtime: str) -> int:
 def name(pool: str, token: str, node: int, until: datetime | None) -> str:
     """Return the name for a pod of this user, such as "skypool/train/ann@laptop/0123abcd-1/0/2026-11-21T15:28:00Z".
 
-    The parts are pool, owner, token of the order, node number, and `until` (the end of the lease), which is empty for
-    None.
+    The parts are pool, owner, token of the order, node number, and `until` (the end of the lease). The last part is
+    empty if `until` is None.
 
     Raises:
         UsageError: the name has more than 191 characters, or a part has a character that is not allowed.
@@ -221,7 +224,7 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
     Args:
         records: RunPod's records of pods.
         pool: name of the pool; None for all pools.
-        owners: pattern that the owner in a pod's name must match, such as "ann@*".
+        owners: pattern that the owner in a pod's name must match, such as "ann@*". "*" matches any text.
     """
     made = []
     for record in records:
@@ -244,7 +247,7 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
 def _ssh(record: Mapping[str, Any]) -> tuple[str, int] | None:
     """Return the public host and port of a pod's ssh server, or None while its port 22 is not mapped.
 
-    Addresses of RunPod's proxy do not count. `record` is RunPod's record of the pod.
+    An address of RunPod's proxy is not returned. `record` is RunPod's record of the pod.
     """
     for port in (record.get("runtime") or {}).get("ports") or ():
         if port["privatePort"] == _SSH_PORT and port["isIpPublic"]:  # the ports of RunPod's proxy are not public

@@ -1,4 +1,4 @@
-"""Driver for the user's own machines, reached by ssh. They cost nothing, and the driver never switches them off.
+"""Driver for the user's own machines, reached by ssh. The machines cost nothing and are never switched off.
 
 When a pool ends, only the pool's processes and files on these hosts are removed. All files of skypool are in ~/.skypool
 on the host. A node's folder there is `pools/<pool>.<node>`. Software that images installed is kept.
@@ -40,7 +40,7 @@ _AGAIN = (1.0, 2.0, 2.0, 2.0)
 """Pauses in seconds before each new attempt at hosts that an earlier launch of the same pool still uses."""
 
 _DROPPED = (0.3, 0.6, 1.2, 2.4, 4.8, 0.0)
-"""Pauses in seconds after each attempt to ask a host that drops connections. After the last attempt it is 0."""
+"""Pauses in seconds after each attempt to ask a host that drops connections. The last pause is 0."""
 
 _CONNECT = 6
 """Seconds that a host has to accept a connection."""
@@ -48,17 +48,17 @@ _CONNECT = 6
 _BOOTING = 10
 """Seconds for which connecting to a host that does not answer is repeated.
 
-It is short because the host answered at launch.
+The time is short because the host answered at launch.
 """
 
 _Answer = list[str] | SkypoolError
-"""The lines that a host answered, or the error if it could not be asked."""
+"""The lines that a host answered, or the error if the host could not be asked."""
 
 
 @settings.settings_named
 @dataclass(frozen=True)
 class SSH:
-    """A driver that runs nodes on machines of your own. Each host serves one node at a time. It costs nothing.
+    """A driver that runs nodes on machines of your own, at no cost. Each host serves one node at a time.
 
     The driver uses the `ssh` program with your ssh configuration, ssh agent and keys. Creating the object connects to
     no host.
@@ -114,10 +114,10 @@ class SSH:
         accelerators, no host is asked, and hosts without a given accelerator are offered without one.
 
         Args:
-            need: the requirements of each node. Offers that do not meet them may be among the result.
+            need: the requirements of each node. Offers that do not meet the need may be among the result.
 
         Raises:
-            SkypoolError: every host failed to answer. It is the error of the only host, or an ErrorGroup for several.
+            SkypoolError: every host failed to answer. If there are several hosts, the error is an ErrorGroup.
             UsageError: the inventory cannot be read or is not valid, or a host is named twice.
         """
         hosts = self._all()
@@ -144,9 +144,10 @@ class SSH:
         """Return an offer at the price 0 for hosts that have the same accelerator.
 
         Args:
-            accelerator: the accelerator of each host; None if the hosts have none, or if it is not known.
+            accelerator: the accelerator of each host; None if the hosts have none, or none is known.
             labels: the names of the hosts, at least one.
-            left_out: the reasons why other hosts cannot be used, by the host's name. They go into the offer's `detail`.
+            left_out: a dict from the name of each host that cannot be used to the reason. The offer's `detail` has this
+                dict.
         """
         name = labels[0]
         if len(labels) > 1:
@@ -171,8 +172,8 @@ class SSH:
         Raises:
             CapacityError: too few hosts are free. The message says why each of the other hosts cannot be used.
             HostKeyMismatch: a host showed another key than the known one. No further host is tried.
-            SkypoolError: too few hosts are free, and only one host failed, because it could not be asked. It is the
-                error of this host.
+            SkypoolError: too few hosts are free, and a single host failed, because this host could not be asked. The
+                error of this host is raised.
             StillRunning: a claim could not be released.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
@@ -211,11 +212,11 @@ class SSH:
 
         Args:
             order: the order that the nodes are for.
-            nodes: for each host, the number of the node that it shall serve.
+            nodes: a dict from host to the number of the node that the host shall serve.
 
         Returns:
-            for each host, the lines of its answer, or the error if the host could not be asked. A host that accepts
-                answers "@taken".
+            a dict from host to the lines of the answer, or to the error if the host could not be asked. A host that
+                accepts the node answers "@taken".
         """
         me = f"{getpass.getuser()}@{host_name()}"
         questions = {host: ("take", order.pool, str(node), order.token, me) for host, node in nodes.items()}
@@ -243,8 +244,8 @@ class SSH:
                 never returned.
 
         Raises:
-            SkypoolError: no node was found, and some hosts could not be asked. If several hosts failed, it is an
-                ErrorGroup.
+            SkypoolError: no node was found, and some hosts could not be asked. If several hosts failed, the error is
+                an ErrorGroup.
             UsageError: the inventory cannot be read or is not valid.
         """
         found: list[Instance] = []
@@ -387,12 +388,11 @@ class SSH:
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, _Answer]:
         """Run a shell function on each of these hosts in parallel, and return the output or the error of each.
 
-        Errors of single hosts are returned and not raised. An SSH server, such as that of a jump host, may drop some of
-        many simultaneous connections. Hosts whose connection was dropped are asked again, up to six times in all. No
-        threads are used, because an interpreter that is exiting cannot start any.
+        Errors of single hosts are returned and not raised. An SSH server may drop some of many simultaneous
+        connections. A host whose connection was dropped is asked again, up to six times in all. No threads are used.
 
         Args:
-            questions: for each host, the name of a shell function and its arguments.
+            questions: a dict from host to the name of a shell function and the function's arguments.
             patience: maximum seconds for all hosts and attempts together. The result of a host that has not answered by
                 then is a ConnectionLost.
         """
@@ -422,8 +422,8 @@ class SSH:
 def _busy(answer: list[str]) -> str:
     """Return the reason why a host did not accept a node, as text for an error message.
 
-    The text names the pool and the owner that the host serves. If the answer does not have them, the text has the
-    answer itself, cut to 200 characters.
+    The text names the pool that the host serves, and the pool's owner. If the answer does not name them, the text
+    contains the answer, cut to 200 characters.
 
     Args:
         answer: the lines that the host printed.
@@ -437,14 +437,14 @@ def _busy(answer: list[str]) -> str:
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:
-    """Return, without raising it, the error for a launch that found too few free hosts.
+    """Return the error for a launch that found too few free hosts. Nothing is raised.
 
-    If a reason is a HostKeyMismatch, the first one is returned. If there is a single reason and it is an error, this
-    error is returned. Otherwise the result is a CapacityError that lists all reasons.
+    If a reason is a HostKeyMismatch, the first one is returned. If the only reason is an error, this error
+    is returned. Otherwise the result is a CapacityError that lists all reasons.
 
     Args:
         order: the order that was launched.
-        why: the reason for each host that could not be used, by the host's name.
+        why: a dict from the name of each host that could not be used to the reason.
     """
     for error in why.values():
         if isinstance(error, HostKeyMismatch):

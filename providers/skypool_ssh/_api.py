@@ -1,7 +1,7 @@
 """Hosts as the user describes them, and requests that are sent to a host by ssh.
 
 - `Host`, `host`, `inventory`: the description of a host, from an object, a text, or a TOML file.
-- `ask`: runs one of the shell functions in host.sh on a host, and returns what it prints.
+- `ask`: runs one of the shell functions in host.sh on a host, and returns the output.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from skypool.wire.transport import SSH, Errand, Trouble
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
 _NAME = re.compile(r"[^\s@/-][^\s@/]*")
 _WORD = re.compile(r"[^\n-][^\n]*")
-"""A valid argument for `ssh`: it does not begin with "-" and is one line."""
+"""A valid argument for `ssh`: a single line that does not begin with "-"."""
 _KEY = re.compile(r"[a-z][\w@.-]+ [A-Za-z0-9+/]+=*")
 
 _SSH_FAILED = 255
 """The exit status of `ssh` if `ssh` itself failed, and not the remote command."""
 _BEGUN = "@begun"
-"""The first line that the script prints. Earlier lines come from start files of the host's shell."""
+"""The first line that the script of `ask` prints on a host. Earlier lines come from start files of the shell there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """A machine of the user's own, with what is needed to log in there by ssh.
 
-    If user, port, identity or jump are None, the value of the `SSH` driver is used, and without that the ssh
-    configuration.
+    If user, port, identity or jump is None, the setting of the same name of the `SSH` driver is used. If that is None,
+    too, the user's ssh configuration decides.
 
     Args:
         name: an address, a host name, or a Host of the ssh configuration.
@@ -99,7 +99,7 @@ class Host:
 
     @property
     def has(self) -> Accelerator | None:
-        """The host's accelerator, or None if it was not given. The host is not asked."""
+        """The host's accelerator, or None if the user has not given one. The host is not asked."""
         return self.accelerator if isinstance(self.accelerator, Accelerator) else None
 
 
@@ -133,15 +133,16 @@ def host(given: object) -> Host:
 
 
 def inventory(file: str) -> Iterator[Host]:
-    """Yield the hosts of a TOML file: its `[[host]]` tables, in order, with defaults from `[defaults]`.
+    """Yield the hosts that a TOML file describes: one for each `[[host]]` table, in order.
 
-    The file is read when the first host is taken. A file without a `[[host]]` table yields nothing.
+    The table `[defaults]` has values for fields that a `[[host]]` table lacks. The file is read when the first host is
+    taken. A file without a `[[host]]` table yields nothing.
 
     Args:
-        file: the path of the file; it may begin with "~".
+        file: the path of the file, which may begin with "~".
 
     Raises:
-        UsageError: the file cannot be read, is not TOML, or has an unknown, missing or invalid field.
+        UsageError: the file cannot be read, is not TOML, has an unknown or invalid field, or lacks the name of a host.
     """
     try:
         read = tomllib.loads(Path(file).expanduser().read_text())
@@ -160,15 +161,17 @@ def inventory(file: str) -> Iterator[Host]:
 
 
 def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Check that a table of the inventory file has only fields with known names. Returns None. Values are not checked.
+    """Check that a table of the inventory file (the TOML file with hosts) has only fields with known names.
+
+    The values of the fields are not checked.
 
     Args:
         where: the table's name in the message.
         table: the table.
-        words: the names of fields that are allowed.
+        words: the known names.
 
     Raises:
-        UsageError: there is another field. The message suggests the most similar name.
+        UsageError: a field has another name. The message suggests the most similar known name.
     """
     for word in table:
         if word in words:
@@ -197,8 +200,9 @@ def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[st
         words: the name of the shell function (one of host.sh, or `devices`), and its arguments.
 
     Returns:
-        `answer(until)`, which blocks and returns the lines that the host printed. `until` is a time of
-            `time.monotonic()`, at which the ssh process is killed. Call it only once. It raises as `_answer` does.
+        a function `answer(until)`, to be called once, which blocks and returns the lines that the host printed. `until`
+            is a time of `time.monotonic()`, at which the ssh process is killed. The function raises a ConnectionLost, a
+            HostKeyMismatch or a LoginRefused if there is no answer.
     """
     text = f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"
     asked = Errand(ssh.argv(bundle.STAGE), bundle.staged(text))
@@ -206,7 +210,10 @@ def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[st
 
 
 class Dropped(ConnectionLost):
-    """The error for an ssh connection that the server closed because too many came at once. Another try may succeed."""
+    """The error for an ssh connection that the server closed because too many connections came at once.
+
+    Another try may succeed.
+    """
 
 
 def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
@@ -216,14 +223,15 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
 
     Args:
         asked: the running ssh process.
-        ssh: the way to the host. Its methods interpret the error texts of `ssh`.
+        ssh: the way to the host, which also interprets the error texts of `ssh`.
         label: the host's name in messages.
         until: a time of `time.monotonic()`, at which the process is killed.
 
     Raises:
         ConnectionLost: the host did not answer by `until`, cannot be reached, or runs no commands for this account.
             Also if the command itself failed.
-        Dropped: the server closed the connection before the login, so asking again may help. It is a ConnectionLost.
+        Dropped: the server closed the connection before the login, so asking again may help (a subclass of
+            ConnectionLost).
         HostKeyMismatch: the host has another key than the known one.
         LoginRefused: the login was refused.
     """

@@ -28,7 +28,7 @@ _LAG = 6.0
 """Seconds for which an instance is looked for after the reply to its create request was lost."""
 
 _YOUNG = 60.0
-"""Age in seconds up to which the list of instances may lack an instance."""
+"""Age in seconds up to which Vast.ai's list of instances may lack an instance."""
 
 _SHARED = 3.0
 """Maximum age in seconds of a list of instances that is used to look up an address."""
@@ -43,7 +43,7 @@ _WAYS = ("any", "direct", "proxy")
 """Values of the setting `ssh`."""
 
 _SETTINGS = {"ssh": ("any|direct|proxy", "'any', 'direct' or 'proxy'", False)}
-"""For each setting that is a word: a regular expression, an example, and True if the setting may be a list."""
+"""A dict from setting to (regular expression of the values, examples, True if a list is allowed)."""
 
 _IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 """Default Docker image: Python of the client's version."""
@@ -153,7 +153,7 @@ class VastAI:
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Return the instances of this user's pools that exist, also those that are ending.
 
-        Pools write labels to their instances, by which they are found. The list is empty if there are none.
+        The instances are found by the labels that pools write. The list is empty if there are none.
 
         Args:
             pool: the name of a pool, for only the instances of this pool that were rented from this computer. None
@@ -183,7 +183,7 @@ class VastAI:
         Does not raise for an instance that no longer exists. Does nothing for an empty list.
 
         Raises:
-            StillRunning: it is not proved that some instances are gone. The error names them and the reasons.
+            StillRunning: some instances may still exist. The error names these instances and the reasons.
         """
         young = {each.id for each in instances if _is_young(each)}
         ssh_machine.terminate_and_wait(instances, self._account.terminate, self._ids, self.ending, young)
@@ -264,10 +264,9 @@ class VastAI:
         return {str(each["id"]) for each in self._account.instances()}
 
     def _ordered(self, order: Order) -> list[Instance]:
-        """Return the instances that an order has created, found by its token; an empty list if there are none.
+        """Return the instances that an order has created, found by the order's token; [] if there are none.
 
-        An instance that is ending cannot be used, so it is left out. Its destruction is requested again, without
-        waiting for the end.
+        An instance that is ending is left out. The destruction of such an instance is requested again, without waiting.
         """
         kept = []
         for each in self.instances(pool=order.pool):
@@ -282,8 +281,8 @@ class VastAI:
     def _create(self, offer: Offer, order: Order) -> Instance:
         """Rent the machine of an offer, report the new instance to the order, and return it.
 
-        Only one customer can take an offer. After a lost reply, the instance is looked for up to `_LAG` (6) seconds,
-        because lists may lag. An instance that was created although Vast.ai refused is destroyed.
+        If the reply is lost, the instance is looked for up to 6 seconds. An instance that was created although Vast.ai
+        refused is destroyed.
 
         Raises:
             OfferGone: another customer took the machine, or the machine failed in the last day.
@@ -333,7 +332,7 @@ class VastAI:
 
         Args:
             order: the order.
-            error: the error of the request, which is raised if there is no such instance.
+            error: the error of the request. It is raised if the order has no instance.
 
         Raises:
             ProviderError: `error`, or the failure of the request that looks for the instance.
@@ -348,8 +347,8 @@ class VastAI:
         Reads a list of instances that may be 3 s old.
 
         Raises:
-            ProviderError: the address is not known. If the code is "pending" or "unmapped", it may be known later; with
-                any other code it never will be.
+            ProviderError: the address is not known. If the code is "pending" or "unmapped", the address may be known
+                later. With any other code, it never will be.
         """
         records = self._account.instances(_SHARED)
         record = next((each for each in records if str(each["id"]) == instance.id), None)
@@ -366,7 +365,7 @@ class VastAI:
 def _is_young(instance: Instance) -> bool:
     """Return True if the list of instances may lack this instance, because it was created less than a minute ago.
 
-    Returns False if its time of creation is not known.
+    Returns False if the instance's time of creation is not known.
     """
     return time.time() - (instance.created_at or 0.0) < _YOUNG
 
@@ -380,7 +379,7 @@ def _is_its_own_fault(instance: Instance, why: Exception) -> bool:
 
     Args:
         instance: the instance.
-        why: the error with which it failed.
+        why: the error with which the instance failed.
     """
     if getattr(why, "step", "") in ("health", "nvidia"):
         return True

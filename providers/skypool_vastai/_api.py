@@ -25,17 +25,17 @@ PACE: dict[str, float] = {
     "GET /api/v1/instances/*": 2.0,
     "PUT /api/v0/instances/*": 1.0,
 }
-"""Minimum seconds between two calls of a kind. Vast.ai states them in its answer to faster calls."""
+"""A dict from kind of request to the minimum seconds between two requests of this kind."""
 
 _PAGE = 25
-"""Instances in one page of the list, which is Vast.ai's maximum."""
+"""Number of instances in one page of Vast.ai's list of instances."""
 
 
 class Account:
-    """Client of Vast.ai's API with one API key. Creating it sends nothing.
+    """A client of Vast.ai's API with one API key. Creating a client sends nothing.
 
-    Several threads may use it. Threads that list the instances at the same time share one answer. Refusals are raised
-    as ProviderError.
+    Several threads may use the same client. Threads that list the instances at the same time share one answer. Refusals
+    are raised as ProviderError.
 
     Args:
         base: address of the API.
@@ -43,8 +43,8 @@ class Account:
 
     Attributes:
         base: address of the API, without "/" at its end.
-        ask: sends a request, and repeats the request if there is no answer (see `Rest.ask`).
-        once: sends a request only once (see `Rest.once`).
+        ask: sends a request, and repeats the request if there is no answer.
+        once: sends a request only once.
         error: returns the exception for a refusal.
     """
 
@@ -81,7 +81,7 @@ class Account:
             return self._listed
 
     def _all_instances(self) -> list[dict[str, Any]]:
-        """Request and return the instances of all pages, one page after the other.
+        """Request the list of the account's instances, one page after the other, and return all instances.
 
         Raises:
             ProviderError: a request failed.
@@ -96,7 +96,7 @@ class Account:
             params["after_token"] = page["next_token"]
 
     def terminate(self, id: str) -> None:
-        """Request the destruction of an instance, which ends its cost. Does not wait until it is gone.
+        """Request the destruction of an instance, which ends its cost. Does not wait for the end.
 
         Does not raise for an instance that no longer exists.
 
@@ -120,9 +120,9 @@ class Account:
 
 
 def account(key: str | None) -> Account:
-    """Return the account of an API key. Sends no request, so a wrong key is noticed later.
+    """Return the client of Vast.ai's API for an API key. Sends no request, so a wrong key is noticed later.
 
-    The same key gives the same object. $VAST_URL replaces the address of the API.
+    The same key gives the same client. $VAST_URL can name another address of the API.
 
     Args:
         key: the API key; None or "" for the key in $VAST_API_KEY, or else in the file that Vast.ai's own tools write.
@@ -155,8 +155,9 @@ def _refuses(body: Any) -> bool:
 def said(status: int, body: Any) -> tuple[str, str]:
     """Return the code and the text of a refusal.
 
-    The code is Vast.ai's own if it is more exact than the HTTP status. A refused create may still have created an
-    instance. The text then ends with "(new_contract 123)", where 123 is the instance's id.
+    The code is Vast.ai's own code if that is more exact than the HTTP status, and otherwise usually the HTTP status. A
+    refused request for a new instance may still have created the instance. The text then ends with "(new_contract
+    123)", where 123 is the instance's id.
 
     Args:
         status: HTTP status.

@@ -1,4 +1,4 @@
-"""Converts Vast.ai's records (parsed JSON) into offers and instances. It sends no requests.
+"""Converts Vast.ai's records (parsed JSON) into offers and instances. This module sends no requests.
 
 Fields: https://docs.vast.ai/api-reference/search/search-offers (read 2026-11-21).
 """
@@ -22,23 +22,23 @@ storage for each second in which it exists: https://docs.vast.ai/billing-help (r
 """
 
 _ARCHES: dict[str, Arch] = {"amd64": "x86_64", "arm64": "arm64"}
-"""Architectures by Vast.ai's names."""
+"""A dict from Vast.ai's name of a processor architecture to skypool's name."""
 
 _STARTING = (None, "", "created", "loading", "rebooting", "unknown")
-"""Values of `actual_status` of an instance that will run."""
+"""Values of the field `actual_status` of an instance that is starting."""
 
 _LABEL = re.compile(r"skypool pool=(\S+) owner=(\S+) token=([a-z0-9-]+) rank=(\d+) until=(\S*)")
 """Pattern of the label of an instance that a pool created."""
 
 _LABEL_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
-"""The tags (of other providers) that the groups of `_LABEL` stand for, in order."""
+"""Keys of the values in a label, in the order of the values. Other providers store these values in tags."""
 
 _BROKEN = re.compile("Error response from daemon|OCI runtime")
-"""Texts in `status_msg` of a machine on which Docker failed."""
+"""Pattern of texts in the field `status_msg` that mean that Docker failed on the machine."""
 
 
 def offer(record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, ssh: str) -> Offer | None:
-    """Return one result of a search as an offer.
+    """Convert one result of a search to an offer.
 
     Returns None for a machine without a price (on the spot market: without a minimum bid), or with a driver that is too
     old for its GPUs. The offer's accelerator is None if the machine has no GPU, or an unknown GPU. Prices are in US
@@ -114,10 +114,9 @@ def _is_outdated(has: Accelerator, driver_version: str) -> bool:
 
 
 def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
-    """Return the accelerator with this name at Vast.ai, in the size that matches its memory.
+    """Return the accelerator with this name at Vast.ai, in the variant (such as 40 or 80 GB) that matches the memory.
 
-    Returns None for an unknown name, and for a card with less than 80 % of the nearest variant's memory. The health
-    check of a node uses the same rule.
+    Returns None for an unknown name, and for a card with less than 80 % of the nearest variant's memory.
 
     Args:
         name: Vast.ai's name of the GPU.
@@ -132,7 +131,7 @@ def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
 
 
 def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Instance]:
-    """Yield the instances of this user's pools, or of one pool. They are found by their labels.
+    """Yield the instances of this user's pools, or of one pool. Instances are found by their labels.
 
     Instances with a label that no pool wrote, and instances of another user, are left out.
 
@@ -165,10 +164,13 @@ def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Ins
 
 
 def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]:
-    """Return the state of an instance.
+    """Return the state of an instance: "starting", "running" or "ending".
 
-    An instance that was outbid, has exited or lost its host is "ending", and so is an instance with any other status.
-    Such an instance cannot be used any more, and is billed until it is destroyed.
+    An instance that neither starts nor runs is "ending". Examples are an instance that was outbid and one that has
+    exited. Such an instance cannot be used any more, and is billed until it is destroyed.
+
+    Args:
+        record: Vast.ai's record of the instance.
     """
     if record.get("intended_status") == "stopped":
         return "ending"
@@ -179,13 +181,13 @@ def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]
 
 
 def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the reason why an instance has no address: a code of errors.csv and a text.
+    """Return the reason why an instance has no address, as an error code and a text.
 
-    The codes are "broken" (Docker failed), "outbid", "pending" (the instance still starts) and "unmapped" (it runs
-    without a port). For any other state, the code is Vast.ai's status of the instance.
+    The codes are "broken" (Docker failed), "outbid", "pending" (the instance still starts) and "unmapped" (the instance
+    runs, but has no port). For any other reason, the code is Vast.ai's status of the instance.
 
     Args:
-        record: Vast.ai's record of the instance. An empty one counts as pending.
+        record: Vast.ai's record of the instance. An empty record gives "pending".
     """
     words = str(record.get("status_msg") or "").strip()
     if _BROKEN.search(words):
@@ -203,7 +205,7 @@ def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
 def address(record: Mapping[str, Any], proxied: bool) -> tuple[str, int] | None:
     """Return the host and the port of an instance's SSH server.
 
-    Returns None if the instance does not run, or if host or port is not known yet.
+    Returns None if the instance does not run, or if the host or the port is not known yet.
 
     Args:
         record: Vast.ai's record of the instance.

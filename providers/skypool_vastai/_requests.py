@@ -18,27 +18,27 @@ MIB_PER_GIB = 1024
 """MiB in one GiB. Vast.ai counts memory in MiB, skypool in GiB."""
 
 LONGEST_OWNER = 80
-"""Maximum length of the owner in a label, in characters. A whole label may have 256 characters, a token 64."""
+"""Maximum length of the owner in the label of an instance, in characters."""
 
 _MOST_OFFERS = 512
-"""Maximum number of offers that one search returns. Vast.ai has fewer machines with any one accelerator."""
+"""Maximum number of offers that one search returns."""
 
 _NO_TMUX = "touch ~/.no_auto_tmux"
 """Shell command that stops Vast.ai's image setup from starting tmux at each login."""
 
 _RENTAL_TYPES: dict[Market, Literal["on-demand", "bid"]] = {"on-demand": "on-demand", "spot": "bid"}
-"""Vast.ai's names of the markets."""
+"""A dict from market to Vast.ai's name of the market."""
 
 Condition = dict[str, Any]
-"""Operator of a search with its operand, such as {"gte": 0.98}."""
+"""One condition of a search, as a dict from operator to operand: {"gte": 0.98} means "at least 0.98"."""
 
 
 class Search(TypedDict):
     """Body of `POST /api/v0/bundles/`, which searches offers.
 
-    Conditions are operators with operands, such as {"gte": 0.98}. Disk sizes are in GB, `cpu_ram` is in MiB.
+    A condition such as {"gte": 0.98} means "at least 0.98". Disk sizes are in GB, `cpu_ram` is in MiB.
     `verified`, `direct_port_count`, `cpu_cores`, `cpu_ram`, `gpu_name` and `num_gpus` may be left out, and then do not
-    restrict the search. All others are required.
+    restrict the search. All other fields are required.
     """
 
     rentable: Condition
@@ -82,9 +82,10 @@ def search(
 ) -> Search | None:
     """Return the body of the search for offers that could serve as a node. No request is sent.
 
-    Returns None if accelerators are asked for and Vast.ai has none of them. Vast.ai compares the vCPUs and memory of
-    the whole machine, even if only a share of the machine is rented. So these conditions only narrow the search.
-    Vast.ai returns at most 512 results, the lowest price first.
+    Vast.ai will return at most 512 results, the lowest price first. A result may be a share of a machine. The share
+    may have too few vCPUs or too little memory, because Vast.ai compares the whole machine.
+
+    Returns None if the need has accelerators and Vast.ai has none of them.
 
     Args:
         need: the requirements of a node.
@@ -123,7 +124,7 @@ def search(
 
 
 def _gpu_names(need: Need) -> list[str]:
-    """Return all names that Vast.ai has for the accelerators of a need, sorted. Empty if it has none."""
+    """Return all names that Vast.ai has for the accelerators of a need, sorted; [] if there are none."""
     wanted = {each.name for each in need.accelerators}
     return sorted(alias for alias, has in meanings("vastai").items() if has.name in wanted)
 
@@ -133,13 +134,13 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
 
     The body depends on how the offer's machine is reached:
 
-    - At a port of its own: the container runs only this script (`runtype` "args"). The script starts the guard, which
-      is the process that destroys the instance when its lease is over, and then an SSH server.
+    - At a port of its own: the container runs only this script (`runtype` "args"). The script starts the guard
+      (the process that destroys the instance at the end of the lease), and then an SSH server.
     - Through Vast.ai's ssh proxy: the proxy leads only to an SSH server that Vast.ai itself starts (`runtype`
       "ssh_proxy"). The script configures this SSH server.
 
-    A command may have 4096 characters, which is too few for the script. The environment may have 32768. So the command
-    unpacks the script from the environment. On the spot market, the offer's bid is sent.
+    The script is compressed into an environment variable, from which the container's command unpacks the script. On the
+    spot market, the body contains the offer's bid.
 
     Args:
         offer: the offer.
@@ -174,9 +175,9 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
 
 
 def label(order: Order) -> str:
-    """Return the label of the instance that an order creates. It contains what other providers have in tags.
+    """Return the label of the instance that an order creates.
 
-    The parts of the label are the pool, the owner, the order's token, the number of the order's first node, and the end
+    The label contains the pool, the owner, the order's token, the number of the order's first node, and the end
     of the lease. The owner is cut to `LONGEST_OWNER` (80) characters.
     """
     owner = tags.owner()[:LONGEST_OWNER]

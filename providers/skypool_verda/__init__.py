@@ -35,13 +35,13 @@ _SETTINGS = {
     "location": (r"[A-Z]{3}-\d\d", "'FIN-01'", True),
     "image": (r"[\w.-]+", "'ubuntu-24.04'", False),
 }
-"""For each setting that is a word: a regular expression, an example, and True if the setting may be a list."""
+"""A dict from setting to (regular expression of the values, example, True if a list is allowed)."""
 
 _ORDERED = 10.0
 """Seconds within which Verda finds a machine for an accepted order, or reports that it has none."""
 
 _LAG = 6.0
-"""Seconds after the creation of a machine during which lists may lack it."""
+"""Seconds after the creation of a machine during which Verda's lists may lack the machine."""
 
 _ADDRESS = 900.0
 """Maximum seconds to wait for a machine's public address. Setting up a machine takes minutes."""
@@ -53,7 +53,7 @@ _KEYING = 300.0
 """Seconds during which a new machine may show another host key, because its startup script has not run yet."""
 
 _UNTILS = (tags.UNTIL, f"{tags.UNTIL}-2")
-"""Two tags for the end of a machine's lease. A renewal writes one tag before it removes the other."""
+"""Keys of two tags for the end of a machine's lease. A renewal writes one tag before it removes the other."""
 
 _STATES: dict[str, Literal["starting", "running"]] = {
     "new": "starting",
@@ -64,7 +64,9 @@ _STATES: dict[str, Literal["starting", "running"]] = {
     "unknown": "starting",
     "running": "running",
 }
-"""Verda's statuses of machines that start or run. A machine with any other status is ending or gone."""
+"""A dict from Verda's status to the state of a machine that starts or runs. Machines with other statuses are ending
+or gone.
+"""
 
 _NEW = frozenset({"new", "ordered"})
 """Statuses of an order that may still fail for lack of a machine."""
@@ -73,7 +75,7 @@ _GONE = frozenset({"discontinued", "notfound", "no_capacity", "deleted"})
 """Statuses of a machine that no longer exists and costs nothing."""
 
 _PATHS = {"ssh-key": "/ssh-keys", "script": "/scripts", "volume": "/volumes"}
-"""API paths of resources other than instances, by kind."""
+"""A dict from kind of resource to API path, for resources other than instances."""
 
 _BUILT_IN = frozenset({"NVMe_Local_Storage", "NVMe_OS_Cluster"})
 """Types of volumes that are built into an instance's host."""
@@ -142,8 +144,8 @@ class Verda(Regional):
 
         Machines that an earlier launch of the same order created are reused. If Verda refuses a machine, no further
         machine is created, and only the machines of the nodes before it are returned. Verda may also accept a request
-        and then have no machine for it. This counts as a refusal if Verda reports it within 10 s. Machines that are not
-        returned are ended.
+        although no machine is free. This counts as a refusal if Verda reports the lack within 10 s. Machines that are
+        not returned are ended.
 
         Args:
             offer: the machine type, location and market, as `offers` returned them.
@@ -200,7 +202,8 @@ class Verda(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Write the new end of the lease into the tags of the pool's machines.
 
-        SSH keys, scripts and volumes have no tags. They count as needed for as long as the machines of their pool.
+        SSH keys, scripts and volumes have no tags. These resources count as needed for as long as their pool's
+        machines.
 
         Args:
             pool: name of the pool.
@@ -233,9 +236,9 @@ class Verda(Regional):
         return self._api.ask("GET", path, **given)
 
     def _drop(self, path: str, **given: Any) -> None:
-        """Delete a resource, such as a tag. Repeat for up to a minute while Verda refuses because of its present state.
+        """Delete a resource, such as a tag. Does nothing if the resource does not exist.
 
-        Does not raise for a resource that does not exist.
+        The request is repeated for up to a minute while Verda refuses because of the resource's present state.
 
         Args:
             path: the path of the resource in the API.
@@ -265,13 +268,13 @@ class Verda(Regional):
         return chosen([each["code"] for each in self._ask("/locations")], self.location or (), patterns)
 
     def _stock(self, market: Market, locations: Sequence[str]) -> dict[str, list[str]]:
-        """Return the names of the instance types that are in stock now, by location.
+        """Return a dict from location to the names of the instance types that are in stock there now.
 
         A location for which Verda reports nothing is not in the dict.
 
         Args:
             market: "on-demand" or "spot".
-            locations: the locations that the dict may have.
+            locations: the locations to return. Other locations are left out.
         """
         spot = "true" if market == "spot" else "false"
         got = self._ask("/instance-availability", params={"is_spot": spot})
@@ -330,7 +333,7 @@ class Verda(Regional):
 
         Args:
             kind: "ssh-key" or "script".
-            name: the content of the resource's name, with the pool and the token.
+            name: the values for the resource's name, with the pool and the token.
             told: further fields of the request that creates the resource.
 
         Raises:
@@ -350,9 +353,9 @@ class Verda(Regional):
         looked for by its tags for 6 s, because lists may not have the newest machines yet.
 
         Args:
-            order: the request to rent: pool, node numbers, token and limits.
+            order: the order that the node belongs to.
             node: the number of the node.
-            common: the part of the request that all machines share.
+            common: the part of the create request that all machines of the order share.
 
         Raises:
             NoAnswer: the reply was lost, and no machine was found.
@@ -377,15 +380,15 @@ class Verda(Regional):
         return tags.instance(self.name, id_, said, 0, "starting", {"tags": said}, region=_HERE)
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
-        """Wait up to 10 s until Verda has found a machine for each request, and return the nodes that get none.
+        """Wait up to 10 s until Verda has found a machine for each request, and return errors for nodes that get none.
 
-        A machine that Verda's list does not have counts as not decided yet.
+        While Verda's list does not have a requested machine, Verda has not decided yet.
 
         Args:
-            made: the requested machines, by their node numbers.
+            made: a dict from node number to the requested machine.
 
         Returns:
-            an error for each node that gets no machine; {} if no request was refused within 10 s.
+            a dict from node number to error; {} if no request was refused within 10 s.
         """
         statuses: dict[int, str] = {}
 
@@ -403,8 +406,8 @@ class Verda(Regional):
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
         """Yield the machines of this user's pools, found by their tags.
 
-        Machines that no longer exist are left out. A machine that neither starts nor runs has the state "ending". An
-        example is a machine that is switched off, which is still billed.
+        Machines that no longer exist are left out. A machine that neither starts nor runs has the state "ending", for
+        example a machine that is switched off.
 
         Args:
             region: not used, because one list has the machines of all locations.
@@ -498,7 +501,7 @@ class Verda(Regional):
 
         Args:
             until: the new end of the lease.
-            instance: the machine, whose present tags are in its `detail`.
+            instance: the machine, with the present tags in `detail`.
 
         Raises:
             ProviderError: Verda refused for a reason other than that the machine does not exist, or did not answer.
@@ -546,8 +549,8 @@ class Verda(Regional):
 
 
 def _unfit(instance: Instance, status: str) -> ProviderError:
-    """Return the error for a machine that is unusable because of its status. It is not raised.
+    """Return the error for a machine that is unusable because of its status. Nothing is raised.
 
-    The status decides the class of the error, by errors.csv.
+    The status decides the class of the error.
     """
     return REFUSALS.error(f"to keep machine {instance.id}", status, f"the machine's status is {status}")

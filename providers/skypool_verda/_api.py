@@ -86,8 +86,8 @@ def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
 def quietly(do: Callable[[], T]) -> T | None:
     """Call `do`, which sends a request, and return its result.
 
-    Returns None if Verda refuses because the resource does not exist, or exists already. Also if a machine cannot be
-    ended in its present state, for example while it is being set up. So the caller must look at the machine's state.
+    Returns None if Verda refuses because the resource does not exist, or exists already. Also returns None if a machine
+    cannot be ended in its present state, for example while it is being set up.
 
     Raises:
         ProviderError: the request failed for another reason.
@@ -102,7 +102,9 @@ def quietly(do: Callable[[], T]) -> T | None:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The content of the name of a volume, an SSH key or a script, which have no tags. `str(label)` is the name.
+    """The values in the name of a volume, an SSH key or a script at Verda. `str(label)` is the name.
+
+    These resources have no tags, so their names hold the values.
 
     Attributes:
         pool: name of the pool.
@@ -122,7 +124,7 @@ class Label:
 
 
 def label(name: str, pool: str | None) -> Label | None:
-    """Return the content of a resource's name, or None if no pool of this user has written the name.
+    """Return the values in the name of a resource, or None if no pool of this user has written the name.
 
     Args:
         name: the name.

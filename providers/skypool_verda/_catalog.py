@@ -1,4 +1,4 @@
-"""Converts Verda's records into offers: instance types, prices and images. It sends no requests.
+"""Converts Verda's records into offers: instance types, prices and images. This module sends no requests.
 
 API: GET /instance-types, /instance-availability, /volume-types at https://api.verda.com/v1/docs (read 2026-11-21).
 """
@@ -40,7 +40,7 @@ https://docs.verda.com/welcome-to-verda/pricing-and-billing, as third parties qu
 """
 
 Stock = Mapping[Market, Mapping[str, Iterable[str]]]
-"""Names of the instance types in stock, by market and location."""
+"""A dict from market to a dict from location to the names of the instance types that are in stock there."""
 
 
 def offers(
@@ -53,7 +53,7 @@ def offers(
 
     Args:
         record: the instance type, as Verda describes it.
-        stock: names of the instance types in stock, by market and location.
+        stock: for each market and location, the names of the instance types in stock.
         need: the requirements, of which the disk size is used.
         usd_per_gb_month: price of the disk in USD for one GB and month.
         base_image: name of the image to start from; "" takes an image that fits the type.
@@ -102,8 +102,8 @@ def offers(
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
     """Return the accelerators of an instance type, with their count.
 
-    Returns None if the type has no accelerator, or a model that skypool does not know. The type's name is tried first,
-    then the description of its GPU, its model with the memory, and the model alone.
+    Returns None if the type has no accelerator, or a model that skypool does not know. The type's name is looked up
+    first, then the description of the GPU, the model with the memory, and the model alone.
 
     Args:
         record: the instance type, as Verda describes it.
@@ -126,8 +126,8 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
 def image(names: Iterable[str], has: Accelerator | None) -> str:
     """Return the name of the most suitable Ubuntu image, or "" if none of the names is an Ubuntu image.
 
-    For a machine with a GPU, images with a driver are preferred, and for all others images without a driver. Then
-    Ubuntu 24.04 and the newest CUDA version are preferred.
+    For a machine with a GPU, images with a driver are preferred. For other machines, images without a driver are
+    preferred. Then Ubuntu 24.04 and the newest CUDA version are preferred.
 
     Args:
         names: names of the images that the machine type supports.

@@ -15,7 +15,7 @@ from skypool.model import Offer, Order
 class Volume(TypedDict):
     """The disk from which an instance boots, as part of a create request. `size` is in GB.
 
-    On the spot market, `on_spot_discontinue` has the effect that the disk is deleted when Verda takes the machine back.
+    For a spot machine, `on_spot_discontinue` makes Verda delete the disk when Verda takes the machine back.
     """
 
     name: str
@@ -59,7 +59,7 @@ def deploy(offer: Offer, order: Order, *, name: str, ssh_key_id: str, script_id:
 
     Args:
         offer: the offer that is rented: instance type, location, market, image and disk size.
-        order: the request to rent: pool, node numbers, token and limits.
+        order: the order, of which the pool is used.
         name: name of each instance's disk.
         ssh_key_id: id of the pool's SSH key at Verda, which may log in.
         script_id: id of the script at Verda that each instance runs at its first boot.
@@ -86,7 +86,7 @@ def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> De
     """Return the body of the request that creates the instance of one node. Sends no request.
 
     Args:
-        common: result of `deploy` for the order. It is not changed.
+        common: the part of the request that all instances of the order share. This dict is not changed.
         hostname: host name of the instance.
         said: tags of the instance.
     """
@@ -96,8 +96,8 @@ def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> De
 def delete(id_: str, *, disks: Collection[str], built_in: Collection[str]) -> Delete:
     """Return the body of the request that ends an instance and deletes its disks. Sends no request.
 
-    The disks are deleted permanently. If some disks are built into the instance's host, Verda refuses to delete
-    permanently, so all disks go to the trash instead. Without any disks, `volume_ids` is None.
+    The disks are deleted permanently. If some of the disks are built into the instance's host, all disks are moved to
+    Verda's trash instead. Without any disks, `volume_ids` is None.
 
     Args:
         id_: id of the instance.
