@@ -115,9 +115,9 @@ class FilesProgress(Event):
     It is emitted about once a second, and at the end.
 
     Attributes:
-        done: the bytes that were packed or sent. Bytes that are sent are compressed.
-        total: the number of all bytes.
-        node: the number of the node that the files are sent to; -1 while they are packed.
+        done: the number of bytes that were packed, or sent to the node, so far. Sent bytes are counted as compressed.
+        total: the number of bytes to pack or to send in all.
+        node: the number of the node that the files are sent to; -1 while the files are packed.
     """
 
     done: int
@@ -127,7 +127,7 @@ class FilesProgress(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
-    """An event: a message for the user that needs no action at once.
+    """An event: a message for the user, who need not act at once.
 
     Attributes:
         text: the message.
@@ -236,7 +236,7 @@ Hear = Callable[[Event], None]
 
 
 class EventStream:
-    """A stream of events with any number of listeners. A listener gets, in order, all events since it was added.
+    """A stream of events with any number of listeners. A listener gets all later events in order.
 
     A listener that raises an Exception is removed, and its traceback is written to stderr. Any thread may use a stream.
     """
@@ -281,7 +281,7 @@ class EventStream:
 
 
 _RENAMED = {"Stream": EventStream, "Interruption": NodeInterruption}
-"""Former names of classes here. They still work in this release, with a warning.
+"""A dict from former names of classes in this module to the classes. Former names still work, with a warning.
 
 The names `skypool.Stream` and `skypool.Interruption` mean other classes.
 """
@@ -291,7 +291,7 @@ def __getattr__(name: str) -> object:
     """Return the class that a former name stands for ("Stream" or "Interruption"), and issue a DeprecationWarning.
 
     Raises:
-        AttributeError: the module never had that name.
+        AttributeError: no class of this module has, or had, that name.
     """
     renamed = _RENAMED.get(name)
     if renamed is None:
