@@ -12,7 +12,7 @@ from skypool.devices.device import Device
 from skypool.wire.handshake import NodeHealth
 
 CLOCK_SKEW = 30.0
-"""Seconds that a node's clock may differ from the client's. With more, certificates and signed requests may fail."""
+"""Seconds that a node's clock may differ from the client's. Beyond that, certificates and signed requests may fail."""
 
 
 def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib: float = 1.0) -> list[str]:

@@ -49,9 +49,8 @@ class NodeSetup:
     def bundle_for(self, access: Access, instance: Instance) -> SetupBundle | None:
         """Return what a machine needs before its agent (the process that runs calls) can start.
 
-        Returns None if nothing is needed. That is so if all of these hold: the machine has a known Python, the image
-        asks for nothing else, and several pools may share the machine. A secret is included only if the installation of
-        packages needs it.
+        Returns None if nothing is needed: the machine has a known Python, the image asks for nothing else, and several
+        pools may share the machine. A secret is included only if the installation of packages needs it.
 
         Args:
             access: how the machine is reached.
