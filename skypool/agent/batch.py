@@ -20,8 +20,7 @@ from skypool.errors import protocol_violation
 from skypool.wire.frames import TOGETHER, Buffer, Frame, Kind, encode
 
 LARGEST_END = select.PIPE_BUF
-"""The greatest size in bytes of an outcome (result or error) in the pipe. The system writes so many bytes in one piece.
-"""
+"""The greatest size in bytes of one outcome (result or error) in a pipe. Up to this size, one write is never split."""
 _ID = struct.Struct("Q")
 _ALL = 64 << 10
 """The greatest number of bytes that are read from a pipe at once. A pipe holds no more than that."""
@@ -30,13 +29,12 @@ _ALL = 64 << 10
 class Batch:
     """Several calls that arrived in one frame (message).
 
-    The agent handles the batch like one call until it needs one of these calls alone (see `single`). Calls of a batch
-    have no large arguments, send no items and have not been asked to stop. So the class attributes `streams`, `blob`,
-    `pulls`, `given` and `doomed` (see `NodeCall`) have fixed values.
+    The agent (the node's main process) handles the batch like one call until one of these calls is needed alone (see
+    `single`). Calls of a batch have no large arguments, send no items and have not been asked to stop.
 
     Args:
         f: the frame, of kind CALLS. Its bytes are copied.
-        name: the name of the function that all its calls run.
+        name: the name of the function that all calls of the batch run.
         kind: the kind of slot (place for one call) that the calls need: MAIN or CPU (see `slots`).
 
     Attributes:

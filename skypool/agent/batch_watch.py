@@ -13,7 +13,8 @@ from skypool.agent.slots import CPU, Slot, Slots
 LOOK = 0.005
 """Seconds between two checks of the batches."""
 _SLOW = 0.05
-"""Seconds that a call may delay others of its batch while no worker is idle. If a worker is idle, `LOOK` is the limit.
+"""Seconds that a call may delay later calls of its batch while no worker is idle. With an idle worker, the limit is
+`LOOK`.
 """
 
 
@@ -25,7 +26,8 @@ class BatchWatch:
     Args:
         slots: the slots (places where one call runs at a time) and their workers.
         queue: the calls of this node that have not ended.
-        hear: called with a slot. It handles the packets and outcomes that the slot's worker process has sent.
+        hear: a function that is called with a slot, and handles what the slot's worker process has sent: packets and
+            outcomes (results or errors).
 
     Attributes:
         alert: True while a call may be waiting behind another one, so that `look` must be called. False at first.
@@ -39,7 +41,7 @@ class BatchWatch:
         self._looked = 0.0
 
     def came(self) -> None:
-        """Note that a batch of calls has arrived on the node, and set `alert` to True."""
+        """Note that a batch (several small calls in one message) has arrived on the node, and set `alert` to True."""
         self._any = self.alert = True
 
     def ended(self) -> None:
@@ -51,7 +53,8 @@ class BatchWatch:
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:
-        """Send the client the outcomes of batched calls. Let other workers run the calls that wait behind a slow call.
+        """Send outcomes of batched calls to the client, and let other workers run the calls that wait behind a slow
+        call.
 
         An outcome is a result or error. A batch is several small calls that one worker process runs in turn. A call is
         slow if it has run for more than `_SLOW` (0.05) seconds. If a slot of the same kind is idle, a call is slow as

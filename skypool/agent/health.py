@@ -1,6 +1,6 @@
 """Collects facts about a node at its start: devices, driver version, address, free disk space and clock.
 
-The client checks them before it uses the node.
+The client checks these facts before it uses the node.
 """
 
 from __future__ import annotations

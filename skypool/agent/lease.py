@@ -11,9 +11,11 @@ import sys
 import time
 
 _EVERY = 5.0
-"""The shortest time between two routine requests to the guard, in seconds. For a lease below 100 s it is shorter."""
+"""Seconds between two writes that extend the lease in the guard's file. For a lease below 100 s, a twentieth of the
+lease.
+"""
 _WIDTH = 31
-"""The length of a request in characters. Each request overwrites the one before."""
+"""The number of characters that each write to the guard's file has. Each write overwrites the one before."""
 
 
 class Lease:
@@ -68,8 +70,7 @@ class Lease:
         """Ask the guard, through its file, to let the machine live for `seconds` more, rounded up.
 
         The guard is the process that ends the rented machine. A negative number counts as 0. If writing fails, an error
-        is printed to stderr, once for the same error, and nothing is raised. The file is overwritten in place, because
-        that works on a full disk, too.
+        is printed to stderr, once for the same error, and nothing is raised. The file is overwritten in place.
         """
         asked = f"{time.monotonic_ns() // 1_000_000} {max(0, math.ceil(seconds))}"
         try:
