@@ -51,6 +51,7 @@ class Batch:
         ProtocolError: the frame's ids or lengths are not valid, or it has no calls or more than `TOGETHER` (512).
     """
 
+    # The same for all batches; see `NodeCall`.
     streams: ClassVar[bool] = False
     blob: ClassVar[Blob | None] = None
     pulls: ClassVar[Mapping[int, int]] = {}

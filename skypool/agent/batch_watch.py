@@ -13,9 +13,7 @@ from skypool.agent.slots import CPU, Slot, Slots
 LOOK = 0.005
 """Seconds between two checks of the batches."""
 _SLOW = 0.05
-"""Seconds that a call may delay later calls of its batch while no worker is idle. With an idle worker, the limit is
-`LOOK`.
-"""
+"""Seconds that a call may delay later calls of its batch. While a worker is idle, the limit is `LOOK` instead."""
 
 
 class BatchWatch:
@@ -53,12 +51,12 @@ class BatchWatch:
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:
-        """Send outcomes of batched calls to the client, and let other workers run the calls that wait behind a slow
-        call.
+        """Send outcomes of batched calls to the client. Take back the calls that wait behind a slow call.
 
         An outcome is a result or error. A batch is several small calls that one worker process runs in turn. A call is
         slow if it has run for more than `_SLOW` (0.05) seconds. If a slot of the same kind is idle, a call is slow as
-        soon as a second check finds it still running. The calls behind it are taken back from its worker and queued.
+        soon as a second check finds it still running. The calls behind the slow call are taken back from its worker and
+        queued, so that other workers can run them.
 
         `alert` is set to True if another check is needed, else to False. Does nothing if the last check was less than
         `LOOK` (0.005) seconds ago.

@@ -11,9 +11,7 @@ import sys
 import time
 
 _EVERY = 5.0
-"""Seconds between two writes that extend the lease in the guard's file. For a lease below 100 s, a twentieth of the
-lease.
-"""
+"""Least seconds between two extensions of the lease in the guard's file. For a lease below 100 s it is shorter."""
 _WIDTH = 31
 """The number of characters that each write to the guard's file has. Each write overwrites the one before."""
 

@@ -184,7 +184,7 @@ class Agent:
             self._poll.register(fd, events)
 
     def _read_clock(self) -> float:
-        """Return the time of the agent's clock in seconds. If the whole node was paused, note that for running calls.
+        """Return the time of the agent's clock in seconds. Note pauses of the whole node for running calls.
 
         The clock leaves out pauses, in which the node's processes were stopped. The length of a pause since the
         previous reading is noted for all calls that were running then, and does not count towards their timeouts.
@@ -204,9 +204,9 @@ class Agent:
     def _tick(self, now: float) -> None:
         """Renew the lease (the time that the node may live), and check everything that no file descriptor reports.
 
-        The loop calls this every `_TICK` (0.1) seconds. It ends the event loop if the node's deadline has passed, or if
-        the keeper (the agent's parent process) has died. It also checks timeouts and lost calls, and sends packets
-        again that a worker's socket had no room for.
+        The loop calls this every `_TICK` (0.1) seconds. The event loop ends if the node's deadline has passed, or if
+        the keeper (the agent's parent process) has died. Timeouts and lost calls are checked. Packets that a worker's
+        socket had no room for are sent again.
 
         Args:
             now: the time of the agent's clock, in seconds.
@@ -227,7 +227,7 @@ class Agent:
         """Move the node's deadline, the time at which everything on it ends, in the shared memory.
 
         The lease, the time that the node may live, counts from the last message of the client. Time in which the whole
-        node was stopped is added, because it could not receive anything then.
+        node was stopped is added.
         """
         self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
 
@@ -237,7 +237,7 @@ class Agent:
     # --- from the client -------------------------------------------------------------------------------------
 
     def _on_frame(self, f: Frame) -> None:
-        """Handle a frame (message) from the client with the function that `_handle` names for its kind.
+        """Handle a frame (message) from the client, by calling the function for its kind of frame.
 
         Raises:
             ProtocolError: a client does not send frames of this kind, or the frame is not valid. The caller then closes
@@ -249,9 +249,9 @@ class Agent:
         handle(f)
 
     def _handle(self) -> dict[Kind, Callable[[Frame], None]]:
-        """Return a dict of the functions that handle the client's frames (messages), by the kind of frame.
+        """Return a dict from each kind of frame (message) that a client sends to the function that handles it.
 
-        HELLO is not among them, because `Client` handles it.
+        The kind HELLO is not in the dict, because `Client` handles it.
         """
         return {
             Kind.CALL: self._on_call,
@@ -284,7 +284,7 @@ class Agent:
 
         The header has the numbers of the node's slots and devices, the calls, functions and objects that the agent (the
         node's main process) knows, and the machine's state. Function names of calls that have ended are forgotten here
-        if the calls' outcomes were acknowledged.
+        if the client has acknowledged the outcomes (results or errors) of these calls.
 
         Args:
             is_new: True if it is not the same client as before. Workers that wait for a function or an object of the
@@ -344,9 +344,9 @@ class Agent:
     def _report(self) -> dict[str, Any]:
         """Return the header of a PONG, the status report that answers a ping of the client.
 
-        It has the numbers of running, waiting and finished calls, and the function names of at most 8 running ones.
-        `cpu_busy` counts the running calls on CPU slots. `interruption` is the time at which the provider takes the
-        machine back, in seconds since 1970, or None.
+        The header has the numbers of running, waiting and finished calls, and the function names of at most 8 running
+        calls. `cpu_busy` counts the running calls on CPU slots. `interruption` is the time at which the provider takes
+        the machine back, in seconds since 1970, or None.
         """
         running = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
         return {
@@ -364,7 +364,7 @@ class Agent:
         The client gets a PONG (status report) with the time. Each later PONG repeats it, because this one may be lost.
 
         Args:
-            at: the time at which the machine goes, in seconds since 1970.
+            at: the time at which the provider takes the machine, in seconds since 1970.
         """
         self._slots.interrupt(at)
         self._client.send(Kind.PONG, self._report())
@@ -397,9 +397,9 @@ class Agent:
     def _on_calls(self, f: Frame) -> None:
         """Put the calls of one frame (message) into the queue, as one batch for one worker.
 
-        Calls that are known already are ignored. In that case, the others are queued one by one. All calls are also
-        queued one by one if calls of this function have written directly to file descriptor 1 or 2: such output does
-        not show which call of a batch wrote it.
+        Calls that are known already are ignored, and the others are then queued one by one. All calls are also queued
+        one by one if calls of this function have written directly to file descriptor 1 or 2: such output does not show
+        which call of a batch wrote it.
 
         Raises:
             ProtocolError: the frame is longer than `PACKET` (128 Ki) bytes, is not valid, or names a function that was
@@ -456,8 +456,8 @@ class Agent:
     def _pass_on(self, f: Frame) -> None:
         """Give a frame (message) from the client to the worker process that runs the call which the frame is about.
 
-        The frame is dropped if no worker has taken the call, or if the call has ended. If there was no room for the
-        frame's large value, the frame is not passed on, and the call ends with a SpoolFull error.
+        The frame is dropped if no worker has taken the call, or if the call has ended. If the node had no room for the
+        frame's large value, the frame is dropped, too, and the call ends with a SpoolFull error.
         """
         slot = self._slots.running(f.header["id"])
         if slot is None or f.header["id"] not in self._calls:
@@ -476,9 +476,9 @@ class Agent:
         self._outputs = {fd for each in self._slots.all for fd in each.outputs.values()}
 
     def _on_packets(self, slot: Slot) -> None:
-        """Handle packets that a worker process has sent, at most `_PACKETS_AT_ONCE` (64). Does not wait for more.
+        """Handle up to `_PACKETS_AT_ONCE` (64) packets that a worker process has sent. Does not wait for more.
 
-        The loop comes back for the rest after the packets of other workers.
+        The loop handles the rest after the packets of other workers.
 
         Raises:
             ProtocolError: the worker sent a frame of a kind that workers do not send.

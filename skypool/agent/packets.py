@@ -13,7 +13,7 @@ from skypool.wire.frames import INLINE
 PACKET = INLINE + (64 << 10)
 """The greatest size of a packet in bytes: the body of a frame (message), and room for the header."""
 SPACE = socket.CMSG_SPACE(64)
-"""The room in bytes for the control data of one packet, which carries up to 16 file descriptors."""
+"""The room in bytes for the control data of one packet: up to 16 file descriptors."""
 CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 

@@ -11,7 +11,7 @@ from skypool.clock import RunningClock
 
 
 def call_it(what: str) -> None:
-    """Set the name of this process in `top` and `ps` to "skypool-" followed by `what`. A failure is ignored.
+    """Set the name of this process in `top` and `ps` to "skypool-" followed by `what`. Does not raise.
 
     Linux keeps only the first 15 characters.
     """

@@ -48,17 +48,17 @@ class Slot:
 
     Attributes:
         number: the slot's number on the node, from 0.
-        env: environment variables of its worker.
+        env: environment variables of the slot's worker.
         kind: MAIN or CPU.
         pid: the worker's process id.
-        pidfd: a file descriptor of that process.
+        pidfd: a file descriptor for the worker's process.
         channel: the packet socket to the worker.
-        outputs: for the worker's file descriptors 1 and 2, the read ends of the pipes they write to.
-        waiting: packets for the worker that its socket had no room for, in order. Each is (buffers, file descriptors,
-            True if these file descriptors are closed after sending).
+        outputs: a dict from the worker's file descriptors 1 and 2 to the read ends of the pipes that they write to.
+        waiting: packets for which the worker's socket had no room, in order. Each is (buffers, file descriptors, True
+            if these file descriptors are closed after sending).
         pipes: the pipes through which the agent (the node's main process) follows batches of calls.
-        ended: outcomes from these pipes that were not sent to the client yet.
-        tail: the last bytes printed by the call `tail_of`.
+        ended: outcomes (results or errors) from these pipes that were not sent to the client yet.
+        tail: the last bytes that the call `tail_of` printed.
         tail_of: the id of the call that printed last; 0 if no call was running then.
         seen: the id of the call that the worker ran at the agent's last check, and the time of the first check that saw
             that call.
@@ -105,7 +105,7 @@ class Slot:
 
 
 class WorkerQueue:
-    """The queue in which calls wait for the next free worker of one kind of slot. It is a pair of packet sockets.
+    """The queue in which calls wait for the next free worker of one kind of slot: a pair of packet sockets.
 
     Attributes:
         end: the socket into which the agent (the node's main process) puts calls. It does not block.
@@ -228,9 +228,9 @@ class Slots:
 
         Args:
             slot: the slot. Its attributes are changed to describe the new worker.
-            on_packet: called when a packet from the worker can be read, with the slot.
-            on_output: called when its output can be read, with the slot and 1 for stdout or 2 for stderr.
-            on_death: called when the worker's process has ended, with the slot.
+            on_packet: called with the slot when a packet from the worker can be read.
+            on_output: called when output of the worker can be read, with the slot and 1 for stdout or 2 for stderr.
+            on_death: called with the slot when the worker's process has ended.
 
         Raises:
             OSError: the process could not be forked, or there are too many open files.
@@ -344,10 +344,10 @@ class Slots:
     def interrupt(self, at: float) -> None:
         """Tell all worker processes, also those started later, that the provider takes the machine back.
 
-        The workers wait until a certain pipe is closed, and this method closes that pipe. Call it only once.
+        The workers wait until a certain pipe is closed, and this method closes that pipe. Call this method only once.
 
         Args:
-            at: the time at which the machine goes, in seconds since 1970.
+            at: the time at which the provider takes the machine, in seconds since 1970.
         """
         self.page.interruption = at
         os.close(self._notice_end)
@@ -388,7 +388,7 @@ class Slots:
                 _close(fds)
 
     def _forget_waiting(self, slot: Slot) -> None:
-        """Drop the packets that wait for a worker, and close the file descriptors that `tell` got with `give=True`."""
+        """Drop the packets that wait for a worker, and close the file descriptors that should be closed after sending."""
         for _, fds, give in slot.waiting:
             if give:
                 _close(fds)
@@ -419,7 +419,7 @@ class Slots:
         return None
 
     def taken(self) -> dict[int, Slot]:
-        """Return the slots whose worker processes have taken a call, by the id of the call that each took last.
+        """Return a dict from the id of the call that each worker process took last to the worker's slot.
 
         A slot is a place where one call runs at a time. The call may have ended already. Workers that have taken no
         call are left out.
@@ -455,7 +455,7 @@ class Slots:
                 os.killpg(slot.pid, number)
 
     def bury(self, slot: Slot) -> int:
-        """Reap a dead worker process, kill what it left in its process group, and close the agent's files for it.
+        """Reap a dead worker process, kill all that is left in its process group, and close the agent's files for it.
 
         Returns the worker's wait status, as from `os.waitpid`. If the worker is still alive, it is killed, and this
         method waits for its end. Afterwards, `start` can give the slot a new worker.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SOCKET = "agent.sock"
 """The name of the agent's Unix socket in its folder."""
 _MOST_WORDS = 3000
-"""The greatest number of bytes of an agent's last error that its client gets."""
+"""If an agent ends with an error, its client gets at most this many bytes of the error's text."""
 _PR_SET_CHILD_SUBREAPER = 36
 """The option of prctl(2) that makes a process the parent of orphaned descendants."""
 _LOOK = 0.5
@@ -59,8 +59,8 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
     - 0 otherwise.
 
     Args:
-        config: an `AgentConfig` as JSON from the client. `config["folder"]` has the agent's socket. The rest is checked
-            only if an agent is started.
+        config: an `AgentConfig` as JSON from the client. `config["folder"]` is the folder with the agent's socket. The
+            rest is checked only if an agent is started.
         start: True to start an agent if there is none. A client that reconnects passes False: the calls of an ended
             agent are lost, and a new agent would hide that.
 
@@ -264,9 +264,6 @@ def _watch(agent: int, page: SharedPage) -> str:
     is killed if it still runs `_TO_OBEY` (1) seconds after that. It is also killed `_TO_RENEW` (5) seconds after the
     node's deadline, if the deadline was not moved meanwhile.
 
-    The keeper itself may be frozen and continued at any time (SIGSTOP, SIGCONT). So `signal.sigtimedwait` must not be
-    used here: in CPython 3.11, it can then return an uninitialised signal number.
-
     Args:
         agent: the agent's process id. It must be a child of this process.
         page: the shared memory with the node's deadline.
@@ -277,6 +274,7 @@ def _watch(agent: int, page: SharedPage) -> str:
     clock = RunningClock()
     kill_at = kill_late_at = math.inf
     while True:
+        # not sigtimedwait: CPython 3.11 can return an uninitialised number if SIGSTOP and SIGCONT come meanwhile
         ordered_to_end = signal.sigwaitinfo(wanted).si_signo not in (signal.SIGCHLD, signal.SIGALRM)
         now = clock()
         if ordered_to_end:

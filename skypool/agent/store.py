@@ -133,8 +133,8 @@ class Store:
         kept: memory of earlier large values, which workers can use again.
 
     Attributes:
-        functions: for each function's key, the header of the frame (message) that it came in, and the contents.
-        objects: for each key of a `pool.put()` object, the header of the frame that it came in, and the contents.
+        functions: a dict from the key of each function to (header of the frame (message) that it came in, contents).
+        objects: a dict from the key of each `pool.put()` object to (header of the frame that it came in, contents).
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Store:
         """Answer a worker's request at once, or later when the client has sent what the worker needs. Does not wait.
 
         For a function or object that is neither stored nor announced, the worker process is told at once that the node
-        does not have it. An answer about memory comes with a file descriptor, or without one if no suitable memory is
+        does not have it. The answer about memory has a file descriptor of the memory, or none if no suitable memory is
         kept.
 
         Args:
@@ -253,7 +253,7 @@ class Store:
                 self._ask(Kind.MODULE, {"name": key})
 
     def wait_no_more(self) -> None:
-        """Tell workers that functions and objects which a former client was sending will not arrive.
+        """Tell waiting workers that the functions and objects which a former client was sending will not arrive.
 
         Worker processes that wait for modules are not told: the modules are requested from the new client. Call this
         method when another client has replaced the former one.
@@ -280,7 +280,7 @@ class Store:
         Args:
             slot: the worker's slot (the place where it runs calls).
             what: "function" or "object".
-            key: its key.
+            key: the key of the function or object.
 
         Raises:
             KeyError: the node does not have the function or object.

@@ -10,9 +10,9 @@ from skypool.wire import codec
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind
 
 _SHORT = 4096
-"""Text and bytes items of at least this length (in characters or bytes) are serialized one by one, not as they are."""
+"""Text and bytes items of this length (in characters or bytes) or more are serialized one by one."""
 _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
-"""Types of items that are sent as they are, many in one pickle."""
+"""Types of items that are pickled many at a time. Items of other types are serialized one by one."""
 
 
 class Channel(Protocol):
@@ -30,7 +30,8 @@ class Sender:
         channel: the connection to the agent, through which packets come and go.
         call: the call's id.
         name: the function's name, for messages.
-        window: how many bytes of items may be sent that the client has not taken yet. With more, the generator waits.
+        window: how many bytes of items may be sent that the client has not taken yet. If more bytes would be on the
+            way, the generator waits.
     """
 
     def __init__(self, channel: Channel, call: int, name: str, window: int) -> None:

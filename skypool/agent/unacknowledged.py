@@ -19,7 +19,7 @@ from skypool.wire.frames import Buffer, Kind, frame
 class Unacknowledged:
     """A store of the outcomes, stream items and output that the client has not acknowledged.
 
-    Everything added is also sent at once if a client is connected.
+    If a client is connected, everything that is added is also sent at once.
 
     Args:
         kept: takes over the memory of large values that were acknowledged, to use it again.
@@ -64,7 +64,7 @@ class Unacknowledged:
         Args:
             call: the call's id.
             seq: 0 for an outcome, else the number of the last item.
-            blob: the value. This object closes its file descriptor.
+            blob: the value. Its file descriptor is closed here once it is no longer needed.
         """
         large = Large(call, call if seq == 0 else f"{call}:{seq}", blob, 0, None)
         self._begun[call] = (seq, large)
@@ -114,7 +114,7 @@ class Unacknowledged:
     def add_together(self, calls: list[int], buffers: list[Buffer]) -> None:
         """Keep and send the outcomes (results or errors) of several calls.
 
-        Each is kept until the client acknowledges it.
+        Each outcome is kept until the client acknowledges it.
 
         Args:
             calls: the ids of the calls.
@@ -178,7 +178,7 @@ class Unacknowledged:
             self._kept.give(large.blob)
 
     def resend(self, connection: Connection) -> None:
-        """Use a new connection from now on. Send over it everything that was not acknowledged.
+        """Use a new connection from now on, and send everything that was not acknowledged over this connection.
 
         Printed output is sent first. A large value that a worker process still writes is sent again from its beginning.
         """

@@ -1,6 +1,7 @@
 """Sends and receives a worker's packets to and from the agent, the main process of a node.
 
-A large value is not in a packet. It is in memory or in a file, and the file descriptor of that is sent with a packet.
+A large value is not in a packet. The value is in memory or in a file, and the file descriptor of the memory or file is
+sent with a packet.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class WorkerChannel:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
-        """Ask the agent for the memory of an earlier value, wait for the answer, and return the file descriptor of it.
+        """Ask the agent for memory of an earlier value, wait for the answer, and return the memory's file descriptor.
 
         Returns None if the agent (the node's main process) has no memory that fits. If `size` is below `WORTH_KEEPING`
         (4 Mi) bytes, returns None without asking.
@@ -172,11 +173,11 @@ class WorkerChannel:
             os.close(fd)
 
     def fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
-        """Ask the agent for something, wait for the answer, and return its packet and file descriptors.
+        """Ask the agent for a function, object, module or memory. Return the answer: its packet and file descriptors.
 
-        If the agent (the node's main process) lacks the function, object or module, the packet's header has
-        `"found": False`. If it lacks memory, the list of file descriptors is empty. The process ends if the agent is
-        gone.
+        Waits for the answer. If the agent (the node's main process) lacks the function, object or module, the packet's
+        header has `"found": False`. If it lacks memory, the list of file descriptors is empty. The process ends if the
+        agent is gone.
 
         Args:
             what: "function", "object" (a value of `pool.put()`), "module" or "memory" (of an earlier large value).
