@@ -96,7 +96,7 @@ class Batch:
             call.offered = offered
 
     def single(self, id_: int) -> NodeCall:
-        """Return a new record of one call of the batch, as if the call had arrived alone.
+        """Return a new record of one call of this batch (several calls), as if the call had arrived alone.
 
         The call's id stays in `ids`. When `offered` of the batch is set later, `offered` of the record is set, too.
 
@@ -127,8 +127,8 @@ class Pipes:
     To give these calls to other workers, the agent reads all ids that are left. An id can be read only once, so no call
     runs twice.
 
-    The second pipe contains the outcomes (results or errors) of calls. The agent reads this pipe when the worker sends
-    a packet that asks for it, at regular checks, and after the worker's death.
+    The second pipe contains the outcomes (results or errors) of calls. The agent reads this pipe when the worker asks
+    for that, at regular checks, and after the worker's death.
     """
 
     def __init__(self) -> None:
@@ -138,9 +138,9 @@ class Pipes:
         os.set_blocking(self._ended, False)
 
     def leave(self) -> set[int]:
-        """Return the three file descriptors of these pipes that the worker process needs. Nothing is closed here.
+        """Return the three file descriptors of these pipes that the worker process must leave open.
 
-        After the fork, the worker closes the file descriptors that it does not need, and leaves these open.
+        Nothing is closed here. After the fork, the worker closes all file descriptors that it does not need.
         """
         return {self._claims, self._claim, self._end}
 
@@ -191,7 +191,7 @@ class Pipes:
         Waits if the pipe is full, until the agent (the node's main process) reads from it.
 
         Args:
-            end: the outcome as `frames.end_of` makes it, at most `LARGEST_END` (4096) bytes.
+            end: the outcome in the form that `frames.end_of` makes, at most `LARGEST_END` (4096) bytes.
 
         Raises:
             BrokenPipeError: the agent is gone.

@@ -17,15 +17,17 @@ _SLOW = 0.05
 
 
 class BatchWatch:
-    """A watcher that finds calls which wait behind a slow call of their batch, and queues them for other workers.
+    """A watcher that takes calls back from a worker if they wait behind a slow call of their batch.
+
+    A batch is several small calls that one worker process runs in turn.
 
     The agent (the node's main process) calls `look` every `LOOK` (0.005) seconds while `alert` is True.
 
     Args:
         slots: the slots (places where one call runs at a time) and their workers.
         queue: the calls of this node that have not ended.
-        hear: a function that is called with a slot, and handles what the slot's worker process has sent: packets and
-            outcomes (results or errors).
+        hear: a function that is called with a slot, and handles the messages, and outcomes (results or errors), that
+            the slot's worker process has sent.
 
     Attributes:
         alert: True while a call may be waiting behind another one, so that `look` must be called. False at first.
@@ -46,7 +48,7 @@ class BatchWatch:
         """Note that a call has ended on the node, and set `alert` accordingly.
 
         The caller has already removed the call from the queue. `alert` becomes True if other calls remain, and a batch
-        has arrived since the node last had no calls. Otherwise it becomes False.
+        (several calls in one message) has arrived since the node last had no calls. Otherwise it becomes False.
         """
         self._any = self.alert = self._any and bool(self._queue.calls)
 

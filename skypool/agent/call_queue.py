@@ -48,7 +48,8 @@ class CallQueue:
         kept: takes over the memory of arguments that are no longer needed, for later values.
 
     Attributes:
-        calls: the calls by id. Calls of one frame share a `Batch` until one of them is needed by itself.
+        calls: the calls by id. Calls that came in one frame (message) share a `Batch` until one of them is needed by
+            itself.
         suspects: calls by id that must be checked: these calls must stop, or may be lost with a worker that died.
     """
 
@@ -89,8 +90,9 @@ class CallQueue:
     def forget(self, id_: int, done: bool = False) -> None:
         """Remove a call that has ended, or was given back to the client, together with its arguments.
 
-        Does nothing if there is no such call. Other calls of its batch stay. Only `calls` and `suspects` are changed
-        here: if the call still waits for a worker, the caller must first take it off the list of waiting calls.
+        Does nothing if there is no such call. Other calls of its batch (several calls that came in one message) stay.
+        Only `calls` and `suspects` are changed here: if the call still waits for a worker, the caller must first take
+        it off the list of waiting calls.
 
         Args:
             id_: the call's id.
@@ -140,8 +142,9 @@ class CallQueue:
     def lacks_workers(self) -> bool:
         """Return True if one more worker process for CPU slots (slots without a device) would have a call to run.
 
-        This is so if a call waits in the queue of CPU slots, and the CPU slots have fewer workers than calls and
-        batches. Returns False if every CPU slot has a worker, or if the node has no CPU slots.
+        This is so if a call waits in the queue of CPU slots, and the CPU slots have fewer workers than calls. A batch
+        (several calls that came in one message) counts as one call. Returns False if every CPU slot has a worker, or if
+        the node has no CPU slots.
         """
         if not self._slots.spare or not self._slots.queues[CPU].has_calls:
             return False
@@ -203,8 +206,8 @@ class CallQueue:
         """Remove up to `n` calls that have not begun from the end of the queue, and return their ids.
 
         The client can then send these calls to other nodes. If fewer than `n` calls wait in the agent, more are taken
-        back from the workers' socket and from batches. Afterwards, the caller must call `pump`, which moves the
-        remaining calls to the workers.
+        back: from the workers' socket, and from batches (several calls for one worker). Afterwards, the caller must
+        call `pump`, which moves the remaining calls to the workers.
 
         Args:
             n: the greatest number of calls to remove.

@@ -143,7 +143,7 @@ class Client:
 
         The other client uses the node if it is connected and was heard within the last `liveness` seconds. An accepted
         client gets a WELCOME and everything in `unacknowledged`. An earlier connection to a client is closed. If the
-        same client has come back, outcomes that it no longer waits for are forgotten.
+        same client has come back, outcomes (results or errors) that it no longer waits for are forgotten.
 
         Args:
             connection: the connection that the HELLO came on. It is closed after TAKEN.
@@ -174,10 +174,10 @@ class Client:
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection to a client, and the socket to its holder process.
+        """Close a connection to a client, and the socket to the holder (the process at the node's end of it).
 
         Does nothing if they are closed already. If this was the accepted client's connection, `on_gone` is called, and
-        frames are accepted again only after the next HELLO.
+        frames (messages) are accepted again only after the next HELLO.
         """
         holder = self._holders.pop(connection, None)
         if holder is None:

@@ -44,7 +44,7 @@ class Connection:
     """A connection to a client: two file descriptors, through which frames (messages) come and go without blocking.
 
     Small frames are sent before pieces of large values, so small frames need not wait. Frames about the same call stay
-    in order: the outcome of a generator call must not arrive before its last item.
+    in order: the outcome (result or error) of a generator call must not arrive before its last item.
 
     Args:
         source: the file descriptor to read from. It is made non-blocking, and `close` closes it.
@@ -209,7 +209,7 @@ class Connection:
         """Keep the part of a list of buffers that was not written, to be sent next. The list is not changed.
 
         Args:
-            batch: the buffers, in the order in which they were written.
+            batch: the buffers, in the order in which they are written.
             written: how many bytes of them were written.
         """
         for buffer in batch:
@@ -270,7 +270,7 @@ class Connection:
                 self._rest.appendleft(memoryview(first)[sent:])
 
     def close(self) -> None:
-        """Close the file descriptors of the connection, and stop watching them. Queued frames are not sent.
+        """Close the file descriptors of the connection, and stop watching them. Queued frames (messages) are not sent.
 
         Call it once.
         """

@@ -313,8 +313,8 @@ class Agent:
     def _calls_by_name(self) -> dict[str, list[int]]:
         """Return the ids of the calls, grouped by the name of their function: a dict from name to ids.
 
-        The dict contains the calls that have not ended, and those whose outcome the client has not acknowledged. It is
-        empty if there are no such calls.
+        The dict contains the calls that have not ended, and those whose outcome (result or error) the client has not
+        acknowledged. It is empty if there are no such calls.
         """
         found: dict[str, list[int]] = {}
         for call, name in self._names.items():
@@ -395,7 +395,7 @@ class Agent:
         self._queue.add(call)
 
     def _on_calls(self, f: Frame) -> None:
-        """Put the calls of one frame (message) into the queue, as one batch for one worker.
+        """Put the calls of one frame (message) into the queue, as one batch that one worker runs.
 
         Calls that are known already are ignored, and the others are then queued one by one. All calls are also queued
         one by one if calls of this function have written directly to file descriptor 1 or 2: such output does not show
@@ -424,8 +424,8 @@ class Agent:
     def _on_recall(self, n: int, on_cpu: bool) -> None:
         """Give back to the client up to `n` calls that have not begun, the last ones first.
 
-        The client may send them to other nodes. Their ids are sent in RECALLED frames, at most `CALLS_NAMED` (16,384)
-        ids in each. If there are no such calls, one frame with an empty list is sent.
+        The client may send them to other nodes. Their ids are sent in RECALLED frames (messages), at most `CALLS_NAMED`
+        (16,384) ids in each. If there are no such calls, one frame with an empty list is sent.
 
         Args:
             n: the greatest number of calls to give back.
@@ -476,7 +476,7 @@ class Agent:
         self._outputs = {fd for each in self._slots.all for fd in each.outputs.values()}
 
     def _on_packets(self, slot: Slot) -> None:
-        """Handle up to `_PACKETS_AT_ONCE` (64) packets that a worker process has sent. Does not wait for more.
+        """Handle up to `_PACKETS_AT_ONCE` (64) packets (messages) of a worker process. Does not wait for more.
 
         The loop handles the rest after the packets of other workers.
 
@@ -487,7 +487,7 @@ class Agent:
             self._batch_watch.alert = True
 
     def _read_packets(self, slot: Slot) -> bool:
-        """Handle at most `_PACKETS_AT_ONCE` (64) packets of a worker process. Return True if there may be more.
+        """Handle up to `_PACKETS_AT_ONCE` (64) packets (messages) of a worker. Return True if there may be more.
 
         Returns False if no packet is left, or if the node's last call has ended. When no packet is left, outcomes
         (results or errors) of batched calls are sent to the client. At the end, packets that wait to be sent to this
@@ -609,10 +609,10 @@ class Agent:
     def _on_death(self, slot: Slot) -> None:
         """Handle the death of a worker process, and start a new one for its slot (place for one call).
 
-        First, the packets that the worker sent before its death are handled, and up to 64 KiB of each of its direct
-        outputs (stdout and stderr). The call that the worker ran ends with an error. Calls that it had taken but not
-        begun are queued again, before all others. A call that workers could take, but that none is known to have, is
-        queued again later (see `Stops.note_missing`).
+        First, the packets (messages) that the worker sent before its death are handled, and up to 64 KiB of each of its
+        direct outputs (stdout and stderr). The call that the worker ran ends with an error. Calls that it had taken but
+        not begun are queued again, before all others. A call that workers could take, but that none is known to have,
+        is queued again later (see `Stops.note_missing`).
         """
         slot.ended += slot.pipes.ended()
         while self._read_packets(slot):

@@ -60,7 +60,7 @@ class SharedPage:
     def drops(self) -> int:
         """The number of `pool.put()` values that were dropped so far on this node.
 
-        When the number has grown, a worker process reads the packets that name these values.
+        When the number has grown, a worker process reads the packets (messages) that name these values.
         """
         return self._whole[_DROPS]
 

@@ -54,9 +54,10 @@ class Slot:
         pidfd: a file descriptor for the worker's process.
         channel: the packet socket to the worker.
         outputs: a dict from the worker's file descriptors 1 and 2 to the read ends of the pipes that they write to.
-        waiting: packets for which the worker's socket had no room, in order. Each is (buffers, file descriptors, True
-            if these file descriptors are closed after sending).
-        pipes: the pipes through which the agent (the node's main process) follows batches of calls.
+        waiting: packets (messages) for which the worker's socket had no room, in order. Each is (buffers, file
+            descriptors, True if these file descriptors are closed after sending).
+        pipes: the pipes through which the agent (the node's main process) follows batches (several calls in one
+            message).
         ended: outcomes (results or errors) from these pipes that were not sent to the client yet.
         tail: the last bytes that the call `tail_of` printed.
         tail_of: the id of the call that printed last; 0 if no call was running then.
@@ -122,10 +123,10 @@ class WorkerQueue:
         self._waiting.register(self.taken, select.POLLIN)
 
     def offer(self, buffers: list[Buffer], fds: list[int]) -> None:
-        """Put a call, or a batch of calls, into the queue as one packet. The next free worker takes it. Does not wait.
+        """Put a call, or a batch of several calls, into the queue. The next free worker takes it. Does not wait.
 
         Args:
-            buffers: the packet.
+            buffers: the packet (message) that has the call or the batch.
             fds: file descriptors to send with it. They stay open here.
 
         Raises:
@@ -136,8 +137,8 @@ class WorkerQueue:
     def take_back(self) -> list[tuple[Frame, list[int]]]:
         """Remove the calls that no worker process has taken, and return them in order. Does not wait.
 
-        Returns a list of (frame of the call or batch, its file descriptors). The caller must close these file
-        descriptors. The list is empty if there are no such calls.
+        Returns a list of (frame (message) of a call or of a batch of calls, its file descriptors). The caller must
+        close these file descriptors. The list is empty if there are no such calls.
         """
         back: list[tuple[Frame, list[int]]] = []
         while True:
@@ -224,7 +225,7 @@ class Slots:
         """Fork the worker process of a slot (place for one call), and watch it in the agent's event loop.
 
         Returns at once in the agent (the node's main process), and never in the worker. The state of an earlier worker
-        of the slot is reset: packets that wait for that worker are dropped.
+        of the slot is reset: packets (messages) that wait for that worker are dropped.
 
         Args:
             slot: the slot. Its attributes are changed to describe the new worker.
@@ -355,7 +356,7 @@ class Slots:
     # --- packets ---------------------------------------------------------------------------------------------
 
     def tell(self, slot: Slot, buffers: list[Buffer], fds: list[int], give: bool = False) -> None:
-        """Send a packet to the worker process of a slot (place for one call), after packets that wait already.
+        """Send a packet (message) to the worker process of a slot (place for one call), after those that wait already.
 
         Does not wait. If the worker's socket has no room, the packet is kept until a later `retell` sends it. If the
         worker has died, the packet is dropped.
@@ -370,7 +371,7 @@ class Slots:
         self.retell(slot)
 
     def retell(self, slot: Slot) -> None:
-        """Send the packets that wait for a worker process, in order, as far as its socket has room. Does not wait.
+        """Send the packets (messages) that wait for a worker, in order, while its socket has room. Does not wait.
 
         Packets that find no room stay until the next call of this method. If the worker has died, all are dropped.
         """
@@ -388,14 +389,14 @@ class Slots:
                 _close(fds)
 
     def _forget_waiting(self, slot: Slot) -> None:
-        """Drop the packets that wait for a worker, and close the file descriptors that should be closed after sending."""
+        """Drop the packets (messages) that wait for a worker. Close file descriptors if `tell` was asked to do so."""
         for _, fds, give in slot.waiting:
             if give:
                 _close(fds)
         slot.waiting.clear()
 
     def receive(self, slot: Slot) -> tuple[bytes, list[int]] | None:
-        """Return the next packet of a worker process and the file descriptors that came with it. Does not wait.
+        """Return the next packet (message) of a worker process, and its file descriptors. Does not wait.
 
         Returns None if no packet has arrived, or if the worker has ended and no packet is left.
         """
@@ -502,7 +503,7 @@ def _nothing() -> None:
 
 
 def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:
-    """Send one packet, with file descriptors if there are any.
+    """Send one packet (message), with file descriptors if there are any.
 
     Args:
         to: the socket.

@@ -208,7 +208,7 @@ class Store:
     def drop(self, key: str) -> None:
         """Forget the `pool.put()` object with this key, on the node and in all workers.
 
-        Does not raise if there is no such object. Worker processes forget the object when they next receive packets.
+        Does not raise if there is no such object. Worker processes forget the object when they next receive messages.
         """
         _, value = self.objects.pop(key, ({}, b""))
         if isinstance(value, Blob):

@@ -17,7 +17,7 @@ from skypool.wire.frames import Buffer, Kind, frame
 
 
 class Unacknowledged:
-    """A store of the outcomes, stream items and output that the client has not acknowledged.
+    """A store of the outcomes (results or errors), stream items and output that the client has not acknowledged.
 
     If a client is connected, everything that is added is also sent at once.
 
@@ -41,7 +41,7 @@ class Unacknowledged:
     def on_written(self, told: dict[str, Any], fds: list[int], wanted: bool) -> None:
         """Note how much of a large value a worker process has written, so that this part can be sent.
 
-        When the first packet about a value comes from the worker process, the sending of that value begins.
+        When the first packet (message) about a value comes from the worker process, the sending of that value begins.
 
         Args:
             told: the header of the worker's packet: the call's id, the item's number, the bytes written and the size.

@@ -182,11 +182,11 @@ class Worker:
         return (parse_frame(memoryview(self._buffer)[:n]) if n else None), fds
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
-        """Return the buffers (serialized arguments or contents) of a packet from the agent (the node's main process).
+        """Return the serialized arguments or contents in a packet (message) from the agent, as buffers.
 
-        A large value is not copied: its memory or file is mapped, and changes stay private to this process. Several
-        small buffers are copied. A single small buffer is a view of the packet. It must be unpickled before the next
-        packet is received, which overwrites it.
+        The agent is the node's main process. A large value is not copied: its memory or file is mapped, and changes
+        stay private to this process. Several small buffers are copied. A single small buffer is a view of the packet.
+        Use it before the next packet is received, which overwrites it.
 
         Args:
             packet: the packet.
@@ -369,7 +369,7 @@ class Worker:
         The agent is asked to read the pipe when over `_UNTOLD` (16 Ki) bytes were written since the last such request.
 
         Args:
-            end: the outcome in the form that `frames.end_of` returns.
+            end: the outcome, serialized by `frames.end_of`.
         """
         self._pipes.end(end)
         self._untold += len(end)
@@ -431,7 +431,7 @@ class Worker:
         return codec.Captured(value, end())
 
     def _answer(self, id_: int, ok: bool, buffers: list[Buffer], seconds: float) -> None:
-        """Send the outcome (result or error) of a call to the agent, in a packet of its own.
+        """Send the outcome (result or error) of a call to the agent, in a packet (message) of its own.
 
         If there is no room for a large outcome, a SpoolFull error is sent in its place, and nothing is raised.
 
