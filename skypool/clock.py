@@ -26,7 +26,7 @@ def now() -> float:
 
 
 def today() -> date:
-    """Return the current day in UTC by the wall clock. It is used to tell how old prices are."""
+    """Return the current day in UTC by the wall clock. Used to tell how old prices are."""
     return datetime.now(UTC).date()
 
 

@@ -34,8 +34,8 @@
     ├── RemoteError                        a remote exception of a type unknown here; carries name and text
     └── ErrorGroup (ExceptionGroup)        several of these errors at once, for example one for each region
 
-An exception that a call's own function raises is not in this tree. It is raised on the client as it is, with the remote
-traceback as its cause.
+An exception that a call's own function raises is not in this tree. Such an exception is raised on the client unchanged,
+with the remote traceback as its cause.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SkypoolError(Exception):
 
 
 class UsageError(SkypoolError, ValueError):
-    """The error for an invalid value, such as a wrong argument. It is raised where the value was passed."""
+    """The error for an invalid value, such as a wrong argument. The error is raised where the value was passed."""
 
 
 class UnknownAccelerator(UsageError):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a pool. It is the base class of all events.
+    """The base class of all events. An event is something that happened to a pool.
 
     Attributes:
         pool: the name of the pool.
@@ -43,7 +43,7 @@ class PoolPhase(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent(Event):
-    """Something that happened to a node (a rented machine) of a pool. It is the base class of all events about nodes.
+    """The base class of all events about a node (a rented machine) of a pool.
 
     Attributes:
         node: the number of the node, from 0.
@@ -112,7 +112,7 @@ class BootstrapOutput(NodeEvent):
 class FilesProgress(Event):
     """An event: progress of the image's files, which are packed on this machine and then sent to each node.
 
-    It is emitted about once a second, and at the end.
+    A pool emits this event about once a second, and at the end.
 
     Attributes:
         done: the number of bytes that were packed, or sent to the node, so far. Sent bytes are counted as compressed.

@@ -45,8 +45,8 @@ class Lease:
     def renew(self, heard: float) -> float:
         """Return the node's deadline, in seconds of `time.monotonic()`. Write the guard's file if that is due.
 
-        The guard is the process that ends the rented machine. Its file gets the seconds that are left. The deadline is
-        the earliest of the limits by lease, lifetime and `allow`.
+        The guard is the process that ends the rented machine. The guard's file gets the seconds that are left. The
+        deadline is the earliest of the limits by lease, lifetime and `allow`.
 
         The file is written if the client was heard since the last write, but at most every `_EVERY` (5) seconds (more
         often for a short lease). It is also written if the deadline has become more than a second earlier.

@@ -44,7 +44,7 @@ class FoundModule:
 class UserModules:
     """An import hook for the modules that the user wrote. It loads these modules from source that the client sends.
 
-    It has no effect before `install` is called.
+    The import hook has no effect before `install` is called.
 
     Args:
         fetch: asks the client for a module by its name, and waits for the answer. Returns None if the client has no
@@ -150,9 +150,9 @@ class _First:
 
 
 class _Last(_First):
-    """A finder for modules that no other finder has found. It asks the client for them.
+    """A finder for modules that no other finder has found. It asks the client for these modules.
 
-    It does not find modules of the standard library or of skypool, and no submodules of installed packages.
+    Modules of the standard library and of skypool, and submodules of installed packages, are never asked for.
     """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:

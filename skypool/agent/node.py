@@ -1,7 +1,7 @@
 """The agent of a node (a rented machine): an event loop that receives calls and passes them to worker processes.
 
-It sends the outcome of each call (result or error) back to the client, the user's process. When a worker dies, the
-agent starts a new one. The client gets an error for the call that the dead worker was running.
+The agent sends the outcome of each call (result or error) back to the client, the user's process. When a worker dies,
+the agent starts a new one. The client gets an error for the call that the dead worker was running.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ class Herald:
     Args:
         fd: the read end of a pipe. The pipe ends when `page` has the time of the interruption, or when the agent has
             died.
-        page: the memory shared with the agent (the node's main process). It has the time of the interruption, at which
-            the provider takes the machine back.
+        page: the memory shared with the agent (the node's main process). This memory has the time of the interruption,
+            at which the provider takes the machine back.
     """
 
     def __init__(self, fd: int, page: SharedPage) -> None:

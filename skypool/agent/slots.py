@@ -109,7 +109,7 @@ class WorkerQueue:
     """The queue in which calls wait for the next free worker of one kind of slot: a pair of packet sockets.
 
     Attributes:
-        end: the socket into which the agent (the node's main process) puts calls. It does not block.
+        end: the socket into which the agent (the node's main process) puts calls. The socket does not block.
         taken: the socket from which worker processes take calls.
     """
 

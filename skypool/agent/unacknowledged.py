@@ -81,7 +81,7 @@ class Unacknowledged:
     def add(self, call: int, seq: int, buffers: list[Buffer], whole: bool = False) -> None:
         """Keep and send an outcome (result or error) or stream items of a call.
 
-        They are kept until the client acknowledges them.
+        The outcome or items are kept until the client acknowledges them.
 
         Args:
             call: the call's id.

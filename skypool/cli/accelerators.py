@@ -1,6 +1,6 @@
 """The commands `skypool accelerators` (with `list` and `compare`) and `skypool suggest`.
 
-They look things up in the hardware catalogue that is part of skypool.
+These commands read only the hardware catalogue that is part of skypool.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The commands `skypool ps` (running machines and their cost) and `skypool cost` (money spent).
 
-Both read only the ledger on this machine, the file in which skypool records pools and their costs. No provider is
-asked.
+Both commands read only the ledger on this machine, the file in which skypool records pools and their costs. No provider
+is asked.
 """
 
 from __future__ import annotations
