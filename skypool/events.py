@@ -141,10 +141,10 @@ class NodeStatus(NodeEvent):
     """An event: the work of a node (a rented machine), reported about once a second.
 
     Attributes:
-        busy: the number of calls that run there.
-        waiting: the number of calls that wait there for a free slot (a place that runs one call at a time).
-        done: the number of calls that have ended there.
-        running: the names of a few functions that run there.
+        busy: the number of calls that run on the node.
+        waiting: the number of calls that wait on the node for a free slot (a place that runs one call at a time).
+        done: the number of calls that have ended on the node.
+        running: the names of a few functions that run on the node.
         cpu_busy: the number of the running calls that use a CPU slot (one without devices); 0 for a node without CPU
             slots.
     """
@@ -248,7 +248,7 @@ class EventStream:
     def listen(self, hear: Hear) -> Callable[[], None]:
         """Add a listener, and return a function that removes it. Events from before are not repeated.
 
-        The returned function does nothing if the listener is no longer there. A listener that is added twice is called
+        The returned function does nothing if the listener was removed already. A listener that is added twice is called
         twice.
 
         Args:
@@ -259,7 +259,7 @@ class EventStream:
         return lambda: self._remove(hear)
 
     def _remove(self, hear: Hear) -> None:
-        """Remove a listener. Do nothing if it is not there. If it was added twice, remove it once."""
+        """Remove a listener, once if it was added twice. Do nothing if the stream does not have the listener."""
         with self._lock:
             if hear in self._listeners:
                 self._listeners.remove(hear)

@@ -396,7 +396,7 @@ class SlotEnv(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Connection details of an instance, and the paths and settings that the agent uses there.
+    """Connection details of an instance, and the paths and settings that the agent uses on the instance.
 
     The agent is the process on the node (the rented machine) that manages its workers. Paths are on the node and may
     begin with "~".
@@ -422,8 +422,8 @@ class Access:
         owned: True if the machine is the user's own. Its system packages are then not changed.
         simulated: True if the machine's accelerators are simulated. Its drivers are then neither installed nor checked.
         notice: text that the user should read about this access; "" for none.
-        guard: path of a file on a machine that ends itself. Each write to the file postpones that end (see `userdata`).
-            "" if the machine does not end itself in this way.
+        guard: path of a file on a machine that ends itself. Each write to the file postpones that end. "" if the
+            machine does not end itself in this way.
         watch: Python source of a program that the agent runs beside the calls. It may use only the standard library.
             When the provider announces that it takes the machine back, the program prints the time of that as one line,
             in seconds since 1970. "" for no such program.

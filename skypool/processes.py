@@ -58,7 +58,7 @@ class Process:
 
 
 def host_name() -> str:
-    """Return the name of this machine. The machines that are rented from here are tagged with this name.
+    """Return the name of this machine. Machines that this machine rents are tagged with the name.
 
     On Linux, the result is the system's host name. On macOS, where the host name changes with the network, the result
     is the name that the user gave the Mac. On macOS, the result stays the same while this process lives.

@@ -35,12 +35,12 @@ class Batch:
     Args:
         f: the frame, of kind CALLS. Its bytes are copied.
         name: the name of the function that all calls of the batch run.
-        kind: the kind of slot (place for one call) that the calls need: MAIN or CPU (see `slots`).
+        kind: the kind of slot (place for one call) that the calls need: CPU for slots without devices, otherwise MAIN.
 
     Attributes:
-        kind: as given.
+        kind: the argument `kind`.
         packet: the bytes of the frame, as received.
-        name: as given.
+        name: the argument `name`.
         fn: the key by which the node stores the function.
         ids: the ids of the calls, in their order.
         timeout: seconds that each call may run; None for no limit.
@@ -227,7 +227,7 @@ def frame_of_ends(body: bytes) -> list[Buffer]:
     """Return the OUTCOMES frame (message) that sends the outcomes (results or errors) of calls to the client.
 
     Args:
-        body: the outcomes as `Pipes.ended` returns them.
+        body: the serialized outcomes, in the form that `Pipes.ended` returns.
 
     Returns:
         the frame as two buffers, to be written one after the other. The second is `body` itself.

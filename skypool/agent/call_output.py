@@ -18,7 +18,7 @@ _OUTPUT_LIMIT = 10 << 20
 
 
 class CallOutput:
-    """A handler of everything that the worker processes of this node print.
+    """A handler of the text that the worker processes of this node print.
 
     Args:
         slots: the slots (places where one call runs at a time) and their workers.

@@ -174,7 +174,7 @@ class Client:
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection to a client, and the socket to the holder (the process at the node's end of it).
+        """Close a connection to a client, and the socket to the process at the node's end of the connection.
 
         Does nothing if they are closed already. If this was the accepted client's connection, `on_gone` is called, and
         frames (messages) are accepted again only after the next HELLO.

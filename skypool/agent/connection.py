@@ -53,8 +53,8 @@ class Connection:
         watch: `watch(fd, events)` tells the agent's loop which epoll events to wait for.
 
     Attributes:
-        source: as given.
-        sink: as given.
+        source: the argument `source`.
+        sink: the argument `sink`.
     """
 
     def __init__(self, source: int, sink: int, watch: Callable[[int, int], None]) -> None:

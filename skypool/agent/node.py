@@ -58,7 +58,7 @@ class Agent:
 
     Attributes:
         config: the node's configuration, from the plan.
-        page: the shared memory, as given.
+        page: the argument `page`.
     """
 
     def __init__(self, plan: NodePlan, listener: socket.socket, page: SharedPage) -> None:

@@ -36,7 +36,7 @@ class Lookout:
     """A watcher in the agent (the node's main process): runs a program of the driver that reports a spot notice.
 
     A spot notice announces that the provider will take the machine back. If the program ends without reporting a
-    notice, it is started again after a pause. Creating this object starts nothing (see `tick`).
+    notice, it is started again after a pause. Creating this object starts nothing; `tick` starts the program.
 
     Args:
         source: the source of the Python program, as in `Access.watch`; "" for none.

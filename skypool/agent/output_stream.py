@@ -24,7 +24,8 @@ class OutputStream(io.TextIOBase):
     """The `sys.stdout` or `sys.stderr` of a worker process. Threads may share it.
 
     Args:
-        fd: 1 or 2. It is returned by `fileno()`, and bytes written to `buffer` go there.
+        fd: 1 for stdout, 2 for stderr. `fileno()` returns this number, and bytes written to `buffer` go to this file
+            descriptor.
         send: called with `fd` and a piece of encoded text, from any thread.
     """
 

@@ -168,7 +168,7 @@ class Slots:
             file descriptor `fd`. With events 0, the loop stops watching `fd`.
 
     Attributes:
-        page: the shared memory, as given.
+        page: the argument `page`.
         counts: the number of slots of each kind on the node: [MAIN slots] or [MAIN slots, CPU slots].
         queues: a `WorkerQueue` for each kind of slot, in the same order.
         all: the slots that have a worker, and those that get one when the agent starts.

@@ -95,7 +95,7 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
 
 
 def _find() -> socket.socket | None:
-    """Return a connection to the agent whose socket is in the current folder. Returns None if no agent runs there."""
+    """Return a connection to the agent whose socket is in the current folder. Returns None if there is none."""
     agent = socket.socket(socket.AF_UNIX)
     try:
         agent.connect(SOCKET)
@@ -201,7 +201,8 @@ def _plan(config: AgentConfig) -> NodePlan:
     """Detect this machine's devices and state, and return the node's plan. May change a rented machine's hosts file.
 
     The plan splits the devices among slots (places where one call runs at a time). A machine with devices also gets one
-    slot without devices for each CPU. For the hosts file, see `own_name.prepare`.
+    slot without devices for each CPU. In the hosts file, the machine's name gets the address at which other nodes reach
+    the machine.
     """
     from skypool import devices
     from skypool.agent import health, own_name
@@ -228,7 +229,7 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
         plan: the node's configuration and slots.
         listener: the Unix socket at which clients connect.
         page: the memory shared with the keeper (the parent process) and the workers.
-        words: the file descriptor of the file from which the holder (see `connect`) reads the agent's last error.
+        words: the file descriptor of the file for the agent's last error.
     """
     try:
         os.environ.update(plan.env)

@@ -123,7 +123,7 @@ class Arrivals:
 
 
 class Store:
-    """The functions and `pool.put()` objects of a node by key, and user modules by name, for its workers.
+    """A store of the functions, `pool.put()` objects and user modules of a node, which its workers request.
 
     Args:
         folder: the folder in which modules become files.

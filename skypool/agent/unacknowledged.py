@@ -198,7 +198,7 @@ class Unacknowledged:
         return (call, 0) in self._frames or call in self._together
 
     def knows_any(self, calls: list[int]) -> bool:
-        """Return True if the outcome (result or error) of at least one of these calls is kept here (see `knows`).
+        """Return True if the outcome (result or error) of at least one of these calls is kept here.
 
         Returns False for an empty list.
         """

@@ -64,8 +64,8 @@ class Worker:
         pipes: the pipes through which the agent follows the calls of a batch (several calls in one packet).
         herald: calls `on_interruption` of the running call when the provider announces that it takes the machine back.
         page: the memory shared with the agent, with the state of each slot.
-        folder: the folder for large values; see `WorkerChannel`.
-        spool_memory: the size in bytes of the largest value kept in memory; see `WorkerChannel`.
+        folder: the folder for values that are too large for memory.
+        spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
     """
 
     def __init__(

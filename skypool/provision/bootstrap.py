@@ -1,8 +1,7 @@
 """Sets up a machine over SSH: connects, sends the script, the files and the secrets, and follows the steps to the end.
 
-One connection is used for all of this. At the end, the shell that ran the steps becomes the loader, the program that
-starts the agent (the process that runs calls). `skypool_images.steps.assemble` describes the lines that the script
-prints.
+All of this uses one connection. At the end, the shell that ran the steps becomes the loader, the program that starts
+the agent (the process that runs calls). `skypool_images.steps.assemble` describes the lines that the script prints.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib:
 
     Args:
         bought: accelerator that the offer promised; None if the offer promised no accelerator.
-        report: what the agent (the process that runs calls there) found on the node.
+        report: what the agent (the process on the node that runs calls) found on the node.
         now: the client's time when the report came, in seconds since 1970.
         disk_gib: disk space that must be free, in GiB.
     """

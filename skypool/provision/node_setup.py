@@ -24,7 +24,7 @@ class NodeSetup:
         terms: the pool's request: its image, name and lease.
 
     Attributes:
-        secrets: values of the image's secrets by name; empty before `pack`.
+        secrets: a dict from the name of each secret of the image to its value; empty before `pack`.
     """
 
     def __init__(self, terms: Terms) -> None:
