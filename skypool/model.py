@@ -235,9 +235,9 @@ class Order:
         max_usd_per_hour: maximum price of one machine (or one slice) in US dollars per hour, also when the price
             changes later; None for no limit. The driver sends this maximum with the order if the provider accepts one
             for spot machines.
-        progress: listener that is told of each machine that the launch creates or terminates; None if nobody listens. A
-            driver must call `asking`, `made` and `undone` of the order if it creates machines one by one, or terminates
-            machines when a launch fails.
+        progress: listener that is told of each machine that the launch creates or terminates; None if nobody listens.
+            Some drivers create machines one by one, or terminate machines when a launch fails. Such a driver must call
+            `asking`, `made` and `undone` of the order.
     """
 
     pool: str

@@ -27,8 +27,8 @@ class CallOutput:
 
     Attributes:
         apart: keys of functions that write directly to file descriptor 1 or 2, not through `sys.stdout` or
-            `sys.stderr`. Calls of these functions must not be batched (several calls in one message), because such
-            output does not show which call of a batch wrote it.
+            `sys.stderr`. Calls of these functions must not be batched (several calls in one message): their output does
+            not show which call wrote it.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, client: Client) -> None:

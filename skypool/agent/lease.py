@@ -48,8 +48,9 @@ class Lease:
         The guard is the process that ends the rented machine. The guard's file gets the seconds that are left. The
         deadline is the earliest of the limits by lease, lifetime and `allow`.
 
-        The file is written if the client was heard since the last write, but at most every `_EVERY` (5) seconds (more
-        often for a short lease). It is also written if the deadline has become more than a second earlier.
+        The file is written if the client was heard since the last write, but at most every `_EVERY` (5) seconds. For a
+        lease below 100 s, it may be written more often. It is also written if the deadline has become more than a
+        second earlier.
 
         Args:
             heard: the time of the client's last sign of life, in seconds of `time.monotonic()`.

@@ -186,9 +186,9 @@ class Agent:
     def _read_clock(self) -> float:
         """Return the time of the agent's clock in seconds. Note pauses of the whole node for running calls.
 
-        The clock leaves out pauses, in which the node's processes were stopped. The length of a pause since the
-        previous reading is noted for all calls that were running then, and does not count towards their timeouts.
-        Calls that began within the pause are left out.
+        The clock leaves out pauses, in which the node's processes were stopped. A pause since the previous reading is
+        noted for all calls that were running then. It does not count towards their timeouts. Calls that began within
+        the pause are left out.
         """
         now = self._clock()
         pause = self._clock.paused - self._noted_pauses
@@ -282,9 +282,9 @@ class Agent:
     def _on_hello(self, is_new: bool) -> dict[str, Any]:
         """Return the header of the WELCOME, the first message to a connected client.
 
-        The header has the numbers of the node's slots and devices, the calls, functions and objects that the agent (the
-        node's main process) knows, and the machine's state. Function names of calls that have ended are forgotten here
-        if the client has acknowledged the outcomes (results or errors) of these calls.
+        The header has the numbers of the node's slots and devices, and the machine's state. It also names the calls,
+        functions and objects that the agent (the node's main process) knows. Function names of calls that have ended
+        are forgotten here if the client has acknowledged the outcomes (results or errors) of these calls.
 
         Args:
             is_new: True if it is not the same client as before. Workers that wait for a function or an object of the
@@ -609,10 +609,10 @@ class Agent:
     def _on_death(self, slot: Slot) -> None:
         """Handle the death of a worker process, and start a new one for its slot (place for one call).
 
-        First, the packets (messages) that the worker sent before its death are handled, and up to 64 KiB of each of its
-        direct outputs (stdout and stderr). The call that the worker ran ends with an error. Calls that it had taken but
-        not begun are queued again, before all others. A call that workers could take, but that none is known to have,
-        is queued again later (see `Stops.note_missing`).
+        First, the packets (messages) that the worker sent before its death are handled. So are up to 64 KiB of each of
+        its direct outputs (stdout and stderr). The call that the worker ran ends with an error. Calls that it had taken
+        but not begun are queued again, before all others. A call that workers could take, but that none is known to
+        have, is queued again later (see `Stops.note_missing`).
         """
         slot.ended += slot.pipes.ended()
         while self._read_packets(slot):

@@ -5,7 +5,7 @@ that each connection of the client starts on the node, by SSH for example. It st
 its own stdin and stdout to it, and waits. So no process stands between client and agent.
 
 The keeper is the parent of the agent and thus of all its workers. When the agent or its lease (the time that the node
-may live) ends, the keeper kills all remaining processes and removes the node's folder.
+may live) ends, the keeper kills all remaining processes. It also removes the node's folder.
 """
 
 from __future__ import annotations

@@ -220,9 +220,8 @@ class Store:
     def fetch(self, slot: Slot, what: str, key: str) -> None:
         """Answer a worker's request at once, or later when the client has sent what the worker needs. Does not wait.
 
-        For a function or object that is neither stored nor announced, the worker process is told at once that the node
-        does not have it. The answer about memory has a file descriptor of the memory, or none if no suitable memory is
-        kept.
+        If a function or object is neither stored nor announced, the worker process is told so at once. The answer about
+        memory has a file descriptor of the memory, or none if no suitable memory is kept.
 
         Args:
             slot: the worker's slot (the place where it runs calls).

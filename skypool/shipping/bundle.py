@@ -88,8 +88,8 @@ def agent_starter(python: str, home: str) -> str:
 
     Args:
         python: the path of the interpreter on the node; "" for the interpreter that the node's setup found.
-        home: the folder of skypool's files on the node. The setup wrote the path of the interpreter to a file in this
-            folder.
+        home: the folder of skypool's files on the node. The setup wrote the path of the interpreter to a file below
+            this folder.
     """
     word = shlex.quote(python) if python else f'"$(cat {shell_path(home)}/boot/python)"'
     return f"exec {word} -c {shlex.quote(LOADER)}"
