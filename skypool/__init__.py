@@ -171,7 +171,7 @@ def __getattr__(name: str) -> Any:
 def _driver_package(name: str) -> str | None:
     """Return the name of the package that has the driver class `name`, or None if no such package is installed.
 
-    The driver `AWS` is in the package `skypool_aws`. So a driver needs no entry in `_HOME`, the table of public names.
+    For the driver class "AWS", the name of the package is "skypool_aws".
     """
     from importlib.util import find_spec
 

@@ -35,7 +35,7 @@ def number(
     above: float | None = None,
     least: float | None = None,
 ) -> None:
-    """Raise UsageError unless `value` is a number within the bounds. Infinity is a number here.
+    """Raise UsageError unless `value` is a number within the bounds. Infinity counts as a number.
 
     Args:
         name: name of the argument, for the message.
@@ -148,7 +148,7 @@ def gibibytes(name: str, size: float | str | None) -> float:
 def warn_renamed(old: str, new: str) -> None:
     """Issue a DeprecationWarning that `old` has been renamed to `new`.
 
-    The warning points to the line outside of skypool that called into skypool.
+    The warning points to the line of the user's code that called skypool.
 
     Args:
         old, new: the former name and the present name, for the message.
@@ -165,7 +165,8 @@ def warn_renamed(old: str, new: str) -> None:
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:
     """Return the message for a keyword argument that does not exist. Nothing is raised.
 
-    The message lists the valid names and suggests a similar one. For names such as "gpus" it suggests `accelerator`.
+    The message lists the valid names and suggests a similar one. For a name such as "gpus", the message suggests
+    `accelerator`.
 
     Args:
         what: name of the function, for the message.

@@ -1,8 +1,8 @@
-"""Clocks that survive corrections of the wall clock and pauses of this process; used for money and for timeouts.
+"""Clocks for costs and timeouts, which stay right when the wall clock is corrected or this process is paused.
 
-Wall clocks are corrected while pools run, by hand or automatically. This must not change what a pool costs. Only times
-that other machines compare with their own clocks use the wall clock. An example is the time in a machine's tag after
-which the machine is no longer needed.
+Wall clocks are corrected while pools run, by hand or automatically. Such a correction must not change what a pool
+costs. Only times that other machines compare with their own clocks use the wall clock. An example is the time in a
+machine's tag after which the machine is no longer needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux's CLOCK_MONOTONIC stops while a laptop sleeps
 _BEGAN = time.time() - time.clock_gettime(_CLOCK)
 _PAUSE = 3.0
-"""Seconds between two readings of a `RunningClock`. A longer gap means that the process was stopped."""
+"""The most seconds between two readings of a `RunningClock` while its process runs. A longer gap counts as a pause."""
 
 
 def now() -> float:
@@ -26,16 +26,15 @@ def now() -> float:
 
 
 def today() -> date:
-    """Return the current day in UTC by the wall clock. It is used to tell how old prices are."""
+    """Return the current day in UTC by the wall clock. Used to tell how old prices are."""
     return datetime.now(UTC).date()
 
 
 class RunningClock:
     """A monotonic clock that leaves out pauses of this process, as by SIGSTOP, a frozen control group or a paused VM.
 
-    A paused process receives nothing, so a timeout for silence must not count the time of the pause. Call the clock at
-    least once a second while it is in use. If more than three seconds pass between two calls, all of that time counts
-    as a pause. Threads may share one clock.
+    Call the clock at least once a second while it is in use. If more than three seconds pass between two calls, all of
+    that time counts as a pause. Threads may share one clock.
 
     Attributes:
         paused: seconds left out so far. `time.monotonic()` is this clock's reading plus `paused`.

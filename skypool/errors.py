@@ -30,12 +30,12 @@
     ├── WorkerDied                         the process of the call died; carries signal or exit code, and tail
     ├── CallTimeout (TimeoutError)         the call ran longer than its timeout
     ├── SpoolFull (OSError)                the node has no room for an argument or a result
-    ├── UntrustedResult                    a result that could be rebuilt only by running its code
+    ├── UntrustedResult                    a result that only code from an untrusted machine could rebuild
     ├── RemoteError                        a remote exception of a type unknown here; carries name and text
     └── ErrorGroup (ExceptionGroup)        several of these errors at once, for example one for each region
 
-An exception that a call's own function raises is not in this tree. It is raised on the client as it is, with the remote
-traceback as its cause.
+An exception that a call's own function raises is not in this tree. Such an exception is raised on the client unchanged,
+with the remote traceback as its cause.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SkypoolError(Exception):
 
 
 class UsageError(SkypoolError, ValueError):
-    """The error for an invalid value, such as a wrong argument. It is raised where the value was passed."""
+    """The error for an invalid value, such as a wrong argument. The error is raised where the value was passed."""
 
 
 class UnknownAccelerator(UsageError):
@@ -110,7 +110,9 @@ class UnknownAccelerator(UsageError):
 
 
 class ProviderError(SkypoolError):
-    """The error for a request that a provider (a cloud) refused or failed to perform. Subclasses tell common reasons.
+    """The error for a request that a provider (a cloud) refused or failed to perform.
+
+    Subclasses stand for common reasons.
 
     Attributes:
         provider: the driver's name, such as "aws"; "" if not given.
@@ -132,11 +134,11 @@ class AccessError(ProviderError):
 
 
 class CapacityError(ProviderError):
-    """The error for a lack of capacity in this place at this moment. Another offer may have capacity."""
+    """The error for a provider that has no free machine for an offer at this moment. Another offer may have one."""
 
 
 class QuotaError(ProviderError):
-    """The error for a request that exceeds a quota: a limit of the account, such as on the accelerators in one region.
+    """The error for a request that exceeds a quota: a limit of the account, such as 8 GPUs in one region.
 
     Other offers to which the same quota applies fail in the same way.
     """
@@ -146,7 +148,7 @@ class RateLimitError(ProviderError):
     """The error for too many requests to a provider in a short time.
 
     Attributes:
-        retry_after: seconds to wait before the next request, None if the provider does not say.
+        retry_after: seconds to wait before the next request; None if the provider does not say.
     """
 
     def __init__(
@@ -244,8 +246,9 @@ class StillRunning(SkypoolError):
 
     Attributes:
         instances: the instances. They may still cost money.
-        unreachable: the instances that are machines of the user's own and cannot be reached. They cost nothing. The
-            processes there end themselves once they have not heard from this client for the pool's lease time.
+        unreachable: the instances that are machines of the user's own and cannot be reached. They cost nothing.
+            skypool's processes on these machines end themselves once they have not heard from this client for the
+            pool's lease time.
     """
 
     def __init__(self, message: str, instances: Sequence[object] = (), unreachable: Sequence[object] = ()) -> None:
@@ -374,7 +377,8 @@ class UntrustedResult(SkypoolError):
     """The error for a result of an untrusted machine that could be rebuilt only by running code of that machine.
 
     Attributes:
-        refused: the name that the result refers to, such as "os.system"; "" if another rule was broken.
+        refused: the name that the result refers to, such as "os.system"; "" if the result was refused for another
+            reason.
         what: what was being read or written, such as "the result of train"; "" if not known.
         node: number of the node that sent it, -1 if unknown.
     """
@@ -408,7 +412,8 @@ class RemoteError(SkypoolError):
 class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
     """Several errors at once, for example one for each region of a provider.
 
-    `exceptions` has the errors unchanged. `str()` gives the group's message and below it the messages of the errors.
+    The attribute `exceptions` has the errors. `str()` gives the group's message, and below that the messages of the
+    errors.
     """
 
     def __str__(self) -> str:
@@ -422,10 +427,10 @@ class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
 
 
 def together(what: str, errors: Iterable[Exception]) -> Exception:
-    """Return one exception that stands for several errors of one operation. It is not raised.
+    """Return (not raise) one exception that stands for several errors of one operation.
 
-    Errors with the same text count as one; the last of them is kept. If one error is left, it is returned unchanged.
-    Otherwise the result is an ErrorGroup.
+    Errors with the same text count as one; the last of them is kept. If only one error is left, that error is returned
+    unchanged. Otherwise the result is an ErrorGroup.
 
     Args:
         what: message of the group if there are several errors.
@@ -441,10 +446,11 @@ def together(what: str, errors: Iterable[Exception]) -> Exception:
 def not_ended(
     why: Mapping[str, object], instances: Sequence[object], unreachable: Sequence[object] = ()
 ) -> StillRunning:
-    """Return the StillRunning error for instances whose end is not proved. It is not raised.
+    """Return (not raise) the StillRunning error for instances (rented machines) whose end is not proved.
 
     Args:
-        why: the reason for each instance, by the name that users see. The message has a line for each.
+        why: a dict from the name of each instance, as users see it, to the reason. The message has one line for each
+            instance.
         instances: instances that may still run.
         unreachable: those of `instances` that are the user's own machines and cannot be reached. Default: none.
     """
@@ -455,7 +461,7 @@ def not_ended(
 
 
 def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted:
-    """Return the error for a node whose machine the provider takes back. It is not raised.
+    """Return (not raise) the error for a node whose machine the provider has taken back.
 
     `cause` becomes the error's `__cause__`. Default None: no cause.
     """
@@ -465,15 +471,15 @@ def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted
 
 
 def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
-    """Return the error for a node that ends because another host of its slice was lost. It is not raised.
+    """Return (not raise) the error for a node that ends because another node of the same slice was lost.
 
     A slice is a group of machines that are rented and end together. `error` becomes the `__cause__` of the result.
 
     Args:
         lost: number of the node that was lost.
         node: number of the node that ends with it.
-        error: the error of the lost node. If that is a NodeInterrupted, the result is one, too; otherwise a
-            ConnectionLost.
+        error: the error of the lost node. If that is a NodeInterrupted, the result is a NodeInterrupted, too. Otherwise
+            the result is a ConnectionLost.
     """
     if isinstance(error, NodeInterrupted):
         return taken_back(node, error)
@@ -486,12 +492,13 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
 
 
 def protocol_violation(what: str) -> ProtocolError:
-    """Return the error for a message that breaks the protocol between client and node. It is not raised.
+    """Return (not raise) the error for a message that breaks the protocol between client and node.
 
     The error's text is `what`, followed by the advice to use the same version of skypool on client and node.
 
     Args:
-        what: what was wrong with the message, with the expected and the found value; no full stop at its end.
+        what: what was wrong with the message, with the expected and the found value, and without a full stop at the
+            end.
     """
     return ProtocolError(
         f"{what}; use the same version of skypool on client and node, and report a bug if the versions are the same"

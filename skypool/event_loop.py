@@ -70,8 +70,7 @@ class Loop:
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Pass an exception that was not handled in the loop to asyncio's default handler, which logs the exception.
 
-    Do nothing once the main thread has ended. The interpreter then exits and starts no more threads, so tasks that
-    still run may fail. Their failures do no harm: `skypool.pool.shutdown` or another process ends the machines.
+    Do nothing once the main thread has ended: the interpreter then starts no more threads, so remaining tasks may fail.
     """
     if threading.main_thread().is_alive():
         loop.default_exception_handler(context)

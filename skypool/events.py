@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a pool. It is the base class of all events.
+    """The base class of all events. An event is something that happened to a pool.
 
     Attributes:
         pool: the name of the pool.
@@ -43,7 +43,7 @@ class PoolPhase(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent(Event):
-    """Something that happened to a node (a rented machine) of a pool. It is the base class of all events about nodes.
+    """The base class of all events about a node (a rented machine) of a pool.
 
     Attributes:
         node: the number of the node, from 0.
@@ -112,12 +112,12 @@ class BootstrapOutput(NodeEvent):
 class FilesProgress(Event):
     """An event: progress of the image's files, which are packed on this machine and then sent to each node.
 
-    It is emitted about once a second, and at the end.
+    A pool emits this event about once a second, and at the end.
 
     Attributes:
-        done: the bytes that were packed or sent. Bytes that are sent are compressed.
-        total: the number of all bytes.
-        node: the number of the node that the files are sent to; -1 while they are packed.
+        done: the number of bytes that were packed, or sent to the node, so far. Sent bytes are counted as compressed.
+        total: the number of bytes to pack or to send in all.
+        node: the number of the node that the files are sent to; -1 while the files are packed.
     """
 
     done: int
@@ -127,7 +127,7 @@ class FilesProgress(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
-    """An event: a message for the user that needs no action at once.
+    """An event: a message for the user, who need not act at once.
 
     Attributes:
         text: the message.
@@ -141,10 +141,10 @@ class NodeStatus(NodeEvent):
     """An event: the work of a node (a rented machine), reported about once a second.
 
     Attributes:
-        busy: the number of calls that run there.
-        waiting: the number of calls that wait there for a free slot (a place that runs one call at a time).
-        done: the number of calls that have ended there.
-        running: the names of a few functions that run there.
+        busy: the number of calls that run on the node.
+        waiting: the number of calls that wait on the node for a free slot (a place that runs one call at a time).
+        done: the number of calls that have ended on the node.
+        running: the names of a few functions that run on the node.
         cpu_busy: the number of the running calls that use a CPU slot (one without devices); 0 for a node without CPU
             slots.
     """
@@ -236,7 +236,7 @@ Hear = Callable[[Event], None]
 
 
 class EventStream:
-    """A stream of events with any number of listeners. A listener gets, in order, all events since it was added.
+    """A stream of events with any number of listeners. A listener gets all later events in order.
 
     A listener that raises an Exception is removed, and its traceback is written to stderr. Any thread may use a stream.
     """
@@ -248,7 +248,7 @@ class EventStream:
     def listen(self, hear: Hear) -> Callable[[], None]:
         """Add a listener, and return a function that removes it. Events from before are not repeated.
 
-        The returned function does nothing if the listener is no longer there. A listener that is added twice is called
+        The returned function does nothing if the listener was removed already. A listener that is added twice is called
         twice.
 
         Args:
@@ -259,7 +259,7 @@ class EventStream:
         return lambda: self._remove(hear)
 
     def _remove(self, hear: Hear) -> None:
-        """Remove a listener. Do nothing if it is not there. If it was added twice, remove it once."""
+        """Remove a listener, once if it was added twice. Do nothing if the stream does not have the listener."""
         with self._lock:
             if hear in self._listeners:
                 self._listeners.remove(hear)
@@ -281,7 +281,7 @@ class EventStream:
 
 
 _RENAMED = {"Stream": EventStream, "Interruption": NodeInterruption}
-"""Former names of classes here. They still work in this release, with a warning.
+"""A dict from former names of classes in this module to the classes. Former names still work, with a warning.
 
 The names `skypool.Stream` and `skypool.Interruption` mean other classes.
 """
@@ -291,7 +291,7 @@ def __getattr__(name: str) -> object:
     """Return the class that a former name stands for ("Stream" or "Interruption"), and issue a DeprecationWarning.
 
     Raises:
-        AttributeError: the module never had that name.
+        AttributeError: no class of this module has, or had, that name.
     """
     renamed = _RENAMED.get(name)
     if renamed is None:

@@ -1,6 +1,6 @@
-"""Data types that drivers (one for each cloud) and the core share.
+"""Data types that drivers (one for each cloud) and the rest of skypool share.
 
-They are Need, Offer, Order, Instance, Access, Finding and Leftover, and the types of their fields.
+The data types are Need, Offer, Order, Instance, Access, Finding and Leftover, and the types of their fields.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ class Need:
         slots: number of calls that a node runs at once; its devices are divided among them. "per-device" means one call
             for each device. None means one call that has all devices. On a node without devices, "per-device" and None
             both mean one call for each CPU.
-        bases: base image to boot for each provider, by the provider's name. Other providers use their default image.
+        bases: a dict from the name of a provider to the image that its machines boot. Machines of other providers boot
+            the provider's default image.
         vcpus: minimum number of virtual CPUs; 0 for no minimum.
         memory_gib: minimum memory in GiB; 0 for no minimum.
         disk_gib: minimum disk in GiB; 0 for no minimum.
         arch: required processor architecture; None accepts any.
         regions: accepted regions, named as the provider names them. "eu-*" accepts all names that begin with "eu-".
             Empty accepts any region.
-        market: offers that are accepted. "spot-if-available" prefers spot and falls back to on-demand. "cheapest" takes
-            whichever costs less.
+        market: offers that are accepted: "on-demand", "spot" or both. "spot-if-available" accepts both and prefers
+            spot. "cheapest" accepts both and prefers the lower price.
         max_usd_per_hour: maximum price of one node in US dollars per hour, all costs included. For a slice (several
             machines rented together at one price), it is the maximum for the whole slice. None for no maximum.
         private_network: True if the nodes must reach each other. Then either all nodes are launched in one place, or no
@@ -92,13 +93,13 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class PriceSource:
-    """The source of an offer's price and the date of that price. Many offers share one object.
+    """The source of an offer's price and the date of that price.
 
     Attributes:
         kind: "provider" if the provider's API reported the price, "table" if it is from a table shipped with the
             driver.
-        as_of: day on which the source stated the price. If None, a provider's price was stated at the time of the
-            request, and the day of a table's price is unknown.
+        as_of: day on which the source stated the price. None for a provider's price means that the price is of the time
+            of the request. None for a table's price means that the day is unknown.
         origin: publisher of the table; "" for a provider's price.
         why: reason why the table was used instead of the provider's price, and what to do about it; "" if unknown.
     """
@@ -111,8 +112,8 @@ class PriceSource:
     def __str__(self) -> str:
         """Return text such as "price as of 2026-03-02 (table)".
 
-        The "(table)" marks a price from a table; one without a day gives "price as of an unknown day (table)". Returns
-        "" for a provider's price without a day.
+        Only the text for a price from a table ends with "(table)". For a table's price without a day, the text is
+        "price as of an unknown day (table)". For a provider's price without a day, it is "".
         """
         if self.kind == "provider" and self.as_of is None:
             return ""
@@ -122,14 +123,15 @@ class PriceSource:
     def day(self) -> str:
         """The day of the price as text: "2026-03-02" for a provider's price, "2026-03-02 (table)" for a table's.
 
-        It is "an unknown day (table)" for a table's price without a day, and "" for a provider's price without a day.
+        The text is "an unknown day (table)" for a table's price without a day, and "" for a provider's price without a
+        day.
         """
         if self.kind == "provider":
             return "" if self.as_of is None else self.as_of.isoformat()
         return f"{self.as_of or 'an unknown day'} (table)"
 
     def is_outdated(self, today: date, days: int) -> bool:
-        """Return True if the price is from a table that is more than `days` days old on `today`, or of unknown date.
+        """Return True if the price is from a table whose day is unknown, or more than `days` days before `today`.
 
         A price that the provider reported is never outdated. A table that is exactly `days` days old is not outdated.
         """
@@ -151,18 +153,19 @@ class Offer:
         accelerator: accelerator of the machine, or of the whole slice if the offer is a slice. None if there is none.
         detail: data that only the driver that made the offer understands.
         vcpus: virtual CPUs of each machine. None if any number can be asked for, or the provider does not say.
-        memory_gib: memory of each machine in GiB; None as for `vcpus`.
-        disk_gib: disk of each machine in GiB; None as for `vcpus`.
+        memory_gib: memory of each machine in GiB. None has the same meaning as for `vcpus`.
+        disk_gib: disk of each machine in GiB. None has the same meaning as for `vcpus`.
         arch: processor architecture; None if unknown.
         available: True if the offer is in stock now; None if the provider does not say.
-        quota: the provider's name of the quota that applies here, with its place and market. After a quota error, other
-            offers with the same value are skipped. "" means that all offers of the provider are skipped.
+        quota: text for the quota that applies to the offer: the provider's name of the quota, the place and the market.
+            After a quota error, other offers with the same value are skipped. "" means that all offers of the provider
+            are skipped.
         least_billed: minimum time that is charged for, in seconds.
-        trust: how far data from this machine is trusted, unless the pool sets its own `trust`. "data" is for a machine
-            that a stranger owns: its answers must not run code on the client.
+        trust: "full", or "data" for a machine that a stranger owns: answers of such a machine must not run code on the
+            client. A pool that sets its own `trust` overrides this value.
         hosts: number of machines that are rented together: the hosts of a slice, otherwise 1. Each machine becomes a
             node.
-        ends_itself: True if the machine ends itself, and its cost, when its lease is over. If None,
+        ends_itself: True if the machine ends itself when its lease is over, and then costs nothing more. If None,
             `Abilities.ends_itself` of the driver applies.
         price_source: source and date of `usd_per_hour`.
         on_demand_usd_per_hour: on-demand price of the same machine, given for a spot offer whose price is from a table.
@@ -218,21 +221,23 @@ class Order:
     """A request to rent machines on one offer. A slice is several machines that are rented together at one price.
 
     Attributes:
-        pool: name of the pool; it becomes a tag of the machines.
+        pool: name of the pool. The name becomes a tag of the machines.
         token: idempotency token: a repeated create with the same token makes no further machines. At most 64 characters
-            of [a-z0-9-]. It becomes a tag, too.
+            of [a-z0-9-]. The token becomes a tag, too.
         nodes: node numbers that the machines get in the pool. If the offer is a slice of several hosts, `nodes` lists
             all hosts of the first slice in order, then those of the next slice.
         need: requirements of the pool.
-        lease: seconds that a machine lives on without hearing from its client, counted from its boot. Default 600.
+        lease: seconds that a machine lives on without hearing from its client, at first counted from its boot. Default
+            600.
         lifetime: seconds after its boot at which a machine ends itself in any case; None for no such limit.
         until: time after which the machines are no longer needed, unless the pool sets a later one. This time is
             written into the machines' tags. Time zone aware, in UTC. If None, the machines get no such tag.
         max_usd_per_hour: maximum price of one machine (or one slice) in US dollars per hour, also when the price
-            changes later; None for no limit. A driver sends it if the provider accepts a maximum for spot machines.
-        progress: listener that is told of each machine that the launch creates or terminates; None if nobody listens. A
-            driver must call `asking`, `made` and `undone` of the order if it creates machines one by one, or terminates
-            machines when a launch fails.
+            changes later; None for no limit. The driver sends this maximum with the order if the provider accepts one
+            for spot machines.
+        progress: listener that is told of each machine that the launch creates or terminates; None if nobody listens.
+            Some drivers create machines one by one, or terminate machines when a launch fails. Such a driver must call
+            `asking`, `made` and `undone` of the order.
     """
 
     pool: str
@@ -252,7 +257,7 @@ class Order:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The former name of `nodes`. It works in this release; reading it issues a DeprecationWarning."""
+        """The former name of `nodes`. Reading this property issues a DeprecationWarning."""
         warn_renamed("Order.ranks", "Order.nodes")
         return self.nodes
 
@@ -264,15 +269,15 @@ class Order:
     def asking(self, *nodes: int) -> None:
         """Report to `progress` that a create request for these nodes is about to be sent.
 
-        The machines may be billed from now on. Do nothing if `progress` is None.
+        The machines may be billed from now on. Does nothing if `progress` is None.
         """
         if self.progress is not None:
             self.progress.asking(self, nodes)
 
     def made(self, *instances: Instance) -> None:
-        """Report to `progress` that these instances exist. A driver calls it before its launch returns.
+        """Report to `progress` that these instances exist. A driver calls this method before its launch returns.
 
-        Do nothing if `progress` is None.
+        Does nothing if `progress` is None.
         """
         if self.progress is not None:
             self.progress.made(self, instances)
@@ -280,7 +285,7 @@ class Order:
     def undone(self, *instances: Instance) -> None:
         """Report to `progress` that the provider confirmed the end of these instances, which the launch terminated.
 
-        Do nothing if `progress` is None.
+        Does nothing if `progress` is None.
         """
         if self.progress is not None:
             self.progress.undone(self, instances)
@@ -291,12 +296,12 @@ class Instance:
     """A rented machine as its provider reports it.
 
     Attributes:
-        provider: name of the driver that rented it.
+        provider: name of the driver that rented the machine.
         id: the provider's identifier of the machine.
-        pool: name of the pool that it belongs to.
-        node: number of the pool's node that runs on it.
+        pool: name of the pool that the machine belongs to.
+        node: number of the pool's node that runs on the machine.
         state: "starting", "running", "ending" or "ended".
-        offer: offer that it was rented on; None if it was found by its tags.
+        offer: offer that the machine was rented on; None if the machine was found by its tags.
         detail: data that only the driver understands.
         token: idempotency token of the order that made the machine; "" if no tag of the machine has it.
         until: time in the machine's tag after which the machine is no longer needed; None if no tag has such a time.
@@ -304,12 +309,12 @@ class Instance:
             slice start, are billed and end together.
         billed_from: time since when the provider bills the machine, in seconds since 1970. None if the provider does
             not say, or does not bill the machine yet (see `Abilities.billed_from`).
-        region: region in which the driver asks about the machine, or the zone if it asks each zone by itself. "" if the
-            provider has only one place, or does not say.
-        instance_type: the provider's name of its type, as in `Offer.instance_type`. "" if the provider does not say, or
-            the driver does not need it.
-        created_at: time of its creation in seconds since 1970. None if the provider does not say, or the driver does
-            not need it.
+        region: region in which the driver asks about the machine, or the zone if the driver asks each zone separately.
+            "" if the provider has only one place, or does not say.
+        instance_type: the provider's name of the machine's type, as in `Offer.instance_type`. "" if the provider does
+            not say, or the driver does not need it.
+        created_at: time when the machine was created, in seconds since 1970. None if the provider does not say, or the
+            driver does not need it.
     """
 
     provider: str
@@ -329,7 +334,7 @@ class Instance:
 
     @property
     def rank(self) -> int:
-        """The former name of `node`. It works in this release; reading it issues a DeprecationWarning."""
+        """The former name of `node`. Reading this property issues a DeprecationWarning."""
         warn_renamed("Instance.rank", "Instance.node")
         return self.node
 
@@ -338,7 +343,7 @@ class Instance:
 class Leftover:
     """A resource other than an instance that a pool made at a provider: a security group, a key pair, a disk.
 
-    It is called a leftover because it may outlive the pool and then has to be deleted.
+    Such a resource may outlive the pool and then has to be deleted.
 
     Attributes:
         provider: name of the driver that made the resource.
@@ -346,7 +351,7 @@ class Leftover:
         id: the provider's identifier of the resource.
         pool: name of the pool that the resource belongs to.
         region: region that the resource is in; "" if the provider has only one place.
-        until: time in the resource's tag after which it is no longer needed; None if no tag has such a time.
+        until: time in the resource's tag after which the resource is no longer needed; None if no tag has such a time.
         detail: data that only the driver understands.
         tagged_as: name under which the provider tags the resource, if that is not `id`; otherwise "".
     """
@@ -366,7 +371,7 @@ class Finding:
     """The result of one check of a driver (the code for one cloud), as the command `skypool doctor` shows it.
 
     Attributes:
-        what: title of the check.
+        what: title of the check, such as "Python".
         good: True if the check passed.
         text: what was found.
         advice: what to do about a failure; "" if there is nothing to do.
@@ -379,9 +384,10 @@ class Finding:
 
 
 class SlotEnv(TypedDict):
-    """The environment variables of one slot of a node, and the names of the slot's devices. Both keys are required.
+    """The environment variables of one slot of a node, and the names of the slot's devices. A typed dict.
 
-    A slot is a place on a node (a rented machine) that runs one call at a time. The dictionary travels as JSON.
+    A slot is a place on a node (a rented machine) that runs one call at a time. The key "env" has the variables, as a
+    dict from name to value. The key "devices" has the names. Both keys are required.
     """
 
     env: Mapping[str, str]
@@ -390,14 +396,14 @@ class SlotEnv(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Connection details of an instance, and the paths and settings that the agent uses there.
+    """Connection details of an instance, and the paths and settings that the agent uses on the instance.
 
     The agent is the process on the node (the rented machine) that manages its workers. Paths are on the node and may
     begin with "~".
 
     Attributes:
         transport: runs commands on the node.
-        python: Python interpreter on the node. If None, the setup of the node finds or installs one.
+        python: path of the Python interpreter on the node. If None, the setup of the node finds or installs one.
         folder: folder of the agent.
         spool: folder for values that are too large for memory.
         cwd: working directory of calls; None means the agent's folder.
@@ -405,7 +411,7 @@ class Access:
         env: environment variables of the agent and its workers.
         slots: environment and device names of each slot (place that runs one call at a time), or a split as in
             `Need.slots`. If None, `Need.slots` of the pool applies.
-        home: folder where the image's software is installed. It is kept for the next pool.
+        home: folder where the image's software is installed. The folder is kept for the next pool.
         booting: seconds, counted from the first attempt to connect, in which the machine may not answer because it
             still boots.
         settling: seconds in which a refused login, or unexpected output in place of an answer, may mean that the boot
@@ -416,8 +422,8 @@ class Access:
         owned: True if the machine is the user's own. Its system packages are then not changed.
         simulated: True if the machine's accelerators are simulated. Its drivers are then neither installed nor checked.
         notice: text that the user should read about this access; "" for none.
-        guard: path of a file on a machine that ends itself. Each write to the file postpones that end (see `userdata`).
-            "" if the machine does not end itself in this way.
+        guard: path of a file on a machine that ends itself. Each write to the file postpones that end. "" if the
+            machine does not end itself in this way.
         watch: Python source of a program that the agent runs beside the calls. It may use only the standard library.
             When the provider announces that it takes the machine back, the program prints the time of that as one line,
             in seconds since 1970. "" for no such program.

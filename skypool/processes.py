@@ -33,7 +33,7 @@ class Process:
     def of(cls, pid: int) -> Process:
         """Return the identity of the process on this host that has this pid now.
 
-        Does not raise if there is none, or only a zombie: `birth` is then "".
+        If there is no such process, or only a zombie, `birth` of the result is "".
         """
         return cls(host_name(), pid, _birth(pid) or "")
 
@@ -46,7 +46,7 @@ class Process:
         """Return True if this process still runs, False if it has ended.
 
         A zombie has ended, and so has a process whose pid now belongs to another one. Returns None for a process on
-        another host, where this cannot be seen.
+        another host.
         """
         if self.host != host_name():
             return None
@@ -58,10 +58,10 @@ class Process:
 
 
 def host_name() -> str:
-    """Return the name of this machine. Machines that it rents are tagged with this name, and found again by it.
+    """Return the name of this machine. Machines that this machine rents are tagged with the name.
 
     On Linux, the result is the system's host name. On macOS, where the host name changes with the network, the result
-    is the name that the user gave the Mac. There it stays the same while this process lives.
+    is the name that the user gave the Mac. On macOS, the result stays the same while this process lives.
     """
     return (_name_of_mac() if sys.platform == "darwin" else "") or socket.gethostname()
 

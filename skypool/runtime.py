@@ -30,8 +30,9 @@ class InstanceInfo:
 
     Attributes:
         pool: the pool's name, "" outside of a pool.
-        node: number of this node, from 0: in the pool, or among the nodes of the call if it was sent with `@`.
-        nodes: number of nodes of the pool, or of the call if it was sent with `@`.
+        node: number of this node in the pool, from 0. In a call that was sent with `@`, the number among the nodes of
+            the call.
+        nodes: number of nodes of the pool. In a call that was sent with `@`, the number of nodes of the call.
         slot: index of the slot among the node's slots of the same kind (see `slot_kind`), from 0.
         slots: number of the node's slots of the same kind as this slot.
         call: id of the running call, 0 outside of a call.
@@ -294,8 +295,8 @@ class Attended:
 def interruption() -> Interruption | None:
     """Return the notice that the provider takes this machine back.
 
-    Returns None while there is no notice, and outside of a pool. This function only reads a number in memory, so a loop
-    may call it in every iteration.
+    Returns None while there is no notice, and outside of a pool. The function is fast: a loop may call it in every
+    iteration.
     """
     at = 0.0 if taken is None else taken()
     return Interruption(at) if at else None
@@ -304,7 +305,8 @@ def interruption() -> Interruption | None:
 taken: Callable[[], float] | None = None
 """A function that the worker process sets; None outside of a worker.
 
-It returns when the provider takes the machine back, in seconds since 1970, or 0.0 if there is no notice.
+The function returns the time at which the provider takes the machine back, in seconds since 1970, or 0.0 if there is no
+notice.
 """
 
 
@@ -334,5 +336,5 @@ class Upstream(Iterator[Any]):
 pull: Callable[[int], Any] | None = None
 """A function that the worker process sets; None outside of a worker.
 
-It returns the next item of the running call's iterator argument with this number.
+Called with a number, the function returns the next item of the running call's iterator argument with that number.
 """

@@ -18,7 +18,7 @@ from skypool.errors import RemoteError, SkypoolError
 
 _HERE = os.path.dirname(__file__)
 _CHECKOUT = os.path.dirname(_HERE)
-"""The folder that skypool is in. In a checkout, its drivers and images are in folders beside it."""
+"""The folder that contains the package skypool. In a checkout, the folders of drivers and images are in it, too."""
 _LIBRARIES = tuple(
     {_HERE + os.sep, *(os.path.join(_CHECKOUT, name, "skypool_") for name in ("providers", "images"))}
     | {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -80,7 +80,7 @@ def is_plain(error: BaseException) -> bool:
 def told(error: BaseException) -> str:
     """Return the short form of an error: the user's frames, the error with its notes, and one line for each cause.
 
-    A cause gets no line if its text is empty or is part of the text before. The result ends with a hint that
+    A cause gets no line if its text is empty or is part of the lines before. The result ends with a hint that
     SKYPOOL_DEBUG=1 shows all frames, and a newline.
     """
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_library(each.filename)]

@@ -10,8 +10,8 @@ process.
                         ├─ worker    `worker.Worker`: runs calls, one at a time
                         └─ worker
 
-The agent is one thread on `epoll`. It forks its workers, and only a process with one thread can be forked safely. It
-never unpickles anything that a user sent.
+The agent is one thread on `epoll`. The agent forks its workers, and only a process with one thread can be forked
+safely. The agent never unpickles anything that a user sent.
 
 Calls that have not begun wait in a packet socket. All workers of one kind (with devices, or without) read the same
 socket, so the kernel gives each call to the next free worker. Each worker writes into a shared page of memory which

@@ -40,7 +40,7 @@ class Answers:
         self._unacknowledged = unacknowledged
 
     def fail(self, id_: int, error: BaseException) -> None:
-        """End the call with this id: send an error to the client, which raises it. Nothing is raised here.
+        """End the call with this id: send an error to the client, which raises it. This method raises nothing.
 
         The call is removed from the queue. The error is sent even if the queue does not have the call.
         """

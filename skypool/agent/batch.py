@@ -20,8 +20,7 @@ from skypool.errors import protocol_violation
 from skypool.wire.frames import TOGETHER, Buffer, Frame, Kind, encode
 
 LARGEST_END = select.PIPE_BUF
-"""The greatest size in bytes of an outcome (result or error) in the pipe. The system writes so many bytes in one piece.
-"""
+"""The greatest size in bytes of one outcome (result or error) in a pipe. Up to this size, one write is never split."""
 _ID = struct.Struct("Q")
 _ALL = 64 << 10
 """The greatest number of bytes that are read from a pipe at once. A pipe holds no more than that."""
@@ -30,19 +29,18 @@ _ALL = 64 << 10
 class Batch:
     """Several calls that arrived in one frame (message).
 
-    The agent handles the batch like one call until it needs one of these calls alone (see `single`). Calls of a batch
-    have no large arguments, send no items and have not been asked to stop. So the class attributes `streams`, `blob`,
-    `pulls`, `given` and `doomed` (see `NodeCall`) have fixed values.
+    The agent (the node's main process) handles the batch like one call until one of these calls is needed alone (see
+    `single`). Calls of a batch have no large arguments, send no items and have not been asked to stop.
 
     Args:
         f: the frame, of kind CALLS. Its bytes are copied.
-        name: the name of the function that all its calls run.
-        kind: the kind of slot (place for one call) that the calls need: MAIN or CPU (see `slots`).
+        name: the name of the function that all calls of the batch run.
+        kind: the kind of slot (place for one call) that the calls need: CPU for slots without devices, otherwise MAIN.
 
     Attributes:
-        kind: as given.
+        kind: the argument `kind`.
         packet: the bytes of the frame, as received.
-        name: as given.
+        name: the argument `name`.
         fn: the key by which the node stores the function.
         ids: the ids of the calls, in their order.
         timeout: seconds that each call may run; None for no limit.
@@ -53,6 +51,7 @@ class Batch:
         ProtocolError: the frame's ids or lengths are not valid, or it has no calls or more than `TOGETHER` (512).
     """
 
+    # The same for all batches; see `NodeCall`.
     streams: ClassVar[bool] = False
     blob: ClassVar[Blob | None] = None
     pulls: ClassVar[Mapping[int, int]] = {}
@@ -97,7 +96,7 @@ class Batch:
             call.offered = offered
 
     def single(self, id_: int) -> NodeCall:
-        """Return a new record of one call of the batch, as if the call had arrived alone.
+        """Return a new record of one call of this batch (several calls), as if the call had arrived alone.
 
         The call's id stays in `ids`. When `offered` of the batch is set later, `offered` of the record is set, too.
 
@@ -128,8 +127,8 @@ class Pipes:
     To give these calls to other workers, the agent reads all ids that are left. An id can be read only once, so no call
     runs twice.
 
-    The second pipe contains the outcomes (results or errors) of calls. The agent reads this pipe when the worker sends
-    a packet that asks for it, at regular checks, and after the worker's death.
+    The second pipe contains the outcomes (results or errors) of calls. The agent reads this pipe when the worker asks
+    for that, at regular checks, and after the worker's death.
     """
 
     def __init__(self) -> None:
@@ -139,9 +138,9 @@ class Pipes:
         os.set_blocking(self._ended, False)
 
     def leave(self) -> set[int]:
-        """Return the three file descriptors of these pipes that the worker process needs. Nothing is closed here.
+        """Return the three file descriptors of these pipes that the worker process must leave open.
 
-        After the fork, the worker closes the file descriptors that it does not need, and leaves these open.
+        Nothing is closed here. After the fork, the worker closes all file descriptors that it does not need.
         """
         return {self._claims, self._claim, self._end}
 
@@ -192,7 +191,7 @@ class Pipes:
         Waits if the pipe is full, until the agent (the node's main process) reads from it.
 
         Args:
-            end: the outcome as `frames.end_of` makes it, at most `LARGEST_END` (4096) bytes.
+            end: the outcome in the form that `frames.end_of` makes, at most `LARGEST_END` (4096) bytes.
 
         Raises:
             BrokenPipeError: the agent is gone.
@@ -228,7 +227,7 @@ def frame_of_ends(body: bytes) -> list[Buffer]:
     """Return the OUTCOMES frame (message) that sends the outcomes (results or errors) of calls to the client.
 
     Args:
-        body: the outcomes as `Pipes.ended` returns them.
+        body: the serialized outcomes, in the form that `Pipes.ended` returns.
 
     Returns:
         the frame as two buffers, to be written one after the other. The second is `body` itself.

@@ -13,19 +13,21 @@ from skypool.agent.slots import CPU, Slot, Slots
 LOOK = 0.005
 """Seconds between two checks of the batches."""
 _SLOW = 0.05
-"""Seconds that a call may delay others of its batch while no worker is idle. If a worker is idle, `LOOK` is the limit.
-"""
+"""Seconds that a call may delay later calls of its batch. While a worker is idle, the limit is `LOOK` instead."""
 
 
 class BatchWatch:
-    """A watcher that finds calls which wait behind a slow call of their batch, and queues them for other workers.
+    """A watcher that takes calls back from a worker if they wait behind a slow call of their batch.
+
+    A batch is several small calls that one worker process runs in turn.
 
     The agent (the node's main process) calls `look` every `LOOK` (0.005) seconds while `alert` is True.
 
     Args:
         slots: the slots (places where one call runs at a time) and their workers.
         queue: the calls of this node that have not ended.
-        hear: called with a slot. It handles the packets and outcomes that the slot's worker process has sent.
+        hear: a function that is called with a slot, and handles the messages, and outcomes (results or errors), that
+            the slot's worker process has sent.
 
     Attributes:
         alert: True while a call may be waiting behind another one, so that `look` must be called. False at first.
@@ -39,23 +41,24 @@ class BatchWatch:
         self._looked = 0.0
 
     def came(self) -> None:
-        """Note that a batch of calls has arrived on the node, and set `alert` to True."""
+        """Note that a batch (several small calls in one message) has arrived on the node, and set `alert` to True."""
         self._any = self.alert = True
 
     def ended(self) -> None:
         """Note that a call has ended on the node, and set `alert` accordingly.
 
         The caller has already removed the call from the queue. `alert` becomes True if other calls remain, and a batch
-        has arrived since the node last had no calls. Otherwise it becomes False.
+        (several calls in one message) has arrived since the node last had no calls. Otherwise it becomes False.
         """
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:
-        """Send the client the outcomes of batched calls. Let other workers run the calls that wait behind a slow call.
+        """Send outcomes of batched calls to the client. Take back the calls that wait behind a slow call.
 
         An outcome is a result or error. A batch is several small calls that one worker process runs in turn. A call is
         slow if it has run for more than `_SLOW` (0.05) seconds. If a slot of the same kind is idle, a call is slow as
-        soon as a second check finds it still running. The calls behind it are taken back from its worker and queued.
+        soon as a second check finds it still running. The calls behind the slow call are taken back from its worker and
+        queued, so that other workers can run them.
 
         `alert` is set to True if another check is needed, else to False. Does nothing if the last check was less than
         `LOOK` (0.005) seconds ago.

@@ -16,25 +16,26 @@ class NodeCall:
 
     Attributes:
         id: the call's id.
-        packet: its frame (message) as it was received.
-        blob: its arguments if they are large; None if they are in `packet`.
-        name: the name of its function.
-        fn: the key by which the node stores its function.
-        timeout: seconds that it may run; None for no limit.
-        silent: True if its output is not sent to the client.
-        streams: True if it sends items of a generator.
-        kind: the kind of slot (place for one call) that it needs: MAIN or CPU (see `slots`).
-        offered: True if it is in a queue of the worker processes, or a worker has taken it.
-        again: True if it was queued again after workers could take it, so that two workers may have its arguments.
-        doomed: why the agent ends it: "cancel", "timeout" or "stopped" (its worker's process was frozen, for example by
-            SIGSTOP). "" if it may go on.
-        grace: seconds that it has to end after it was asked to. Then its worker is killed.
+        packet: the frame (message) of the call, as it was received.
+        blob: the call's arguments if they are large; None if they are in `packet`.
+        name: the name of the call's function.
+        fn: the key by which the node stores the call's function.
+        timeout: seconds that the call may run; None for no limit.
+        silent: True if the call's output is not sent to the client.
+        streams: True if the call sends items of a generator.
+        kind: the kind of slot (place for one call) that the call needs: CPU for a slot without devices, otherwise MAIN.
+        offered: True if the call is in a queue of the worker processes, or a worker has taken it.
+        again: True if the call was queued again after workers could take it, so that two workers may have its
+            arguments.
+        doomed: why the agent ends the call: "cancel", "timeout" or "stopped" (its worker's process was frozen, for
+            example by SIGSTOP). "" if the call may go on.
+        grace: seconds that the call has to end after it was asked to. Then its worker is killed.
         missing: the time at which a worker died, after which no worker was known to have the call; None if the call is
             not missing.
-        printed: bytes of its output that were sent.
-        dropped: bytes of its output beyond the limit, which were not sent.
-        pulls: for each iterator argument (by number), how many items its worker has asked for.
-        given: for each iterator argument (by number), how many items were given to its worker.
+        printed: number of bytes of the call's output that were sent.
+        dropped: number of bytes of the call's output beyond the limit, which were not sent.
+        pulls: a dict from the number of each iterator argument to the number of items that the worker has asked for.
+        given: a dict from the number of each iterator argument to the number of items that the worker was given.
     """
 
     id: int

@@ -18,17 +18,17 @@ _OUTPUT_LIMIT = 10 << 20
 
 
 class CallOutput:
-    """A handler of everything that the worker processes of this node print.
+    """A handler of the text that the worker processes of this node print.
 
     Args:
         slots: the slots (places where one call runs at a time) and their workers.
         queue: the calls that have not ended.
-        client: sends the output.
+        client: sends the output to the user's process.
 
     Attributes:
         apart: keys of functions that write directly to file descriptor 1 or 2, not through `sys.stdout` or
-            `sys.stderr`. Calls of these functions must not be batched (several calls in one message), because such
-            output does not show which call of a batch wrote it.
+            `sys.stderr`. Calls of these functions must not be batched (several calls in one message): their output does
+            not show which call wrote it.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, client: Client) -> None:
@@ -41,7 +41,7 @@ class CallOutput:
         """Handle output that a worker's process or its children wrote directly to a file descriptor.
 
         Reads at most 64 KiB, and does not wait. The function of the running call is added to `apart`, so that its later
-        calls are not batched. At the end of the output, the file descriptor is no longer watched.
+        calls are not batched. When the output has ended, the agent's loop no longer watches the file descriptor.
 
         Args:
             slot: the worker's slot (the place where it runs calls).
@@ -91,10 +91,10 @@ class CallOutput:
             self._client.unacknowledged.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
 
     def end(self, slot: Slot, call: NodeCall) -> None:
-        """Send the client the last bytes that were dropped of an ended call's output, after a message about the others.
+        """Tell the client that output of an ended call was dropped, and send it the last of the dropped bytes.
 
-        The message says how many bytes stay dropped. At most `TAIL` (4096) bytes follow it. Both are sent as output of
-        the call to stderr, and `call.dropped` is set to 0. Does nothing if no bytes were dropped.
+        A message says how many bytes stay dropped. At most `TAIL` (4096) of the dropped bytes follow the message. Both
+        are sent as output of the call to stderr, and `call.dropped` is set to 0. Does nothing if no bytes were dropped.
         """
         if call.dropped:
             last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""

@@ -25,7 +25,8 @@ class _Lane:
 
     Attributes:
         queue: the queue from which worker processes take calls.
-        waiting: calls that are not in `queue`, in order, because `queue` has no room or they were taken back from it.
+        waiting: calls that are not in `queue`, in order. Either `queue` has no room, or they were taken back from
+            `queue`.
         full: True while `queue` has no room. The agent's loop then watches for room.
     """
 
@@ -37,18 +38,19 @@ class _Lane:
 class CallQueue:
     """The calls of this node that have not ended.
 
-    The queue puts waiting calls into the sockets that worker processes read. It also takes calls that have not begun
+    A CallQueue puts waiting calls into the sockets that worker processes read. It also takes calls that have not begun
     back from these sockets.
 
     Args:
         slots: the slots whose workers run the calls.
         watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
             file descriptor `fd`. With events 0, the loop stops watching `fd`.
-        kept: collects the memory of arguments that are no longer needed, to be used again.
+        kept: takes over the memory of arguments that are no longer needed, for later values.
 
     Attributes:
-        calls: the calls by id. Calls of one frame share a `Batch` until one of them is needed by itself.
-        suspects: calls by id that must be checked: they must stop, or may be lost with a worker that died.
+        calls: the calls by id. Calls that came in one frame (message) share a `Batch` until one of them is needed by
+            itself.
+        suspects: calls by id that must be checked: these calls must stop, or may be lost with a worker that died.
     """
 
     def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None], kept: SpareMemory) -> None:
@@ -77,8 +79,8 @@ class CallQueue:
     def get(self, id_: int) -> NodeCall | None:
         """Return the record of the call with this id.
 
-        A batch is several calls with one record. A call that is part of a batch gets a record of its own, which
-        replaces the batch in `calls` for this id. Returns None if the call has ended, or was never added.
+        A batch is several calls with one record. A call of a batch gets a record of its own, and `calls` then has that
+        record under this id. Returns None if the call has ended, or was never added.
         """
         call = self.calls.get(id_)
         if isinstance(call, Batch):
@@ -88,8 +90,9 @@ class CallQueue:
     def forget(self, id_: int, done: bool = False) -> None:
         """Remove a call that has ended, or was given back to the client, together with its arguments.
 
-        Does nothing if there is no such call. Other calls of its batch stay. Only `calls` and `suspects` are changed
-        here: if the call still waits for a worker, the caller must first take it off the list of waiting calls.
+        Does nothing if there is no such call. Other calls of its batch (several calls that came in one message) stay.
+        Only `calls` and `suspects` are changed here: if the call still waits for a worker, the caller must first take
+        it off the list of waiting calls.
 
         Args:
             id_: the call's id.
@@ -139,8 +142,9 @@ class CallQueue:
     def lacks_workers(self) -> bool:
         """Return True if one more worker process for CPU slots (slots without a device) would have a call to run.
 
-        This is so if a call waits in the queue of CPU slots, and fewer workers than calls and batches are there for CPU
-        slots. Returns False if every CPU slot has a worker, or if the node has no CPU slots.
+        This is so if a call waits in the queue of CPU slots, and the CPU slots have fewer workers than calls. A batch
+        (several calls that came in one message) counts as one call. Returns False if every CPU slot has a worker, or if
+        the node has no CPU slots.
         """
         if not self._slots.spare or not self._slots.queues[CPU].has_calls:
             return False
@@ -150,8 +154,8 @@ class CallQueue:
     def again(self, ids: Iterable[int]) -> None:
         """Put calls that were offered to worker processes, and have not begun, at the front of the queue again.
 
-        They come before all other calls, in the given order. They stay in the agent until `pump` is called, which moves
-        them to the workers. Calls that have ended, or were not offered, are ignored.
+        These calls come before all other calls, in the given order. They stay in the agent until `pump` moves them to
+        the workers. Calls that have ended, or were not offered, are ignored.
 
         Args:
             ids: the ids of the calls.
@@ -167,8 +171,8 @@ class CallQueue:
     def take_back(self) -> None:
         """Take back the calls that no worker process has taken, and put them at the front of the queue again.
 
-        They are removed from the sockets that workers read. They stay in the agent until `pump` is called, which moves
-        them to the workers.
+        The calls are removed from the sockets that workers read. They stay in the agent until `pump` moves them to the
+        workers.
         """
         for lane in self._lanes:
             self._take_back(lane)
@@ -176,8 +180,8 @@ class CallQueue:
     def _take_back(self, lane: _Lane) -> None:
         """Take back the calls of one kind of slot that no worker process has taken.
 
-        They are put at the front of the queue again. They stay in the agent until `pump` is called, which moves them to
-        the workers. File descriptors that came back with them are closed.
+        The calls are put at the front of the queue again. They stay in the agent until `pump` moves them to the
+        workers. File descriptors that came back with the calls are closed.
 
         Args:
             lane: the calls that wait for one kind of slot (place for one call).
@@ -193,21 +197,21 @@ class CallQueue:
         """Take back batched calls that the worker processes of these slots have taken but not begun.
 
         A slot is a place where one call runs at a time. A batch is several small calls that one worker runs in turn.
-        The calls are put at the front of the queue again. They stay in the agent until `pump` is called, which moves
-        them to the workers.
+        The calls are put at the front of the queue again. They stay in the agent until `pump` moves them to the
+        workers.
         """
         self.again([id_ for slot in slots for id_ in slot.pipes.take_back()])
 
     def give_back(self, n: int, kind: int) -> list[int]:
-        """Remove up to `n` calls that have not begun, from the end of the queue, and return their ids.
+        """Remove up to `n` calls that have not begun from the end of the queue, and return their ids.
 
         The client can then send these calls to other nodes. If fewer than `n` calls wait in the agent, more are taken
-        back from the workers' socket and from batches. Afterwards, the caller must call `pump`, which moves the
-        remaining calls to the workers.
+        back: from the workers' socket, and from batches (several calls for one worker). Afterwards, the caller must
+        call `pump`, which moves the remaining calls to the workers.
 
         Args:
             n: the greatest number of calls to remove.
-            kind: the kind of slot (place for one call) that they need, MAIN or CPU.
+            kind: the kind of slot (place for one call) that the calls need, MAIN or CPU.
 
         Returns:
             the ids, the last call first; an empty list if there are no calls that have not begun.
@@ -227,10 +231,10 @@ class CallQueue:
         return back
 
     def doomed(self) -> list[NodeCall]:
-        """Remove from the queue the calls that must stop (see `NodeCall.doomed`) and have not begun, and return them.
+        """Remove from the queue, and return, the calls that must stop (see `NodeCall.doomed`) and have not begun.
 
         The returned calls stay in `calls`. Returns an empty list if there are none. All other calls that have not begun
-        are taken back from the worker processes. They wait until `pump` is called, which moves them to the workers.
+        are taken back from the worker processes. They wait until `pump` moves them to the workers.
         """
         self.take_back()
         self.take_back_from(self._slots.all)

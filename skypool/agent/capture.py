@@ -18,8 +18,8 @@ def capture(out: io.TextIOBase, err: io.TextIOBase) -> Callable[[], str]:
         err: the `sys.stderr` to restore at the end.
 
     Returns:
-        a function that ends the capture and returns the printed text, decoded as UTF-8; "" if nothing was printed. It
-            must be called only once.
+        a function that ends the capture and returns the printed text, decoded as UTF-8; "" if nothing was printed. Call
+            the function only once.
     """
     fd = os.memfd_create("skypool-captured", os.MFD_CLOEXEC)
     kept = [os.dup(1), os.dup(2)]

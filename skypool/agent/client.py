@@ -36,11 +36,11 @@ class Client:
         liveness: seconds of silence after which another client may take the node.
         clock: the agent's clock, which measures that silence.
         on_frame: called with every frame (message) of the accepted client, except its first one, the HELLO.
-        on_hello: called when a client was accepted, with True if it is not the same client as before. Returns the
-            header of the WELCOME, the answer to a HELLO.
+        on_hello: called when a client was accepted. The argument is True if the client is not the same as before.
+            Returns the header of the WELCOME, the answer to a HELLO.
         on_resumed: called after the WELCOME was queued for sending.
         on_gone: called when the accepted client's connection was closed.
-        kept: collects the memory of large values that the client has received, to be used again.
+        kept: takes over the memory of large values that the client has received, for later values.
 
     Attributes:
         unacknowledged: outcomes (results or errors), stream items and output that the client has not acknowledged.
@@ -124,7 +124,7 @@ class Client:
             self.flush(connection)
 
     def _take(self, connection: Connection, f: Frame) -> None:
-        """Handle one frame (message) of a connection. Frames of a connection that is closed are ignored.
+        """Handle one frame (message) that came on a connection. If the connection is closed, the frame is ignored.
 
         Raises:
             ProtocolError: another frame came before HELLO (a client's first message), or the frame is not valid.
@@ -143,7 +143,7 @@ class Client:
 
         The other client uses the node if it is connected and was heard within the last `liveness` seconds. An accepted
         client gets a WELCOME and everything in `unacknowledged`. An earlier connection to a client is closed. If the
-        same client has come back, outcomes that it no longer waits for are forgotten.
+        same client has come back, outcomes (results or errors) that it no longer waits for are forgotten.
 
         Args:
             connection: the connection that the HELLO came on. It is closed after TAKEN.
@@ -174,10 +174,10 @@ class Client:
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection to a client, and the socket to its holder process.
+        """Close a connection to a client, and the socket to the process at the node's end of the connection.
 
         Does nothing if they are closed already. If this was the accepted client's connection, `on_gone` is called, and
-        frames are accepted again only after the next HELLO.
+        frames (messages) are accepted again only after the next HELLO.
         """
         holder = self._holders.pop(connection, None)
         if holder is None:

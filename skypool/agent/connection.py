@@ -44,17 +44,17 @@ class Connection:
     """A connection to a client: two file descriptors, through which frames (messages) come and go without blocking.
 
     Small frames are sent before pieces of large values, so small frames need not wait. Frames about the same call stay
-    in order: the outcome of a generator call must not arrive before its last item.
+    in order: the outcome (result or error) of a generator call must not arrive before its last item.
 
     Args:
         source: the file descriptor to read from. It is made non-blocking, and `close` closes it.
-        sink: the file descriptor to write to; may be the same as `source`. It is made non-blocking and closed in the
-            same way.
+        sink: the file descriptor to write to; may be the same as `source`. It is made non-blocking, and `close` closes
+            it, too.
         watch: `watch(fd, events)` tells the agent's loop which epoll events to wait for.
 
     Attributes:
-        source: as given.
-        sink: as given.
+        source: the argument `source`.
+        sink: the argument `sink`.
     """
 
     def __init__(self, source: int, sink: int, watch: Callable[[int, int], None]) -> None:
@@ -96,7 +96,7 @@ class Connection:
         return self._decoder.advance(n)
 
     def send(self, buffers: list[Buffer], call: int = 0) -> None:
-        """Queue a small frame (message) for sending. `flush` writes it, not this method.
+        """Queue a small frame (message) for sending. A later `flush` writes the frame.
 
         If large values of the same call are queued, the frame is sent after these.
 
@@ -110,7 +110,7 @@ class Connection:
             self._small.extend(buffers)
 
     def send_large(self, large: Large) -> None:
-        """Queue a large value for sending. `flush` writes it, not this method.
+        """Queue a large value for sending. A later `flush` writes the value.
 
         The value is sent in pieces, as far as the worker process has filled it. After the last piece comes the frame
         (message) that refers to it.
@@ -133,8 +133,8 @@ class Connection:
     def _let_go(self, large: Large) -> None:
         """Remove a large value from the queue of values to send.
 
-        If its call has no other large value in the queue, later small frames (messages) about the call are sent without
-        waiting.
+        If the value's call has no other large value in the queue, later small frames (messages) about the call are sent
+        without waiting.
 
         Raises:
             ValueError: the value is not in the queue.
@@ -209,7 +209,7 @@ class Connection:
         """Keep the part of a list of buffers that was not written, to be sent next. The list is not changed.
 
         Args:
-            batch: the buffers, in the order in which they were written.
+            batch: the buffers, in the order in which they are written.
             written: how many bytes of them were written.
         """
         for buffer in batch:
@@ -223,8 +223,7 @@ class Connection:
         """Queue the next piece of the first large value that has bytes ready. Return False if none has, else True.
 
         A piece has at most `CHUNK` (1 Mi) bytes. The frame (message) that refers to the value is queued after its last
-        piece. A value whose next bytes are not written yet is skipped. Such a value is the last queued one of its call,
-        so the order of the call's values stays.
+        piece. A value whose next bytes are not written yet is skipped.
         """
         for large in self._large:
             blob = large.blob
@@ -271,7 +270,7 @@ class Connection:
                 self._rest.appendleft(memoryview(first)[sent:])
 
     def close(self) -> None:
-        """Close the file descriptors of the connection, and stop watching them. Queued frames are not sent.
+        """Close the file descriptors of the connection, and stop watching them. Queued frames (messages) are not sent.
 
         Call it once.
         """

@@ -1,6 +1,6 @@
 """Collects facts about a node at its start: devices, driver version, address, free disk space and clock.
 
-The client checks them before it uses the node.
+The client checks these facts before it uses the node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from skypool.wire.handshake import NodeHealth
 def describe(devices: Sequence[Device]) -> NodeHealth:
     """Return the state of this machine: its devices, the version of their driver, and its address.
 
-    Free disk space and clock are not filled in here (see `refreshed`). The driver's version is found for NVIDIA GPUs
+    Free disk space and clock are not filled in; `refreshed` adds them. The driver's version is found for NVIDIA GPUs
     only; it is "" for other devices, or if nvidia-smi does not report it.
 
     Args:

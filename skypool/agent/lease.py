@@ -11,9 +11,9 @@ import sys
 import time
 
 _EVERY = 5.0
-"""The shortest time between two routine requests to the guard, in seconds. For a lease below 100 s it is shorter."""
+"""Least seconds between two extensions of the lease in the guard's file. For a lease below 100 s it is shorter."""
 _WIDTH = 31
-"""The length of a request in characters. Each request overwrites the one before."""
+"""The number of characters that each write to the guard's file has. Each write overwrites the one before."""
 
 
 class Lease:
@@ -45,11 +45,12 @@ class Lease:
     def renew(self, heard: float) -> float:
         """Return the node's deadline, in seconds of `time.monotonic()`. Write the guard's file if that is due.
 
-        The guard is the process that ends the rented machine. Its file gets the seconds that are left. The deadline is
-        the earliest of the limits by lease, lifetime and `allow`.
+        The guard is the process that ends the rented machine. The guard's file gets the seconds that are left. The
+        deadline is the earliest of the limits by lease, lifetime and `allow`.
 
-        The file is written if the client was heard since the last write, but at most every `_EVERY` (5) seconds (more
-        often for a short lease). It is also written if the deadline has become more than a second earlier.
+        The file is written if the client was heard since the last write, but at most every `_EVERY` (5) seconds. For a
+        lease below 100 s, it may be written more often. It is also written if the deadline has become more than a
+        second earlier.
 
         Args:
             heard: the time of the client's last sign of life, in seconds of `time.monotonic()`.
@@ -68,8 +69,7 @@ class Lease:
         """Ask the guard, through its file, to let the machine live for `seconds` more, rounded up.
 
         The guard is the process that ends the rented machine. A negative number counts as 0. If writing fails, an error
-        is printed to stderr, once for the same error, and nothing is raised. The file is overwritten in place, because
-        that works on a full disk, too.
+        is printed to stderr, once for the same error, and nothing is raised. The file is overwritten in place.
         """
         asked = f"{time.monotonic_ns() // 1_000_000} {max(0, math.ceil(seconds))}"
         try:

@@ -1,4 +1,4 @@
-"""The program with which each connection to a node begins. It unpacks skypool there and connects to the agent.
+"""The program with which each connection to a node begins. It unpacks skypool on the node and connects to the agent.
 
 The client sends this text (`LOADER` in `skypool.shipping.bundle`), so its length is limited. Only the standard library
 can be imported until the archive is on the node. Any Python 3 must be able to run it and report a wrong version.

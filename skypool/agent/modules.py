@@ -31,9 +31,9 @@ class FoundModule:
     """A module that the client has sent.
 
     Attributes:
-        file: the path of its source on this node; None for a namespace package, which has no source.
-        is_package: True if it is a package.
-        hash: the hash of its source, as the client computed it.
+        file: the path of the module's source on this node; None for a namespace package, which has no source.
+        is_package: True if the module is a package.
+        hash: the hash of the source, as the client computed it.
     """
 
     file: str | None
@@ -44,10 +44,11 @@ class FoundModule:
 class UserModules:
     """An import hook for the modules that the user wrote. It loads these modules from source that the client sends.
 
-    It has no effect before `install` is called.
+    The import hook has no effect before `install` is called.
 
     Args:
-        fetch: asks the client for a module by its name, and waits for the answer. Returns None if the client has none.
+        fetch: asks the client for a module by its name, and waits for the answer. Returns None if the client has no
+            such module.
     """
 
     def __init__(self, fetch: Callable[[str], FoundModule | None]) -> None:
@@ -57,20 +58,22 @@ class UserModules:
         self._tops: set[str] = set()
 
     def install(self) -> None:
-        """Add the import hook to this process: two finders in `sys.meta_path`. Also call `send_script_by_value`.
+        """Add the import hook to this process: two finders in `sys.meta_path`.
 
-        The first finder comes before all others, and finds modules known to be the user's own. The last one is for
-        modules that nothing else finds.
+        The first finder comes before all others, and finds modules known to be the user's own. The other comes last,
+        and is for modules that nothing else finds.
+
+        Also makes multiprocessing send functions and classes of the client's script by value.
         """
         send_script_by_value()
         sys.meta_path.insert(0, _First(self))
         sys.meta_path.append(_Last(self))
 
     def learn(self, manifest: dict[str, str]) -> bool:
-        """Add the client's list of the user's own modules to the lists that came before.
+        """Add a list of the user's own modules, which the client has sent, to the lists that came before.
 
         Args:
-            manifest: a dict from the name of each module to the hash of its content.
+            manifest: a dict from the name of each module to the hash of its source.
 
         Returns:
             False if a module that was imported here has changed on the client. Only a new process can then import the
@@ -108,7 +111,7 @@ class UserModules:
 def send_script_by_value() -> None:
     """Make multiprocessing in this process send functions and classes of the client's script by value.
 
-    The script cannot be imported on a node, so they cannot be sent by name. A second call changes nothing.
+    The script cannot be imported on a node, so multiprocessing cannot send them by name. A second call changes nothing.
     """
     ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # documented by pickle
 
@@ -130,7 +133,7 @@ def _by_value(_: ForkingPickler, thing: Any) -> Any:
 def _loaded(pickled: bytes) -> Any:
     """Unpickle a function or class that a parent process sent by value, and return it.
 
-    Also prepares this process to send such objects back by value.
+    Also makes this process send such functions and classes by value.
     """
     send_script_by_value()  # a child process that was not forked may send such objects back
     return cloudpickle.loads(pickled)
@@ -147,9 +150,9 @@ class _First:
 
 
 class _Last(_First):
-    """A finder for modules that no other finder has found. It asks the client for them.
+    """A finder for modules that no other finder has found. It asks the client for these modules.
 
-    It does not find modules of the standard library or of skypool, and no submodules of installed packages.
+    Modules of the standard library and of skypool, and submodules of installed packages, are never asked for.
     """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:

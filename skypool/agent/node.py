@@ -1,7 +1,7 @@
 """The agent of a node (a rented machine): an event loop that receives calls and passes them to worker processes.
 
-It sends the outcome of each call (result or error) back to the client, the user's process. When a worker dies, the
-agent starts a new one. The client gets an error for the call that the dead worker was running.
+The agent sends the outcome of each call (result or error) back to the client, the user's process. When a worker dies,
+the agent starts a new one. The client gets an error for the call that the dead worker was running.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Agent:
 
     Attributes:
         config: the node's configuration, from the plan.
-        page: the shared memory, as given.
+        page: the argument `page`.
     """
 
     def __init__(self, plan: NodePlan, listener: socket.socket, page: SharedPage) -> None:
@@ -184,11 +184,11 @@ class Agent:
             self._poll.register(fd, events)
 
     def _read_clock(self) -> float:
-        """Return the time of the agent's clock in seconds. If the whole node was paused, note that for running calls.
+        """Return the time of the agent's clock in seconds. Note pauses of the whole node for running calls.
 
-        The clock leaves out pauses, in which the node's processes were stopped. The length of a pause since the
-        previous reading is noted for all calls that were running then, and does not count towards their timeouts.
-        Calls that began within the pause are left out.
+        The clock leaves out pauses, in which the node's processes were stopped. A pause since the previous reading is
+        noted for all calls that were running then. It does not count towards their timeouts. Calls that began within
+        the pause are left out.
         """
         now = self._clock()
         pause = self._clock.paused - self._noted_pauses
@@ -204,9 +204,9 @@ class Agent:
     def _tick(self, now: float) -> None:
         """Renew the lease (the time that the node may live), and check everything that no file descriptor reports.
 
-        The loop calls this every `_TICK` (0.1) seconds. It ends the event loop if the node's deadline has passed, or if
-        the keeper (the agent's parent process) has died. It also checks timeouts and lost calls, and sends packets
-        again that a worker's socket had no room for.
+        The loop calls this every `_TICK` (0.1) seconds. The event loop ends if the node's deadline has passed, or if
+        the keeper (the agent's parent process) has died. Timeouts and lost calls are checked. Packets that a worker's
+        socket had no room for are sent again.
 
         Args:
             now: the time of the agent's clock, in seconds.
@@ -227,7 +227,7 @@ class Agent:
         """Move the node's deadline, the time at which everything on it ends, in the shared memory.
 
         The lease, the time that the node may live, counts from the last message of the client. Time in which the whole
-        node was stopped is added, because it could not receive anything then.
+        node was stopped is added.
         """
         self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
 
@@ -237,7 +237,7 @@ class Agent:
     # --- from the client -------------------------------------------------------------------------------------
 
     def _on_frame(self, f: Frame) -> None:
-        """Handle a frame (message) from the client with the function that `_handle` names for its kind.
+        """Handle a frame (message) from the client, by calling the function for its kind of frame.
 
         Raises:
             ProtocolError: a client does not send frames of this kind, or the frame is not valid. The caller then closes
@@ -249,9 +249,9 @@ class Agent:
         handle(f)
 
     def _handle(self) -> dict[Kind, Callable[[Frame], None]]:
-        """Return a dict of the functions that handle the client's frames (messages), by the kind of frame.
+        """Return a dict from each kind of frame (message) that a client sends to the function that handles it.
 
-        HELLO is not among them, because `Client` handles it.
+        The kind HELLO is not in the dict, because `Client` handles it.
         """
         return {
             Kind.CALL: self._on_call,
@@ -282,9 +282,9 @@ class Agent:
     def _on_hello(self, is_new: bool) -> dict[str, Any]:
         """Return the header of the WELCOME, the first message to a connected client.
 
-        The header has the numbers of the node's slots and devices, the calls, functions and objects that the agent (the
-        node's main process) knows, and the machine's state. Function names of calls that have ended are forgotten here
-        if the calls' outcomes were acknowledged.
+        The header has the numbers of the node's slots and devices, and the machine's state. It also names the calls,
+        functions and objects that the agent (the node's main process) knows. Function names of calls that have ended
+        are forgotten here if the client has acknowledged the outcomes (results or errors) of these calls.
 
         Args:
             is_new: True if it is not the same client as before. Workers that wait for a function or an object of the
@@ -313,8 +313,8 @@ class Agent:
     def _calls_by_name(self) -> dict[str, list[int]]:
         """Return the ids of the calls, grouped by the name of their function: a dict from name to ids.
 
-        The dict contains the calls that have not ended, and those whose outcome the client has not acknowledged. It is
-        empty if there are no such calls.
+        The dict contains the calls that have not ended, and those whose outcome (result or error) the client has not
+        acknowledged. It is empty if there are no such calls.
         """
         found: dict[str, list[int]] = {}
         for call, name in self._names.items():
@@ -344,9 +344,9 @@ class Agent:
     def _report(self) -> dict[str, Any]:
         """Return the header of a PONG, the status report that answers a ping of the client.
 
-        It has the numbers of running, waiting and finished calls, and the function names of at most 8 running ones.
-        `cpu_busy` counts the running calls on CPU slots. `interruption` is the time at which the provider takes the
-        machine back, in seconds since 1970, or None.
+        The header has the numbers of running, waiting and finished calls, and the function names of at most 8 running
+        calls. `cpu_busy` counts the running calls on CPU slots. `interruption` is the time at which the provider takes
+        the machine back, in seconds since 1970, or None.
         """
         running = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
         return {
@@ -364,7 +364,7 @@ class Agent:
         The client gets a PONG (status report) with the time. Each later PONG repeats it, because this one may be lost.
 
         Args:
-            at: the time at which the machine goes, in seconds since 1970.
+            at: the time at which the provider takes the machine, in seconds since 1970.
         """
         self._slots.interrupt(at)
         self._client.send(Kind.PONG, self._report())
@@ -395,11 +395,11 @@ class Agent:
         self._queue.add(call)
 
     def _on_calls(self, f: Frame) -> None:
-        """Put the calls of one frame (message) into the queue, as one batch for one worker.
+        """Put the calls of one frame (message) into the queue, as one batch that one worker runs.
 
-        Calls that are known already are ignored. In that case, the others are queued one by one. All calls are also
-        queued one by one if calls of this function have written directly to file descriptor 1 or 2: such output does
-        not show which call of a batch wrote it.
+        Calls that are known already are ignored, and the others are then queued one by one. All calls are also queued
+        one by one if calls of this function have written directly to file descriptor 1 or 2: such output does not show
+        which call of a batch wrote it.
 
         Raises:
             ProtocolError: the frame is longer than `PACKET` (128 Ki) bytes, is not valid, or names a function that was
@@ -424,8 +424,8 @@ class Agent:
     def _on_recall(self, n: int, on_cpu: bool) -> None:
         """Give back to the client up to `n` calls that have not begun, the last ones first.
 
-        The client may send them to other nodes. Their ids are sent in RECALLED frames, at most `CALLS_NAMED` (16,384)
-        ids in each. If there are no such calls, one frame with an empty list is sent.
+        The client may send them to other nodes. Their ids are sent in RECALLED frames (messages), at most `CALLS_NAMED`
+        (16,384) ids in each. If there are no such calls, one frame with an empty list is sent.
 
         Args:
             n: the greatest number of calls to give back.
@@ -456,8 +456,8 @@ class Agent:
     def _pass_on(self, f: Frame) -> None:
         """Give a frame (message) from the client to the worker process that runs the call which the frame is about.
 
-        The frame is dropped if no worker has taken the call, or if the call has ended. If there was no room for the
-        frame's large value, the frame is not passed on, and the call ends with a SpoolFull error.
+        The frame is dropped if no worker has taken the call, or if the call has ended. If the node had no room for the
+        frame's large value, the frame is dropped, too, and the call ends with a SpoolFull error.
         """
         slot = self._slots.running(f.header["id"])
         if slot is None or f.header["id"] not in self._calls:
@@ -476,9 +476,9 @@ class Agent:
         self._outputs = {fd for each in self._slots.all for fd in each.outputs.values()}
 
     def _on_packets(self, slot: Slot) -> None:
-        """Handle packets that a worker process has sent, at most `_PACKETS_AT_ONCE` (64). Does not wait for more.
+        """Handle up to `_PACKETS_AT_ONCE` (64) packets (messages) of a worker process. Does not wait for more.
 
-        The loop comes back for the rest after the packets of other workers.
+        The loop handles the rest after the packets of other workers.
 
         Raises:
             ProtocolError: the worker sent a frame of a kind that workers do not send.
@@ -487,7 +487,7 @@ class Agent:
             self._batch_watch.alert = True
 
     def _read_packets(self, slot: Slot) -> bool:
-        """Handle at most `_PACKETS_AT_ONCE` (64) packets of a worker process. Return True if there may be more.
+        """Handle up to `_PACKETS_AT_ONCE` (64) packets (messages) of a worker. Return True if there may be more.
 
         Returns False if no packet is left, or if the node's last call has ended. When no packet is left, outcomes
         (results or errors) of batched calls are sent to the client. At the end, packets that wait to be sent to this
@@ -609,10 +609,10 @@ class Agent:
     def _on_death(self, slot: Slot) -> None:
         """Handle the death of a worker process, and start a new one for its slot (place for one call).
 
-        First, the packets that the worker sent before its death are handled, and up to 64 KiB of each of its direct
-        outputs (stdout and stderr). The call that the worker ran ends with an error. Calls that it had taken but not
-        begun are queued again, before all others. A call that workers could take, but that none is known to have, is
-        queued again later (see `Stops.note_missing`).
+        First, the packets (messages) that the worker sent before its death are handled. So are up to 64 KiB of each of
+        its direct outputs (stdout and stderr). The call that the worker ran ends with an error. Calls that it had taken
+        but not begun are queued again, before all others. A call that workers could take, but that none is known to
+        have, is queued again later (see `Stops.note_missing`).
         """
         slot.ended += slot.pipes.ended()
         while self._read_packets(slot):

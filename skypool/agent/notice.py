@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from skypool.agent.shared_page import SharedPage
 
 _PAUSE = 1.0
-"""Seconds between the first two starts of a program that ends without a notice. Later pauses are doubled each time."""
+"""Seconds between the first two starts of a program that ends without a notice. Each later pause is twice as long."""
 _LONGEST_PAUSE = 60.0
-"""The greatest number of seconds between two starts."""
+"""The greatest number of seconds between two starts of the program."""
 _MOST = 4096
 """The number of bytes after which the program's output is no longer read."""
 
 
 class Lookout:
-    """A watcher in the agent (the node's main process): runs the driver's program until that reports a spot notice.
+    """A watcher in the agent (the node's main process): runs a program of the driver that reports a spot notice.
 
-    A spot notice announces that the provider will take the machine back. The program is started again, after a pause,
-    if it ends without reporting a notice. Creating this object starts nothing (see `tick`).
+    A spot notice announces that the provider will take the machine back. If the program ends without reporting a
+    notice, it is started again after a pause. Creating this object starts nothing; `tick` starts the program.
 
     Args:
         source: the source of the Python program, as in `Access.watch`; "" for none.
         watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
             file descriptor `fd`. With events 0, the loop stops watching `fd`.
-        on_notice: called once with the time that the program has printed, at which the machine is taken back (seconds
-            since 1970).
+        on_notice: called once, with the time that the program has printed. At this time, in seconds since 1970, the
+            provider takes the machine back.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Lookout:
         self._next = 0.0
 
     def tick(self, now: float) -> None:
-        """Start the driver's program if it is not running and a start is due. The first call starts it.
+        """Start the driver's program if it is not running and the pause is over. The first call starts the program.
 
         Pauses between two starts are at least 1 s, and double up to 60 s. Does nothing if there is no program, or after
         a notice has been reported.
@@ -105,9 +105,9 @@ class Lookout:
     def _read(self) -> None:
         """Read the program's output, and end the program after its first line.
 
-        It is also ended at the end of its output, and after `_MOST` (4096) bytes. If the line is a time, it is reported
-        and the program is not started again. Otherwise an error is printed to stderr, and `tick` starts the program
-        again later.
+        The program is also ended at the end of its output, and after `_MOST` (4096) bytes. If the line is a time, the
+        time is reported and the program is not started again. Otherwise an error is printed to stderr, and `tick`
+        starts the program again later.
         """
         data = os.read(self._fd, _MOST)
         self._said += data
@@ -155,7 +155,8 @@ class Herald:
     Args:
         fd: the read end of a pipe. The pipe ends when `page` has the time of the interruption, or when the agent has
             died.
-        page: the memory shared with the agent (the node's main process). It has the time of the interruption.
+        page: the memory shared with the agent (the node's main process). This memory has the time of the interruption,
+            at which the provider takes the machine back.
     """
 
     def __init__(self, fd: int, page: SharedPage) -> None:
@@ -193,7 +194,8 @@ class Herald:
     def leave(self) -> None:
         """Note that the running call has ended, so that its `on_interruption` is not called any more.
 
-        Waits for the end of its `on_interruption` if that is running now. Does nothing for a call without one.
+        If its `on_interruption` is running now, waits until that has ended. Does nothing for a call without
+        `on_interruption`.
         """
         if self._untold is not None or self._telling:
             with self._changed:
@@ -224,9 +226,9 @@ class Herald:
 
 
 def _tell(attended: Attended, interruption: Interruption) -> None:
-    """Call `on_interruption` of a call, and run it to its end if it is a coroutine.
+    """Call `on_interruption` of a call. If the result is a coroutine, run that to its end.
 
-    An exception in it is printed to stderr, not raised, and does not affect the call.
+    An exception of `on_interruption` is printed to stderr, not raised, and does not affect the call.
 
     Args:
         attended: the call's function and its `on_interruption`.

@@ -24,7 +24,8 @@ class OutputStream(io.TextIOBase):
     """The `sys.stdout` or `sys.stderr` of a worker process. Threads may share it.
 
     Args:
-        fd: 1 or 2. It is returned by `fileno()`, and bytes written to `buffer` go there.
+        fd: 1 for stdout, 2 for stderr. `fileno()` returns this number, and bytes written to `buffer` go to this file
+            descriptor.
         send: called with `fd` and a piece of encoded text, from any thread.
     """
 
@@ -96,7 +97,7 @@ class OutputStream(io.TextIOBase):
     def _flush_often(self, flooded: threading.Event) -> None:
         """Send the waiting text whenever the event `flooded` is set, at most every 20 ms.
 
-        Runs in a thread of its own, until `forget` is called or another event replaces `flooded`.
+        Runs in a thread of its own, until `forget` is called or the stream uses another event in place of `flooded`.
         """
         while self._flooded is flooded:
             flooded.wait()
@@ -105,7 +106,7 @@ class OutputStream(io.TextIOBase):
             self.flush()
 
     def _may_go(self) -> bool:
-        """Return True if a line may be sent at once, and count it as sent.
+        """Return True if a line may be sent at once, and count the line as sent.
 
         Returns False if more than `_RATE` (1000) lines a second were sent at once. Up to a fifth of `_RATE` lines may
         be sent in a burst.

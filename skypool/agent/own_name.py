@@ -31,7 +31,7 @@ _SIOCGIFADDR = 0x8915
 def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str]:
     """Map this machine's name to `address` in the hosts file, or return variables that name its network interface.
 
-    So libraries find the address at which other nodes reach this one. Nothing is done if the name already resolves to
+    Libraries then find the address at which other nodes reach this one. Nothing is done if the name already resolves to
     `address` and to no other. The hosts file is changed on a rented machine only. Variables are returned for the user's
     own machine, or if the name still does not resolve to `address`. Variables that the user has set, in `env` or in
     this process, are left out.
@@ -80,13 +80,13 @@ def _mend(address: str) -> bool:
 
 
 def mended(text: str, address: str, name: str) -> str:
-    """Return the text of a hosts file, changed so that `name` has `address` and no loopback address. Writes no file.
+    """Return the text of a hosts file in which `name` has `address` and no loopback address. No file is written.
 
     Lines that give the name a loopback address become comments. Their other names keep the loopback address, except
     those that begin with the name and a dot: these get `address`, too.
 
     Args:
-        text: the hosts file as it is.
+        text: the present text of the hosts file.
         address: the address for the name.
         name: the host name. Its first label (the part before the first dot) gets the address, too.
     """

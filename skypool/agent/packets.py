@@ -1,6 +1,6 @@
-"""Converts file descriptors to and from the control data of packets.
+"""Converts file descriptors to and from the control data of packets (messages on Unix sockets).
 
-The agent (the node's main process) and its workers exchange such packets over Unix sockets.
+The agent (the node's main process) and its workers exchange such packets.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from skypool.wire.frames import INLINE
 PACKET = INLINE + (64 << 10)
 """The greatest size of a packet in bytes: the body of a frame (message), and room for the header."""
 SPACE = socket.CMSG_SPACE(64)
-"""The room in bytes for the control data of one packet, which carries up to 16 file descriptors."""
+"""The room in bytes for the control data of one packet: up to 16 file descriptors."""
 CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
 def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the file descriptors that came with a packet, in order; an empty list if there are none.
+    """Return the file descriptors that came with a packet (message), in order; an empty list if there are none.
 
     Other control data is ignored.
 

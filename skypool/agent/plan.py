@@ -40,11 +40,12 @@ def plan_slots(
     """Return the slots that share out the devices of this node. Without devices, return all slots of the node.
 
     A slot is a place where one call runs at a time. A TPU slice is one accelerator that spans several machines (hosts).
-    If a node is a host of such a slice and its devices are not split, it gets one slot. That slot has no environment
-    variables that select devices, because they would separate this host's chips from the slice.
+    If this node is a host of such a slice and its devices are not split, the result is one slot with all devices. That
+    slot sets no environment variables that select devices.
 
     Args:
-        given: how the devices are split, like `slots` of `share`; or a tuple of slots, which is returned as it is.
+        given: the number of slots; "per-device" for one slot for each device; None for one slot with all devices. A
+            tuple of slots is returned as it is. Without devices, "per-device" and None both mean one slot for each CPU.
         devices: the devices of this node.
         hosts: how many hosts the TPU slice of this node has; 1 if it is not part of a larger slice.
     """

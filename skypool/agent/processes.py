@@ -11,7 +11,7 @@ from skypool.clock import RunningClock
 
 
 def call_it(what: str) -> None:
-    """Set the name of this process in `top` and `ps` to "skypool-" followed by `what`. A failure is ignored.
+    """Set the name of this process in `top` and `ps` to "skypool-" followed by `what`. Does not raise.
 
     Linux keeps only the first 15 characters.
     """
@@ -67,7 +67,7 @@ def descendants(root: int) -> list[int]:
 def kill_descendants(patience: float = 10.0) -> bool:
     """Kill all descendants of this process by SIGKILL, including orphans that it has adopted, until none is left.
 
-    Waits until they have ended. All children of this process are reaped, so that `os.waitpid` finds them no more.
+    Waits until they have ended. All children of this process are reaped, so that `os.waitpid` no longer finds them.
 
     Args:
         patience: seconds after which to give up.

@@ -48,7 +48,7 @@ class SharedPage:
     def deadline(self) -> float:
         """The time at which everything on this node ends, in seconds of `time.monotonic()`.
 
-        The agent moves it, and the keeper (the agent's parent process) enforces it.
+        The agent (the node's main process) moves the deadline, and the keeper (the agent's parent process) enforces it.
         """
         return self._real[_DEADLINE]
 
@@ -60,7 +60,7 @@ class SharedPage:
     def drops(self) -> int:
         """The number of `pool.put()` values that were dropped so far on this node.
 
-        When the number has grown, a worker process reads the packets that name these values.
+        When the number has grown, a worker process reads the packets (messages) that name these values.
         """
         return self._whole[_DROPS]
 
@@ -94,9 +94,9 @@ class SharedPage:
         self._whole[at + _CALL] = call
 
     def run(self, slot: int, now: float) -> None:
-        """Write into the page when the function of the call on `slot` begins, after its arguments were loaded.
+        """Write into the page the time at which the function of the call on `slot` begins.
 
-        Only the call's time is changed, not its id.
+        The worker calls this method when it has loaded the call's arguments. The id of the call in the page stays.
 
         Args:
             slot: the number of the slot (place where one call runs at a time).

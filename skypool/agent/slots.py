@@ -48,17 +48,18 @@ class Slot:
 
     Attributes:
         number: the slot's number on the node, from 0.
-        env: environment variables of its worker.
+        env: environment variables of the slot's worker.
         kind: MAIN or CPU.
         pid: the worker's process id.
-        pidfd: a file descriptor of that process.
+        pidfd: a file descriptor for the worker's process.
         channel: the packet socket to the worker.
-        outputs: for the worker's file descriptors 1 and 2, the read ends of the pipes they write to.
-        waiting: packets for the worker that its socket had no room for, in order. Each is (buffers, file descriptors,
-            True if these file descriptors are closed after sending).
-        pipes: the pipes through which the agent (the node's main process) follows batches of calls.
-        ended: outcomes from these pipes that were not sent to the client yet.
-        tail: the last bytes printed by the call `tail_of`.
+        outputs: a dict from the worker's file descriptors 1 and 2 to the read ends of the pipes that they write to.
+        waiting: packets (messages) for which the worker's socket had no room, in order. Each is (buffers, file
+            descriptors, True if these file descriptors are closed after sending).
+        pipes: the pipes through which the agent (the node's main process) follows batches (several calls in one
+            message).
+        ended: outcomes (results or errors) from these pipes that were not sent to the client yet.
+        tail: the last bytes that the call `tail_of` printed.
         tail_of: the id of the call that printed last; 0 if no call was running then.
         seen: the id of the call that the worker ran at the agent's last check, and the time of the first check that saw
             that call.
@@ -105,10 +106,10 @@ class Slot:
 
 
 class WorkerQueue:
-    """The queue in which calls wait for the next free worker of one kind of slot. It is a pair of packet sockets.
+    """The queue in which calls wait for the next free worker of one kind of slot: a pair of packet sockets.
 
     Attributes:
-        end: the socket into which the agent (the node's main process) puts calls. It does not block.
+        end: the socket into which the agent (the node's main process) puts calls. The socket does not block.
         taken: the socket from which worker processes take calls.
     """
 
@@ -122,10 +123,10 @@ class WorkerQueue:
         self._waiting.register(self.taken, select.POLLIN)
 
     def offer(self, buffers: list[Buffer], fds: list[int]) -> None:
-        """Put a call, or a batch of calls, into the queue as one packet. The next free worker takes it. Does not wait.
+        """Put a call, or a batch of several calls, into the queue. The next free worker takes it. Does not wait.
 
         Args:
-            buffers: the packet.
+            buffers: the packet (message) that has the call or the batch.
             fds: file descriptors to send with it. They stay open here.
 
         Raises:
@@ -136,8 +137,8 @@ class WorkerQueue:
     def take_back(self) -> list[tuple[Frame, list[int]]]:
         """Remove the calls that no worker process has taken, and return them in order. Does not wait.
 
-        Returns a list of (frame of the call or batch, its file descriptors). The caller must close these file
-        descriptors. The list is empty if there are no such calls.
+        Returns a list of (frame (message) of a call or of a batch of calls, its file descriptors). The caller must
+        close these file descriptors. The list is empty if there are no such calls.
         """
         back: list[tuple[Frame, list[int]]] = []
         while True:
@@ -167,7 +168,7 @@ class Slots:
             file descriptor `fd`. With events 0, the loop stops watching `fd`.
 
     Attributes:
-        page: the shared memory, as given.
+        page: the argument `page`.
         counts: the number of slots of each kind on the node: [MAIN slots] or [MAIN slots, CPU slots].
         queues: a `WorkerQueue` for each kind of slot, in the same order.
         all: the slots that have a worker, and those that get one when the agent starts.
@@ -224,13 +225,13 @@ class Slots:
         """Fork the worker process of a slot (place for one call), and watch it in the agent's event loop.
 
         Returns at once in the agent (the node's main process), and never in the worker. The state of an earlier worker
-        of the slot is reset: packets that wait for that worker are dropped.
+        of the slot is reset: packets (messages) that wait for that worker are dropped.
 
         Args:
             slot: the slot. Its attributes are changed to describe the new worker.
-            on_packet: called when a packet from the worker can be read, with the slot.
-            on_output: called when its output can be read, with the slot and 1 for stdout or 2 for stderr.
-            on_death: called when the worker's process has ended, with the slot.
+            on_packet: called with the slot when a packet from the worker can be read.
+            on_output: called when output of the worker can be read, with the slot and 1 for stdout or 2 for stderr.
+            on_death: called with the slot when the worker's process has ended.
 
         Raises:
             OSError: the process could not be forked, or there are too many open files.
@@ -344,10 +345,10 @@ class Slots:
     def interrupt(self, at: float) -> None:
         """Tell all worker processes, also those started later, that the provider takes the machine back.
 
-        The workers wait until a certain pipe is closed, and this method closes that pipe. Call it only once.
+        The workers wait until a certain pipe is closed, and this method closes that pipe. Call this method only once.
 
         Args:
-            at: the time at which the machine goes, in seconds since 1970.
+            at: the time at which the provider takes the machine, in seconds since 1970.
         """
         self.page.interruption = at
         os.close(self._notice_end)
@@ -355,7 +356,7 @@ class Slots:
     # --- packets ---------------------------------------------------------------------------------------------
 
     def tell(self, slot: Slot, buffers: list[Buffer], fds: list[int], give: bool = False) -> None:
-        """Send a packet to the worker process of a slot (place for one call), after packets that wait already.
+        """Send a packet (message) to the worker process of a slot (place for one call), after those that wait already.
 
         Does not wait. If the worker's socket has no room, the packet is kept until a later `retell` sends it. If the
         worker has died, the packet is dropped.
@@ -370,7 +371,7 @@ class Slots:
         self.retell(slot)
 
     def retell(self, slot: Slot) -> None:
-        """Send the packets that wait for a worker process, in order, as far as its socket has room. Does not wait.
+        """Send the packets (messages) that wait for a worker, in order, while its socket has room. Does not wait.
 
         Packets that find no room stay until the next call of this method. If the worker has died, all are dropped.
         """
@@ -388,14 +389,14 @@ class Slots:
                 _close(fds)
 
     def _forget_waiting(self, slot: Slot) -> None:
-        """Drop the packets that wait for a worker, and close the file descriptors that `tell` got with `give=True`."""
+        """Drop the packets (messages) that wait for a worker. Close file descriptors if `tell` was asked to do so."""
         for _, fds, give in slot.waiting:
             if give:
                 _close(fds)
         slot.waiting.clear()
 
     def receive(self, slot: Slot) -> tuple[bytes, list[int]] | None:
-        """Return the next packet of a worker process and the file descriptors that came with it. Does not wait.
+        """Return the next packet (message) of a worker process, and its file descriptors. Does not wait.
 
         Returns None if no packet has arrived, or if the worker has ended and no packet is left.
         """
@@ -419,7 +420,7 @@ class Slots:
         return None
 
     def taken(self) -> dict[int, Slot]:
-        """Return the slots whose worker processes have taken a call, by the id of the call that each took last.
+        """Return a dict from the id of the call that each worker process took last to the worker's slot.
 
         A slot is a place where one call runs at a time. The call may have ended already. Workers that have taken no
         call are left out.
@@ -455,7 +456,7 @@ class Slots:
                 os.killpg(slot.pid, number)
 
     def bury(self, slot: Slot) -> int:
-        """Reap a dead worker process, kill what it left in its process group, and close the agent's files for it.
+        """Reap a dead worker process, kill all that is left in its process group, and close the agent's files for it.
 
         Returns the worker's wait status, as from `os.waitpid`. If the worker is still alive, it is killed, and this
         method waits for its end. Afterwards, `start` can give the slot a new worker.
@@ -502,7 +503,7 @@ def _nothing() -> None:
 
 
 def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:
-    """Send one packet, with file descriptors if there are any.
+    """Send one packet (message), with file descriptors if there are any.
 
     Args:
         to: the socket.

@@ -5,7 +5,7 @@ that each connection of the client starts on the node, by SSH for example. It st
 its own stdin and stdout to it, and waits. So no process stands between client and agent.
 
 The keeper is the parent of the agent and thus of all its workers. When the agent or its lease (the time that the node
-may live) ends, the keeper kills all remaining processes and removes the node's folder.
+may live) ends, the keeper kills all remaining processes. It also removes the node's folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SOCKET = "agent.sock"
 """The name of the agent's Unix socket in its folder."""
 _MOST_WORDS = 3000
-"""The greatest number of bytes of an agent's last error that its client gets."""
+"""If an agent ends with an error, its client gets at most this many bytes of the error's text."""
 _PR_SET_CHILD_SUBREAPER = 36
 """The option of prctl(2) that makes a process the parent of orphaned descendants."""
 _LOOK = 0.5
@@ -59,8 +59,8 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
     - 0 otherwise.
 
     Args:
-        config: an `AgentConfig` as JSON from the client. `config["folder"]` has the agent's socket. The rest is checked
-            only if an agent is started.
+        config: an `AgentConfig` as JSON from the client. `config["folder"]` is the folder with the agent's socket. The
+            rest is checked only if an agent is started.
         start: True to start an agent if there is none. A client that reconnects passes False: the calls of an ended
             agent are lost, and a new agent would hide that.
 
@@ -95,7 +95,7 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
 
 
 def _find() -> socket.socket | None:
-    """Return a connection to the agent whose socket is in the current folder. Returns None if no agent runs there."""
+    """Return a connection to the agent whose socket is in the current folder. Returns None if there is none."""
     agent = socket.socket(socket.AF_UNIX)
     try:
         agent.connect(SOCKET)
@@ -201,7 +201,8 @@ def _plan(config: AgentConfig) -> NodePlan:
     """Detect this machine's devices and state, and return the node's plan. May change a rented machine's hosts file.
 
     The plan splits the devices among slots (places where one call runs at a time). A machine with devices also gets one
-    slot without devices for each CPU. For the hosts file, see `own_name.prepare`.
+    slot without devices for each CPU. In the hosts file, the machine's name gets the address at which other nodes reach
+    the machine.
     """
     from skypool import devices
     from skypool.agent import health, own_name
@@ -228,7 +229,7 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
         plan: the node's configuration and slots.
         listener: the Unix socket at which clients connect.
         page: the memory shared with the keeper (the parent process) and the workers.
-        words: the file descriptor of the file from which the holder (see `connect`) reads the agent's last error.
+        words: the file descriptor of the file for the agent's last error.
     """
     try:
         os.environ.update(plan.env)
@@ -264,9 +265,6 @@ def _watch(agent: int, page: SharedPage) -> str:
     is killed if it still runs `_TO_OBEY` (1) seconds after that. It is also killed `_TO_RENEW` (5) seconds after the
     node's deadline, if the deadline was not moved meanwhile.
 
-    The keeper itself may be frozen and continued at any time (SIGSTOP, SIGCONT). So `signal.sigtimedwait` must not be
-    used here: in CPython 3.11, it can then return an uninitialised signal number.
-
     Args:
         agent: the agent's process id. It must be a child of this process.
         page: the shared memory with the node's deadline.
@@ -277,6 +275,7 @@ def _watch(agent: int, page: SharedPage) -> str:
     clock = RunningClock()
     kill_at = kill_late_at = math.inf
     while True:
+        # not sigtimedwait: CPython 3.11 can return an uninitialised number if SIGSTOP and SIGCONT come meanwhile
         ordered_to_end = signal.sigwaitinfo(wanted).si_signo not in (signal.SIGCHLD, signal.SIGALRM)
         now = clock()
         if ordered_to_end:

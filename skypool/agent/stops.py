@@ -50,7 +50,7 @@ class Stops:
     def cancel(self, id_: int, grace: float) -> None:
         """Mark a call as cancelled, so that the next `look` stops it. Does not wait.
 
-        Does nothing if the call has ended, or must stop already. In the second case, its earlier `grace` stays.
+        Does nothing if the call has ended, or must stop already. The `grace` of the earlier stop then stays.
 
         Args:
             id_: the call's id.
@@ -128,8 +128,8 @@ class Stops:
     def _check_time(self, slot: Slot, now: float) -> None:
         """Ask the call of a slot to stop if it has run longer than its timeout. Pauses of the whole node do not count.
 
-        The call has some seconds to end (`grace` of the configuration) before its worker is killed. Does nothing if the
-        call has ended, has no timeout, or must stop already.
+        The call has some seconds to end (`grace` in the node's configuration) before its worker is killed. Does nothing
+        if the call has ended, has no timeout, or must stop already.
 
         Args:
             slot: the slot (a place where one call runs at a time).
@@ -149,7 +149,7 @@ class Stops:
     def _check_stopped(self, slot: Slot, now: float) -> None:
         """Kill a worker whose process has been frozen, for example by SIGSTOP, for more than `liveness` seconds.
 
-        `liveness` is a value of the configuration. A new worker process then takes the place of the killed one. The
+        `liveness` is a value of the node's configuration. A new worker process takes the place of the killed one. The
         call of the killed worker fails with ConnectionLost, unless it had to stop for another reason already.
 
         Args:

@@ -123,7 +123,7 @@ class Arrivals:
 
 
 class Store:
-    """The functions and `pool.put()` objects of a node by key, and user modules by name, for its workers.
+    """A store of the functions, `pool.put()` objects and user modules of a node, which its workers request.
 
     Args:
         folder: the folder in which modules become files.
@@ -133,8 +133,8 @@ class Store:
         kept: memory of earlier large values, which workers can use again.
 
     Attributes:
-        functions: for each function's key, the header of the frame (message) that it came in, and the contents.
-        objects: for each key of a `pool.put()` object, the header of the frame that it came in, and the contents.
+        functions: a dict from the key of each function to (header of the frame (message) that it came in, contents).
+        objects: a dict from the key of each `pool.put()` object to (header of the frame that it came in, contents).
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Store:
     def drop(self, key: str) -> None:
         """Forget the `pool.put()` object with this key, on the node and in all workers.
 
-        Does not raise if there is no such object. Worker processes forget the object when they next receive packets.
+        Does not raise if there is no such object. Worker processes forget the object when they next receive messages.
         """
         _, value = self.objects.pop(key, ({}, b""))
         if isinstance(value, Blob):
@@ -220,9 +220,8 @@ class Store:
     def fetch(self, slot: Slot, what: str, key: str) -> None:
         """Answer a worker's request at once, or later when the client has sent what the worker needs. Does not wait.
 
-        For a function or object that is neither stored nor announced, the worker process is told at once that the node
-        does not have it. An answer about memory comes with a file descriptor, or without one if no suitable memory is
-        kept.
+        If a function or object is neither stored nor announced, the worker process is told so at once. The answer about
+        memory has a file descriptor of the memory, or none if no suitable memory is kept.
 
         Args:
             slot: the worker's slot (the place where it runs calls).
@@ -253,7 +252,7 @@ class Store:
                 self._ask(Kind.MODULE, {"name": key})
 
     def wait_no_more(self) -> None:
-        """Tell workers that functions and objects which a former client was sending will not arrive.
+        """Tell waiting workers that the functions and objects which a former client was sending will not arrive.
 
         Worker processes that wait for modules are not told: the modules are requested from the new client. Call this
         method when another client has replaced the former one.
@@ -280,7 +279,7 @@ class Store:
         Args:
             slot: the worker's slot (the place where it runs calls).
             what: "function" or "object".
-            key: its key.
+            key: the key of the function or object.
 
         Raises:
             KeyError: the node does not have the function or object.

@@ -1,4 +1,4 @@
-"""Sends a generator's items from a worker process to the client, several in a packet if they come fast."""
+"""Sends a generator's items from a worker process to the client, several in a packet (message) if they come fast."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from skypool.wire import codec
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind
 
 _SHORT = 4096
-"""Text and bytes items of at least this length (in characters or bytes) are serialized one by one, not as they are."""
+"""Text and bytes items of this length (in characters or bytes) or more are serialized one by one."""
 _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
-"""Types of items that are sent as they are, many in one pickle."""
+"""Types of items that are pickled many at a time. Items of other types are serialized one by one."""
 
 
 class Channel(Protocol):
@@ -27,10 +27,11 @@ class Sender:
     """A sender of the items of one generator call, from its worker process to the agent (the node's main process).
 
     Args:
-        channel: the connection to the agent, through which packets come and go.
+        channel: the connection to the agent, through which packets (messages) come and go.
         call: the call's id.
         name: the function's name, for messages.
-        window: how many bytes of items may be sent that the client has not taken yet. With more, the generator waits.
+        window: how many bytes of items may be sent that the client has not taken yet. If more bytes would be on the
+            way, the generator waits.
     """
 
     def __init__(self, channel: Channel, call: int, name: str, window: int) -> None:
@@ -49,8 +50,8 @@ class Sender:
     def send_all(self, items: Any) -> Any:
         """Send all items, and return the generator's return value (None for other iterators).
 
-        A separate thread sends the packets, so that the generator can go on. Returns when all items were sent; the
-        client may not have taken them yet. Call this method once. A generator is closed at the end in any case.
+        A separate thread sends the items, so that the generator can go on. Returns when all items were sent; the client
+        may not have taken them yet. Call this method once. A generator is closed at the end in any case.
 
         Args:
             items: an iterable or an asynchronous iterator.
@@ -81,7 +82,7 @@ class Sender:
                 raise self._failure
 
     def _put(self, item: Any) -> None:
-        """Add an item to the next packet. Wait while that packet is full, or until the client has taken enough items.
+        """Add an item to the next packet (message). Wait while it is full, or until the client has taken enough items.
 
         A large item is sent in a packet of its own.
 
@@ -112,7 +113,7 @@ class Sender:
                 self._ready.wait()
 
     def _put_large(self, buffers: list[Any], size: int) -> None:
-        """Send an item in a packet of its own, after the earlier items. Wait until the client has room for it.
+        """Send an item in a packet (message) of its own, after the earlier items. Wait while the client has no room.
 
         Args:
             buffers: the serialized item.
@@ -128,7 +129,7 @@ class Sender:
         self._channel.send(Kind.YIELD, {"id": self._call, "seq": self._count, "single": 1, "lens": lens}, buffers)
 
     def _note(self, size: int) -> None:
-        """Note that a packet of `size` bytes is sent, whose items the client has not taken yet.
+        """Note that a packet (message) of `size` bytes is sent, whose items the client has not taken yet.
 
         The items of the packet must have been counted in `_count` before.
         """
@@ -136,7 +137,7 @@ class Sender:
         self._underway += size
 
     def _send_batches(self) -> None:
-        """Send the items that are ready, one packet after the other, until the stream is closed and all are sent.
+        """Send ready items, in one packet (message) after the other, until the stream is closed and all are sent.
 
         Runs in the thread that sends. An exception is kept, and `send_all` raises it in the call's thread.
         """
@@ -178,7 +179,7 @@ class Sender:
                     self._underway -= self._sent.pop(0)[1]
 
     def _is_credit(self, f: Frame) -> bool:
-        """Return True if a packet says how many items of this call's stream the client has taken."""
+        """Return True if a packet (message) says how many items of this call's stream the client has taken."""
         return f.kind == Kind.CREDIT and f.header["id"] == self._call
 
 

@@ -17,9 +17,9 @@ from skypool.wire.frames import Buffer, Kind, frame
 
 
 class Unacknowledged:
-    """A store of the outcomes, stream items and output that the client has not acknowledged.
+    """A store of the outcomes (results or errors), stream items and output that the client has not acknowledged.
 
-    Everything added is also sent at once if a client is connected.
+    If a client is connected, everything that is added is also sent at once.
 
     Args:
         kept: takes over the memory of large values that were acknowledged, to use it again.
@@ -41,7 +41,7 @@ class Unacknowledged:
     def on_written(self, told: dict[str, Any], fds: list[int], wanted: bool) -> None:
         """Note how much of a large value a worker process has written, so that this part can be sent.
 
-        When the first packet about a value comes from the worker process, the sending of that value begins.
+        When the first packet (message) about a value comes from the worker process, the sending of that value begins.
 
         Args:
             told: the header of the worker's packet: the call's id, the item's number, the bytes written and the size.
@@ -64,7 +64,7 @@ class Unacknowledged:
         Args:
             call: the call's id.
             seq: 0 for an outcome, else the number of the last item.
-            blob: the value. This object closes its file descriptor.
+            blob: the value. Its file descriptor is closed here once it is no longer needed.
         """
         large = Large(call, call if seq == 0 else f"{call}:{seq}", blob, 0, None)
         self._begun[call] = (seq, large)
@@ -81,7 +81,7 @@ class Unacknowledged:
     def add(self, call: int, seq: int, buffers: list[Buffer], whole: bool = False) -> None:
         """Keep and send an outcome (result or error) or stream items of a call.
 
-        They are kept until the client acknowledges them.
+        The outcome or items are kept until the client acknowledges them.
 
         Args:
             call: the call's id.
@@ -114,7 +114,7 @@ class Unacknowledged:
     def add_together(self, calls: list[int], buffers: list[Buffer]) -> None:
         """Keep and send the outcomes (results or errors) of several calls.
 
-        Each is kept until the client acknowledges it.
+        Each outcome is kept until the client acknowledges it.
 
         Args:
             calls: the ids of the calls.
@@ -178,7 +178,7 @@ class Unacknowledged:
             self._kept.give(large.blob)
 
     def resend(self, connection: Connection) -> None:
-        """Use a new connection from now on. Send over it everything that was not acknowledged.
+        """Use a new connection from now on, and send everything that was not acknowledged over this connection.
 
         Printed output is sent first. A large value that a worker process still writes is sent again from its beginning.
         """
@@ -198,7 +198,7 @@ class Unacknowledged:
         return (call, 0) in self._frames or call in self._together
 
     def knows_any(self, calls: list[int]) -> bool:
-        """Return True if the outcome (result or error) of at least one of these calls is kept here (see `knows`).
+        """Return True if the outcome (result or error) of at least one of these calls is kept here.
 
         Returns False for an empty list.
         """

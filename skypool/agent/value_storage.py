@@ -27,8 +27,8 @@ class Blob(NamedTuple):
     """A large value in memory or in a file.
 
     Attributes:
-        fd: the file descriptor of the memory or file that contains it.
-        size: its length in bytes.
+        fd: the file descriptor of the memory or file that contains the value.
+        size: the length of the value in bytes.
     """
 
     fd: int
@@ -47,7 +47,9 @@ class SpareMemory:
         self._since = 0.0
 
     def give(self, blob: Blob) -> None:
-        """Take over the memory of a value that is no longer needed. Memory that was kept before is given to the system.
+        """Take over the memory of a value that is no longer needed.
+
+        Memory that was kept before is given back to the system.
 
         If the value is a file on a disk, too small or too large, its file descriptor is closed instead. In that case,
         memory that was kept before stays. The caller must not use the value's file descriptor any more.
@@ -101,8 +103,8 @@ def create_storage(
 ) -> int:
     """Return a file descriptor of memory or of an unnamed file, with room for `size` bytes.
 
-    It is memory if the value is small enough for that, else a file. The file position is 0. The contents are gone when
-    the file descriptor is closed.
+    Memory is used if the value is small enough, else a file. The file position is 0. The contents are gone when the
+    file descriptor is closed.
 
     Args:
         size: the number of bytes.
@@ -136,8 +138,8 @@ def create_storage(
 def _memory_room(size: int) -> int:
     """Return the greatest size in bytes of a value that may be kept in memory.
 
-    This is half of the memory that is available now. It is `_SMALL` (16 MiB) if `size` is at most `_SMALL`, or if the
-    system does not report its memory.
+    The result is half of the memory that is available now. For a `size` of at most `_SMALL` (16 MiB), or if the system
+    does not report its memory, the result is `_SMALL`.
 
     Args:
         size: the size in bytes of the value to be kept.

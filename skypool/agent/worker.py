@@ -64,8 +64,8 @@ class Worker:
         pipes: the pipes through which the agent follows the calls of a batch (several calls in one packet).
         herald: calls `on_interruption` of the running call when the provider announces that it takes the machine back.
         page: the memory shared with the agent, with the state of each slot.
-        folder: the folder for large values; see `WorkerChannel`.
-        spool_memory: the size in bytes of the largest value kept in memory; see `WorkerChannel`.
+        folder: the folder for values that are too large for memory.
+        spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Worker:
 
         - The agent (the node's main process) has ended.
         - A call was cancelled.
-        - A call needed a fresh process or has removed modules, so that a new worker process must replace this one.
+        - A call needed a fresh process or has removed modules. A new worker process then replaces this one.
         - This is a child process that a call forked.
         """
         self._settle_in()
@@ -182,15 +182,16 @@ class Worker:
         return (parse_frame(memoryview(self._buffer)[:n]) if n else None), fds
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
-        """Return the buffers (serialized arguments or contents) of a packet from the agent (the node's main process).
+        """Return the serialized arguments or contents in a packet (message) from the agent, as buffers.
 
-        A large value is not copied: its memory or file is mapped, and changes stay private to this process. Several
-        small buffers are copied. A single small buffer is a view of the packet. It must be unpickled before the next
-        packet is received, which overwrites it.
+        The agent is the node's main process. A large value is not copied: its memory or file is mapped, and changes
+        stay private to this process. Several small buffers are copied. A single small buffer is a view of the packet.
+        Use it before the next packet is received, which overwrites it.
 
         Args:
             packet: the packet.
-            fds: the file descriptors that came with it. A large value is in the first one, which is closed here.
+            fds: the file descriptors that came with it. The first file descriptor has a large value if there is one,
+                and is closed here.
         """
         lengths = packet.header["lens"]
         if "blob" in packet.header:
@@ -246,7 +247,9 @@ class Worker:
         return self._objects[key]
 
     def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended] | None:
-        """Return (name, function) for this key. At the first use, the function is fetched from the agent and unpickled.
+        """Return (name, function) for the key of a function.
+
+        At the first use, the function is fetched from the agent and unpickled.
 
         Returns None if a module that this process has imported has changed on the client. Only a new process can import
         the changed module.
@@ -273,7 +276,7 @@ class Worker:
     # --- one call --------------------------------------------------------------------------------------------
 
     def _serve_all(self, packet: Frame) -> None:
-        """Run the calls of one frame (message) in order, except those that the agent takes back before they begin.
+        """Run the calls of one frame (message) in order. Leave out calls that the agent takes back before they begin.
 
         Stops early if the agent (the node's main process) has taken back the rest, or if this process must be replaced.
         In the second case, the agent queues the other calls again. At the end, the agent is asked to read the results
@@ -301,7 +304,7 @@ class Worker:
         Args:
             id_: the call's id.
             packet: the frame (message) that the call came in.
-            fds: the file descriptors that came with it.
+            fds: the file descriptors that came with the frame.
             part: the call's arguments if the frame has several calls; None if the call came alone.
 
         Returns:
@@ -363,10 +366,10 @@ class Worker:
     def _note_end(self, end: bytes) -> None:
         """Write the outcome (result or error) of a call to the pipe that the agent (the node's main process) reads.
 
-        The agent is asked to read the pipe when over `_UNTOLD` (16 Ki) bytes were written since it was asked last.
+        The agent is asked to read the pipe when over `_UNTOLD` (16 Ki) bytes were written since the last such request.
 
         Args:
-            end: the outcome in the form that `frames.end_of` returns.
+            end: the outcome, serialized by `frames.end_of`.
         """
         self._pipes.end(end)
         self._untold += len(end)
@@ -428,7 +431,7 @@ class Worker:
         return codec.Captured(value, end())
 
     def _answer(self, id_: int, ok: bool, buffers: list[Buffer], seconds: float) -> None:
-        """Send the outcome (result or error) of a call to the agent, in a packet of its own.
+        """Send the outcome (result or error) of a call to the agent, in a packet (message) of its own.
 
         If there is no room for a large outcome, a SpoolFull error is sent in its place, and nothing is raised.
 
@@ -457,7 +460,7 @@ class Worker:
             )
 
     def _pull(self, number: int) -> Any:
-        """Ask the client for the next item of one of the running call's iterator arguments, wait for it, and return it.
+        """Ask the client for the next item of the running call's iterator argument. Wait for the item, and return it.
 
         Args:
             number: the number of the iterator argument.

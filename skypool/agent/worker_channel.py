@@ -1,6 +1,7 @@
-"""Sends and receives a worker's packets to and from the agent, the main process of a node.
+"""Sends and receives a worker's packets (messages) to and from the agent, the main process of a node.
 
-A large value is not in a packet. It is in memory or in a file, and the file descriptor of that is sent with a packet.
+A large value is not in a packet. The value is in memory or in a file, and the file descriptor of the memory or file is
+sent with a packet.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class WorkerChannel:
     Attributes:
         socket: the packet socket.
         call: the id of the running call, 0 for none. Packets for other calls are dropped, except answers to `fetch`.
-        arrived: packets that no thread has taken yet, with their file descriptors.
+        arrived: packets (messages) that no thread has taken yet, with their file descriptors.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class WorkerChannel:
         self._waiting.register(agent, select.POLLIN)
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None:
-        """Send a packet to the agent (the node's main process). Waits while the socket is full.
+        """Send a packet (message) to the agent (the node's main process). Waits while the socket is full.
 
         If the buffers exceed `INLINE` (64 Ki) bytes together, they are first written to memory or to a file. The packet
         then has their size in place of a body.
@@ -82,7 +83,7 @@ class WorkerChannel:
 
         Args:
             call: the id of the call that the value belongs to.
-            seq: 0 for the call's outcome, else the number of the stream item.
+            seq: 0 for the call's outcome (result or error), else the number of the stream item.
             buffers: the value.
             total: the size of the value in bytes, with padding.
 
@@ -107,7 +108,7 @@ class WorkerChannel:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
-        """Ask the agent for the memory of an earlier value, wait for the answer, and return the file descriptor of it.
+        """Ask the agent for memory of an earlier value, wait for the answer, and return the memory's file descriptor.
 
         Returns None if the agent (the node's main process) has no memory that fits. If `size` is below `WORTH_KEEPING`
         (4 Mi) bytes, returns None without asking.
@@ -118,14 +119,14 @@ class WorkerChannel:
         return fds[0] if fds else None
 
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]:
-        """Wait for a packet from the agent for which `wanted` returns True. Return the packet and its file descriptors.
+        """Wait for a packet (message) from the agent that `wanted` accepts. Return the packet and its file descriptors.
 
         There is no time limit. Several threads may wait at the same time. The process ends with status 0 if the agent
         (the node's main process) is gone.
 
         Args:
-            wanted: called with a packet, maybe more than once for the same one. Packets for which it returns False are
-                kept for other threads.
+            wanted: called with a packet, maybe more than once for the same packet. Returns True to accept the packet.
+                Packets that it does not accept are kept for other threads.
         """
         while True:
             with self._reading:
@@ -137,7 +138,7 @@ class WorkerChannel:
                     self._take_in()
 
     def drain(self) -> None:
-        """Receive the packets that have arrived, without waiting for more, and keep them for `receive`.
+        """Receive the packets (messages) that have arrived, without waiting for more, and keep them for `receive`.
 
         Keys of `pool.put()` values that must be forgotten are passed to `on_drop`. The process ends if the agent (the
         node's main process) is gone.
@@ -147,13 +148,13 @@ class WorkerChannel:
                 self._take_in()
 
     def forget_arrived(self) -> None:
-        """Drop the packets that no thread has taken, and close their file descriptors."""
+        """Drop the packets (messages) that no thread has taken, and close their file descriptors."""
         while self.arrived:
             for fd in self.arrived.pop()[1]:
                 os.close(fd)
 
     def _take_in(self) -> None:
-        """Wait for one packet, and keep it in `arrived` unless it is for another call.
+        """Wait for one packet (message), and keep it in `arrived` unless it is for another call.
 
         A packet that names a `pool.put()` value to forget is passed to `on_drop`. The process ends with status 0 if the
         agent (the node's main process) is gone. The caller must hold the lock `_reading`.
@@ -172,11 +173,11 @@ class WorkerChannel:
             os.close(fd)
 
     def fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
-        """Ask the agent for something, wait for the answer, and return its packet and file descriptors.
+        """Ask the agent for a function, object, module or memory. Return the answer: its packet and file descriptors.
 
-        If the agent (the node's main process) lacks the function, object or module, the packet's header has
-        `"found": False`. If it lacks memory, the list of file descriptors is empty. The process ends if the agent is
-        gone.
+        Waits for the answer. If the agent (the node's main process) lacks the function, object or module, the packet's
+        header has `"found": False`. If it lacks memory, the list of file descriptors is empty. The process ends if the
+        agent is gone.
 
         Args:
             what: "function", "object" (a value of `pool.put()`), "module" or "memory" (of an earlier large value).

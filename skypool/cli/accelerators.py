@@ -1,6 +1,6 @@
 """The commands `skypool accelerators` (with `list` and `compare`) and `skypool suggest`.
 
-They look things up in the hardware catalogue that is part of skypool.
+These commands read only the hardware catalogue that is part of skypool.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def in_full(args: list[str]) -> list[str]:
-    """Return the arguments of the program. The word `list` is inserted after `accelerators` if no command follows.
+    """Return the program's arguments, with `list` inserted after `accelerators` if no command follows.
 
     `accelerators H100 --json` becomes `accelerators list H100 --json`. Nothing is inserted if `list`, `compare` or
     `--help` follows. Arguments of other commands are returned unchanged.

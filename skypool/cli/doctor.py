@@ -1,4 +1,4 @@
-"""`skypool doctor`: checks this machine, and the providers that are set up on it. It rents nothing."""
+"""`skypool doctor`: checks this machine, and the providers that are set up on it. Nothing is rented."""
 
 from __future__ import annotations
 

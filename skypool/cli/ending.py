@@ -24,7 +24,7 @@ Providers = Annotated[
     list[str] | None, typer.Option("--provider", "-p", help="Ask only this provider (repeatable). Default: all.")
 ]
 _NOT_SET_UP = (UsageError, CredentialsError, ImportError)
-"""Errors of a provider that this user has not set up."""
+"""Types of errors that occur if this user has not set up a provider."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -103,7 +103,7 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:
     """Return the drivers (objects that talk to one provider) of the pools in these records.
 
-    A driver that several pools used is returned once. If one of the drivers cannot be made again, an empty list is
+    A driver that several pools use is returned once. If one of the drivers cannot be made again, an empty list is
     returned and an error is printed on stderr.
 
     Args:
@@ -118,9 +118,9 @@ def _drivers_of(records: Sequence[Record]) -> list[Driver]:
 
 
 def _of_others(found: Sequence[Found], records: Sequence[Record]) -> list[Found]:
-    """Return all of `found` if the ledger on this computer does not know one of its machines. Else return [].
+    """Return all of `found` if at least one of the found machines is not in the ledger on this computer, else [].
 
-    Such a machine was rented by another client of this user. It may be ended, because the user named its pool.
+    Such a machine was rented by another client of this user.
 
     Args:
         found: what the providers have of a pool: machines and other resources. Only the machines are looked up.

@@ -1,7 +1,7 @@
 """The commands `skypool ps` (running machines and their cost) and `skypool cost` (money spent).
 
-Both read only the ledger on this machine, the file in which skypool records pools and their costs. No provider is
-asked.
+Both commands read only the ledger on this machine, the file in which skypool records pools and their costs. No provider
+is asked.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _is_over(record: Record, now: float) -> bool:
     """Return True if a pool costs nothing, its client has left it, and its lease ended more than a minute ago.
 
     The lease is the time that nodes live on without their client. The nodes of such a pool have ended themselves. A
-    pool is not over while an order of it has no answer.
+    pool is not over while one of its orders has no answer.
 
     Args:
         record: the ledger's record of the pool.
@@ -182,7 +182,7 @@ def cost(
 
 _HEADINGS = {"pool": ["pool", "started", "state", "instances", "instance_hours", "usd"], "day": ["day", "usd"]}
 _Rows = list[tuple[tuple[object, ...], float]]
-"""For each row, its first cells and its cost in USD."""
+"""The rows of a table of costs. Each row is (the cells before the cost, the cost in USD)."""
 
 
 def _part(line: Line, start: float) -> bool:

@@ -19,7 +19,7 @@ from skypool.errors import UsageError
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _KEPT = (".py", ".toml", ".md", ".csv", ".typed")
-"""File name endings of the template's files. Other files there, such as bytecode, are not copied."""
+"""File name endings of the template's files. Files with other endings, such as bytecode, are not copied."""
 
 
 def add_to(app: typer.Typer) -> None:

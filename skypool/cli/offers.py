@@ -60,7 +60,7 @@ def offers(
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the machines that providers offer now, the best first.
+    """List the machines that providers offer now, in the order that --order-by names.
 
     Without --market, both on-demand and spot offers are listed.
     """
@@ -124,7 +124,7 @@ def _node(
     Args:
         market: the market to use if --spot was not given.
         spot: True if --spot was given.
-        said: the value of --market, or None if it was not given. It is compared with --spot.
+        said: the value of --market; None if --market was not given. Used to check that --spot and --market agree.
         region, max_price, vcpus, memory, disk, arch: the values of these options.
 
     Raises:
@@ -177,12 +177,12 @@ def _planned(
 
     Args:
         names: the providers to ask. If None or empty, all installed providers that need no settings are asked.
-        accelerators: accelerators of which a node must have one kind, such as "H100:8". If None or empty, the offers
-            may have any accelerators, or none.
+        accelerators: accelerators to choose from, such as "H100:8". Each node gets one of them. If None or empty, the
+            offers may have any accelerators, or none.
         terms: further arguments of `plan`.
 
     Returns:
-        The plan, and a dict from the names of the providers that could not be set up to their errors. The dict is empty
+        The plan, and a dict from the name of each provider that could not be set up to its error. The dict is empty
         if `names` are given.
 
     Raises:

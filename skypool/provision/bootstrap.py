@@ -1,8 +1,7 @@
 """Sets up a machine over SSH: connects, sends the script, the files and the secrets, and follows the steps to the end.
 
-One connection is used for all of this. At the end, the shell that ran the steps becomes the loader, the program that
-starts the agent (the process that runs calls). `skypool_images.steps.assemble` describes the lines that the script
-prints.
+All of this uses one connection. At the end, the shell that ran the steps becomes the loader, the program that starts
+the agent (the process that runs calls). `skypool_images.steps.assemble` describes the lines that the script prints.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from skypool.wire.transport import CommandStream, Transport, refusal
 from skypool_images.payload import Packed
 
 _BLOCK = 4096
-"""Bytes that `dd` on the machine reads at a time. Everything that is sent is padded to a multiple of it."""
+"""Bytes that `dd` on the machine reads at a time. Everything that is sent is padded to a multiple of this number."""
 _CHUNK = 256
 """Number of blocks (1 MiB in all) after which the machine asks its guard for more time.
 
@@ -34,11 +33,11 @@ The guard is the process that ends the machine when its lease is over. On a slow
 _TAIL = 30
 """Number of output lines of a step that an error shows."""
 _LONGEST = 1 << 20
-"""Bytes of an unfinished line that are kept before they are passed on as a line."""
+"""The greatest number of bytes of an unfinished line that are kept. After that, they are passed on as a line."""
 _KNOCK_TIMEOUT = 30.0
 """Seconds that a shell on the machine has to answer one attempt to connect."""
 _ALIVE = 5
-"""Seconds between two signs of life that a machine prints."""
+"""Seconds between two signs of life that a machine prints during its setup."""
 _SAY_EVERY = 1.0
 """Shortest time in seconds between two progress events about the files that are sent."""
 
@@ -54,10 +53,10 @@ class SetupBundle:
         payload: archive of the files that the script needs; None if the script needs no files.
         home: folder on the machine where the image's software is installed.
         settings: environment variables of the script.
-        secrets: more environment variables of the script. They are sent over the stream, and are never in a file or a
-            command line.
-        guest: name and owner of the pool, if the pool takes the machine for itself. Other pools that want the machine
-            get this text as an answer. "" if several pools may share the machine.
+        secrets: more environment variables of the script. They are sent over the connection, and are never in a file or
+            a command line.
+        guest: text with name and owner of the pool, if the pool takes the machine for itself. Other pools that want the
+            machine get this text as an answer. "" if several pools may share the machine.
         guard: path of a file on a machine that ends itself. Each write to the file postpones that end. "" if the
             machine does not end itself in this way.
         lease: seconds from each such write until the machine ends itself.
@@ -75,7 +74,7 @@ class SetupBundle:
     def stage(self) -> bytes:
         """Return the shell program that is sent to the machine first. The program reads all else from its stdin.
 
-        It contains the settings, but no secrets and no files. It is padded with newlines to a fixed length.
+        The program contains the settings, but no secrets and no files. It is padded with newlines to a fixed length.
 
         Raises:
             UsageError: the program is too long, for example because of long settings.
@@ -142,14 +141,14 @@ def _blocks(data: bytes) -> int:
 
 
 async def reach(access: Access, setup: SetupBundle, node: int) -> CommandStream:
-    """Connect to a machine that may still boot, and return the stream when a shell there answers.
+    """Connect to a machine that may still be booting, and return the stream when a shell on the machine answers.
 
     Failed attempts are repeated with random pauses of up to 3 s, within the limits below. The limits count from the
     first attempt.
 
     Args:
         access: how the machine is reached.
-        setup: what is sent to the machine. Each attempt sends the first shell program of it.
+        setup: what is sent to the machine. Each attempt sends the first shell program of `setup`.
         node: number of the node, for error messages.
 
     Raises:
@@ -231,8 +230,8 @@ async def _line(stream: CommandStream) -> str:
 async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: int, silence: float, tell: Tell) -> str:
     """Run the setup script on a machine that `reach` connected, and return the path of the Python for the agent.
 
-    The agent is the process that runs calls there. Afterwards the loader, the program that starts the agent, runs at
-    the other end of the stream. If the setup fails or is cancelled, the stream is closed.
+    The agent is the process that runs calls on the machine. Afterwards the loader, the program that starts the agent,
+    runs at the other end of the stream. If the setup fails or is cancelled, the stream is closed.
 
     Args:
         stream: the stream that `reach` returned.
@@ -268,7 +267,7 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
 
 
 async def _send(stream: CommandStream, data: bytes, course: _Course, node: int) -> None:
-    """Send `data` to the machine. Return when all bytes are handed to the connection.
+    """Send `data` to the machine. Return when the connection has accepted all bytes.
 
     Raises:
         ConnectionLost: the connection broke.
@@ -304,7 +303,7 @@ async def _send_files(stream: CommandStream, files: Packed, course: _Course, poo
 async def _lines(
     stream: CommandStream, setup: SetupBundle, course: _Course, silence: float, node: int
 ) -> AsyncIterator[str]:
-    """Send the script and the secrets, then yield the lines that the machine prints until it closes the stream.
+    """Send the script and the secrets, then yield the lines that the machine prints until the stream ends.
 
     Lines are decoded as UTF-8, without the newline. A line of more than 1 MiB is yielded in parts. An incomplete last
     line is dropped.
@@ -348,7 +347,7 @@ async def _lines(
 
 
 class _Course:
-    """The progress of one bootstrap, read from the lines that the script prints. It emits an event for each step.
+    """The progress of one bootstrap, read from the lines that the setup script prints. Each step causes an event.
 
     Args:
         pool: name of the pool, for events.

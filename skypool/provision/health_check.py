@@ -12,7 +12,7 @@ from skypool.devices.device import Device
 from skypool.wire.handshake import NodeHealth
 
 CLOCK_SKEW = 30.0
-"""Seconds that a node's clock may differ from the client's. With more, certificates and signed requests may fail."""
+"""Seconds that a node's clock may differ from the client's. Beyond that, certificates and signed requests may fail."""
 
 
 def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib: float = 1.0) -> list[str]:
@@ -23,7 +23,7 @@ def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib:
 
     Args:
         bought: accelerator that the offer promised; None if the offer promised no accelerator.
-        report: what the agent (the process that runs calls there) found on the node.
+        report: what the agent (the process on the node that runs calls) found on the node.
         now: the client's time when the report came, in seconds since 1970.
         disk_gib: disk space that must be free, in GiB.
     """

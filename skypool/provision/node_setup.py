@@ -24,7 +24,7 @@ class NodeSetup:
         terms: the pool's request: its image, name and lease.
 
     Attributes:
-        secrets: values of the image's secrets by name; empty before `pack`.
+        secrets: a dict from the name of each secret of the image to its value; empty before `pack`.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -49,9 +49,8 @@ class NodeSetup:
     def bundle_for(self, access: Access, instance: Instance) -> SetupBundle | None:
         """Return what a machine needs before its agent (the process that runs calls) can start.
 
-        Returns None if nothing is needed. That is so if all of these hold: the machine has a known Python, the image
-        asks for nothing else, and several pools may share the machine. A secret is included only if the installation of
-        packages needs it.
+        Returns None if nothing is needed: the machine has a known Python, the image asks for nothing else, and several
+        pools may share the machine. A secret is included only if the installation of packages needs it.
 
         Args:
             access: how the machine is reached.

@@ -24,7 +24,8 @@ from skypool.wire.handshake import AgentConfig
 
 _LEFT_OUT = ("cli",)
 _SENT = (".py", ".csv", ".json", ".sh")
-"""The endings of files that are sent: modules, and the tables and programs that they read."""
+"""File name endings of the files that nodes get: Python modules, and the tables and programs that these modules read.
+"""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 _STAGE_BYTES = 8192
@@ -36,19 +37,19 @@ Long or secret text is sent this way, because a command line is limited in lengt
 """
 
 ALIVE = b"@alive!\n"
-"""The line that a client sends regularly during a machine's setup, to show that it is still there.
+"""The line that a client sends regularly during a machine's setup, to show that the client is still there.
 
 Some of these lines may still be unread when the loader, the next program on the connection, starts.
 """
 
 LOADER = (files("skypool") / "agent" / "loader.py").read_text("utf-8")
-"""The Python program that starts on every connection. It asks for the zip of skypool if the node does not have it."""
+"""The Python program that starts on every connection. It asks for the zip of skypool if the node lacks the zip."""
 
 
 def staged(text: str) -> bytes:
     """Return shell text for the beginning of a connection: encoded as UTF-8, and padded with newlines to 8192 bytes.
 
-    A connection begins with the command `STAGE`, a shell that reads exactly so many bytes and runs them as a program.
+    A connection begins with the command `STAGE`, a shell that reads exactly 8192 bytes and runs them as a program.
     Bytes that are sent later are the stdin of that program.
 
     Raises:
@@ -64,7 +65,7 @@ def staged(text: str) -> bytes:
 
 
 def assigned(values: Mapping[str, object]) -> str:
-    """Return shell text that sets these variables, one on each line, with quoted values.
+    """Return shell text that sets these shell variables, one on each line, with quoted values.
 
     Names are not quoted or checked. Returns "" for no variables.
     """
@@ -74,8 +75,8 @@ def assigned(values: Mapping[str, object]) -> str:
 def padded(data: bytes, block: int) -> bytes:
     """Return `data` with newlines added up to a multiple of `block` bytes.
 
-    The program `dd` on a node reads the data in such blocks. Data that has such a length already, also b"", is returned
-    unchanged.
+    The program `dd` on a node reads the data in such blocks. If the length is a multiple already, also for b"", `data`
+    is returned unchanged.
     """
     return data + b"\n" * (-len(data) % block)
 
@@ -87,7 +88,8 @@ def agent_starter(python: str, home: str) -> str:
 
     Args:
         python: the path of the interpreter on the node; "" for the interpreter that the node's setup found.
-        home: the folder of skypool's files on the node. The setup wrote the path of the interpreter to a file there.
+        home: the folder of skypool's files on the node. The setup wrote the path of the interpreter to a file below
+            this folder.
     """
     word = shlex.quote(python) if python else f'"$(cat {shell_path(home)}/boot/python)"'
     return f"exec {word} -c {shlex.quote(LOADER)}"
@@ -121,7 +123,7 @@ def bundle() -> Bundle:
     The zip is kept in the user's cache folder for later processes, and in this process after the first call.
 
     Raises:
-        ImportError: one of these is not installed here, or is a single file instead of a package.
+        ImportError: skypool, a driver or cloudpickle is not installed here, or is a single file instead of a package.
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
@@ -167,9 +169,9 @@ def _sources() -> list[tuple[str, bytes]]:
 
 
 def _pack(sources: dict[str, bytes]) -> bytes:
-    """Return a zip of these files, given as contents by path.
+    """Return a zip of these files. `sources` is a dict from the path of each file in the zip to its contents.
 
-    Each module also has its bytecode, for a fast start. The sources are there so that tracebacks show lines.
+    For each module, the zip has the source and the bytecode.
 
     Raises:
         SyntaxError: a ".py" file cannot be compiled.
@@ -187,14 +189,17 @@ def _pack(sources: dict[str, bytes]) -> bytes:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    """Return a compressed zip entry with a fixed date, so that the same sources make the same zip."""
+    """Return the zip entry (name and settings) for a compressed file.
+
+    The date in the entry is fixed, so that the same sources make the same zip.
+    """
     entry = zipfile.ZipInfo(name, _EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
     return entry
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Write the zip to the cache for later processes, which see the complete file or none.
+    """Write the zip to the cache for later processes, which see the complete zip or none.
 
     A failure is ignored. The zip is then made again by the next process.
     """
@@ -210,8 +215,8 @@ def _keep(path: Path, data: bytes) -> None:
 def prelude(config: AgentConfig, start: bool) -> bytes:
     """Return the first bytes that the loader reads: the length of a JSON text in 8 characters, and that text.
 
-    The loader is the Python program that starts the agent on a node. The text has the agent's configuration, the zip's
-    hash and size, and this Python's version.
+    The loader is the Python program that starts the agent on a node. The text has the agent's configuration, the hash
+    and size of the zip of skypool, and this Python's version.
 
     Args:
         config: the agent's configuration.

@@ -24,7 +24,7 @@ from skypool.wire.pickling import SCRIPT
 _LONGEST_NAME = 500
 """The greatest length in characters of a module's name that is searched.
 
-Longer names cannot be names of files, and a search takes longer with each dot in the name.
+A module with a longer name counts as not found.
 """
 _MISSING_FOR = 5.0
 """Seconds for which skypool does not search again for a module that it did not find."""
@@ -34,9 +34,10 @@ _MOST_MISSING = 500
 Each of them costs a search on the disk.
 """
 _MOST_ANSWERS = 2000
-"""The number of times that a node may ask for the same module at once. Each of its workers may ask separately."""
+"""The number of times that a node may ask for the same module in a burst. Each worker of the node may ask separately.
+"""
 _ANSWERS_A_SECOND = 50
-"""The number of further times every second that a node may ask for the same module.
+"""The number of times each second that a node may ask for the same module after a burst.
 
 New workers ask for a module again when old workers have died.
 """
@@ -140,7 +141,7 @@ def _source(path: str, loader: Any) -> bytes:
 
 
 class Lender:
-    """A finder of the user's own modules for one node that asks for them. It limits how often the node may ask.
+    """A finder of the user's own modules for one node that asks for them. The finder limits how often the node may ask.
 
     A module is searched once, and again when its file has changed. A name that was not found is searched again after
     `_MISSING_FOR` (5) seconds.
@@ -211,8 +212,8 @@ class Lender:
 def _stamp_of(name: str) -> tuple[int, int] | None:
     """Return (time of change in nanoseconds, size in bytes) of the file of the module with this name.
 
-    For a module in a zip, the file is the zip. The module need not be loaded. Returns None if there is no such module
-    or file.
+    For a module in a zip, the values are those of the zip. The module need not be loaded. Returns None if there is no
+    such module or file.
     """
     origin, _, loader = _locate(name)
     try:
