@@ -48,7 +48,7 @@ _GROW_AGAIN_AT_MOST = 300.0
 
 
 class PoolEngine:
-    """The engine of one pool: it performs the actions of the state machine, and reports their results to it.
+    """The engine of one pool: it performs the actions of the state machine `lifecycle`, and reports the results back.
 
     It has the rented machines, the links (connections) to the nodes, and the dispatch, which sends calls to nodes. All
     methods run in the engine's thread, which is that of `skypool.event_loop`, unless they say otherwise.
@@ -115,8 +115,8 @@ class PoolEngine:
     async def start(self) -> None:
         """Rent the machines and set them up, or take over those of another process. Return when the pool is ready.
 
-        If this task is cancelled, rented machines are ended before CancelledError is raised. Machines that were to be
-        taken over keep running.
+        If the task that runs this method is cancelled, rented machines are ended before CancelledError is raised.
+        Machines that were to be taken over keep running.
 
         Raises:
             SkypoolError: the pool could not become ready. Rented machines were ended; if the end of some is not
@@ -145,8 +145,10 @@ class PoolEngine:
     async def _why_it_ended(self) -> BaseException:
         """End what is left of a pool that ended before it was ready, and return the error that ended the pool.
 
-        The error gets a note for each other node that failed in another way. If the end of a machine is not confirmed,
-        that is a further note. If there is no error, return a PoolClosed: the pool was stopped.
+        If no error ended the pool, the user stopped it; then return a PoolClosed.
+
+        The error gets a note for each node that failed in another way. If the end of a machine is not confirmed, the
+        error gets a note about that, too.
         """
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         nodes = [node for node in self.state.nodes.values() if node.error is not None]
@@ -169,7 +171,7 @@ class PoolEngine:
     async def stop(self, reason: BaseException | None = None) -> None:
         """End all calls and machines, and wait until the provider confirms that the machines have ended.
 
-        If the pool is ending or has ended, only wait until that is complete.
+        If the pool is ending or has ended already, only wait until all has ended.
 
         Args:
             reason: the error for the calls that have not ended. Default None: a PoolClosed error.
@@ -208,7 +210,7 @@ class PoolEngine:
         This is used at the interpreter's exit, when no thread can be started. Any thread may call this.
 
         Raises:
-            StillRunning: the end of a machine is not confirmed. Of several such errors, the first is raised.
+            StillRunning: the end of one or more machines is not confirmed. The error is that of the first machine.
             ErrorGroup: all known machines have ended, but several other resources of the pool are left.
         """
         for link in self._links.values():
@@ -219,7 +221,7 @@ class PoolEngine:
             raise next(iter(failed.values()))
 
     async def _until(self, *phases: Phase) -> None:
-        """Wait until the pool is in one of these phases. There is no time limit."""
+        """Wait until the pool is in one of the given phases. There is no time limit."""
         while self.state.phase not in phases:
             self._changed.clear()
             await self._changed.wait()
@@ -229,8 +231,7 @@ class PoolEngine:
     def apply(self, event: states.Event) -> None:
         """Pass an event to the state machine, and perform the actions that follow.
 
-        This does not wait: actions that take time run as tasks. Changed phases are reported to the user as events, and
-        wake tasks that wait in `_until`.
+        This does not wait: actions that take time run as tasks. Changed phases are reported to the user as events.
         """
         before = self.state
         self.state, actions = lifecycle.step(self.state, event)
@@ -291,7 +292,7 @@ class PoolEngine:
                     self._closing = self._spawn(self._close())
 
     def advise_map(self, on_cpu: bool) -> None:
-        """Tell the user that `slots="per-device"` would let `map` run more calls at once. Say it only once per pool.
+        """Tell the user, once per pool, that `slots="per-device"` would let `map` run more calls at once.
 
         Nothing is said if the user set `slots`, if no node has several devices, or if several hosts are rented together
         as a slice. Any thread may call this.
@@ -314,12 +315,13 @@ class PoolEngine:
     def _packing(self) -> Callable[[int, int], None]:
         """Return a function that tells the user how many bytes of the files have been packed.
 
-        It is called as (bytes done, bytes in all), and emits an event at most once a second, and one at the end.
+        The returned function is called as (bytes done, bytes in all). It emits an event at most once a second, and one
+        at the end.
         """
         said = time.monotonic()
 
         def tell(done: int, total: int) -> None:
-            """Emit a progress event, unless the last one was less than a second ago and bytes are left."""
+            """Emit a progress event. Do nothing if bytes are left and the last event was less than a second ago."""
             nonlocal said
             if done == total or time.monotonic() - said >= _SAY_EVERY:
                 said = time.monotonic()
@@ -485,10 +487,10 @@ class PoolEngine:
         """Connect to the nodes of a pool that another process started, and take them over. The pool is then ready.
 
         If one node cannot be taken over, none is: the links (connections) are closed, and all nodes keep running.
-        Otherwise calls of generator functions are cancelled, because only the former process could read their items.
+        Otherwise calls of generator functions are cancelled, because only the former process could read the items.
 
         Raises:
-            SkypoolError: the pool is not found, is held by another process, or a node cannot be reached.
+            SkypoolError: the pool is not found, another process still runs the pool, or a node cannot be reached.
         """
         instances = await asyncio.to_thread(self.rental.adopt)
         try:
@@ -527,7 +529,7 @@ class PoolEngine:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
 
     async def _watch_pressure(self) -> None:
-        """Report to the state machine, as `Pressure`, when calls have been waiting for a second, to make the pool grow.
+        """Make the pool grow while calls wait: report `Pressure` to the state machine after each second of waiting.
 
         Nothing is reported during the pause after a failed attempt to grow. Returns when the pool is no longer ready,
         and at once if the pool has a fixed number of nodes.
@@ -594,9 +596,12 @@ class PoolEngine:
         Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
-        """Handle a node's request for item `n` (from 1) of iterator argument number `arg` (from 0) of a call.
+        """Have a thread send an item of an iterator to the node that asked for it. This does not wait for the item.
 
-        A thread reads the item from the iterator and sends it to the node (see `Feeder`). This does not wait for it.
+        Args:
+            pending: the call that has the iterator as an argument.
+            arg: the index of the iterator among the call's iterator arguments, from 0.
+            n: the number of the item, from 1.
         """
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:

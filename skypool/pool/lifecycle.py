@@ -71,7 +71,7 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
         replaces the error of the pool.
 
     Raises:
-        KeyError: the event is about a node that the pool does not have. `Launched` and `StillThere` add such a node.
+        KeyError: the pool does not have the node of the event. `Launched` and `StillThere` add the node instead.
     """
     match event:
         case Start(hosts):
@@ -113,7 +113,7 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
         hosts: the number of nodes of each slice; more than 1 if a provider rents out several hosts only together.
 
     Returns:
-        (pool, actions), as for `step`.
+        (pool, actions): the state after, and the actions that the engine must perform, in order.
     """
     if pool.phase is not Phase.PLANNED:
         return pool, []
@@ -134,7 +134,7 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
         instances: the machines of the slice, in order.
 
     Returns:
-        (pool, actions), as for `step`.
+        (pool, actions): the state after, and the actions that the engine must perform, in order.
     """
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
@@ -148,8 +148,8 @@ def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
     """Mark a node as set up. When all hosts of its slice are set up, make them ready and give them calls.
 
     A slice is one machine, or several hosts that are rented together. A launching pool becomes ready when
-    `pool.minimum` slices are ready. Does nothing for a node that was not being set up. Returns (pool, actions), as
-    `step` does.
+    `pool.minimum` slices are ready. Does nothing for a node that was not being set up. Returns the new state, and the
+    actions that the engine must perform.
     """
     if pool.nodes[node].phase is not Phase.BOOTSTRAPPING:
         return pool, []
@@ -170,8 +170,9 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
     """End what is left of a slice whose node failed. Launch another slice in its place if one is missing.
 
     A slice is one machine, or several hosts that are rented together. No slice is launched if enough are left, if too
-    many failed before, if another would probably fail too, or while the pool is ending. If the pool cannot go on then,
-    it ends with this error or an earlier one. Does nothing for a node that is being ended or has ended.
+    many failed before, if another would probably fail too, or while the pool is ending. If the pool cannot go on
+    without the slice, the pool ends with this error or an earlier one. Does nothing for a node that is being ended or
+    has ended.
 
     Args:
         pool: the state before.
@@ -179,7 +180,7 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
         error: why it failed.
 
     Returns:
-        (pool, actions), as for `step`.
+        (pool, actions): the state after, and the actions that the engine must perform, in order.
     """
     state = pool.nodes[node]
     hosts = pool.slice_of(node)
@@ -219,8 +220,8 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
 def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool, list[Action]]:
     """Give no more calls to a slice that the provider takes back. Launch another if fewer than the minimum are left.
 
-    A slice is one machine, or several hosts that are rented together. Calls that run there go on. If the pool is not
-    ready yet, no call runs, so the slice is ended at once. Does nothing in three cases: the node is not ready, the
+    A slice is one machine, or several hosts that are rented together. Calls that run on the slice go on. If the pool is
+    not ready yet, no call runs, so the slice is ended at once. Does nothing in three cases: the node is not ready, the
     provider announced this before, or the pool is ending.
 
     Args:
@@ -230,7 +231,7 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
         served: the seconds for which the node was ready.
 
     Returns:
-        (pool, actions), as for `step`.
+        (pool, actions): the state after, and the actions that the engine must perform, in order.
     """
     state = pool.nodes[node]
     if state.phase is not Phase.READY or state.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
@@ -253,7 +254,7 @@ def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
     """Note that no call is left on a node that the provider takes back.
 
     When no call is left on any host of its slice (hosts that are rented together), end the slice. Does nothing for a
-    node that is not taken back. Returns (pool, actions), as `step` does.
+    node that is not taken back. Returns the new state, and the actions that the engine must perform.
     """
     if pool.nodes[node].taken is None:
         return pool, []
@@ -272,8 +273,8 @@ def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
     """Launch one more slice (one machine, or several hosts that are rented together) for a ready pool.
 
     Does nothing if the pool is not ready or has its maximum of slices, or while a slice is being launched or set up.
-    Does nothing, too, if a new slice would probably fail or soon be taken back. Returns (pool, actions), as `step`
-    does.
+    Does nothing, too, if a new slice would probably fail or soon be taken back. Returns the new state, and the actions
+    that the engine must perform.
     """
     if pool.phase is not Phase.READY or pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING):
         return pool, []
@@ -286,8 +287,8 @@ def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
     """Begin to end the pool: end the machines of all nodes.
 
     A machine that is still being launched is ended when `Launched` reports it. A pool without nodes, or whose nodes
-    have all ended, has ended at once. Does nothing if the pool is ending or has ended. Returns (pool, actions), as
-    `step` does.
+    have all ended, has ended at once. Does nothing if the pool is ending or has ended. Returns the new state, and the
+    actions that the engine must perform.
     """
     if pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []

@@ -17,18 +17,18 @@ from skypool.shipping.user_modules import Lender
 from skypool.wire.frames import Kind, frame
 
 _NOTICED_AGAIN = 0.1
-"""The least seconds between two notices of the same node that are passed on."""
+"""Seconds in which at most one notice of a node is passed on: the notice that the provider takes the machine back."""
 
 
 class NodeListener:
-    """The listener of one node's link (the connection to it); see `skypool.link.connection.Listener`.
+    """The listener of the link (connection) to one node: it passes each message to the object that handles the message.
 
     Args:
         node: the number of the node.
         pool: the name of the pool.
         dispatch: handles messages about calls.
         reports: handles output and status reports.
-        links: the links of the pool by the number of the node, the link of this node among them.
+        links: the links of the pool, by the number of the node.
         lenders: the senders of the user's modules, by the number of the node.
         emit: called with each event.
         on_welcome: called as (node, welcome) with the first message of each connection.

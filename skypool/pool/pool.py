@@ -54,9 +54,9 @@ tracebacks.install()
 
 
 class PoolOptions(NodeTerms, total=False):
-    """The keyword arguments of `ComputePool` except `provider` and `name`. `ComputePool` describes each of them.
+    """The keyword arguments of `ComputePool` except `provider` and `name`. `ComputePool` describes each argument.
 
-    Each may be left out.
+    Each argument may be left out.
     """
 
     accelerator: AcceleratorAsked
@@ -239,9 +239,10 @@ class ComputePool(Executor):
     def attach(
         cls, name: str, provider: Driver | str | Sequence[Driver | str] | None = None, **options: Unpack[PoolOptions]
     ) -> ComputePool:
-        """Take over a running pool whose former process is gone, and return it. Its calls are in `inherited`.
+        """Take over a running pool whose former process is gone, and return the pool.
 
-        Blocks until the pool is ready. If it cannot be taken over, its machines keep running.
+        Blocks until the pool is ready. The property `inherited` has the futures of the calls that the former process
+        sent. If the pool cannot be taken over, its machines keep running.
 
         Args:
             name: the name of the pool.
@@ -352,7 +353,11 @@ class ComputePool(Executor):
     async def __aenter__(self) -> ComputePool:
         """Start the pool in another thread, wait until it is ready, and return it. The event loop is not blocked.
 
-        If the task is cancelled meanwhile, end the pool and raise CancelledError. Raises the errors of `start`.
+        If the task is cancelled meanwhile, end the pool and raise CancelledError.
+
+        Raises:
+            PoolClosed: the pool has ended. Make a new one.
+            SkypoolError: the pool could not become ready. Its machines have been ended then.
         """
         try:
             await asyncio.to_thread(self.start)
@@ -367,8 +372,10 @@ class ComputePool(Executor):
     ) -> None:
         """Wait for the calls, then end the pool. If the `async with` block raised, end the calls at once.
 
-        This runs in another thread, so that the event loop is not blocked. The exception of the block is raised
-        further. Raises the errors of `stop`.
+        Another thread does this, so that the event loop is not blocked. The exception of the block is raised further.
+
+        Raises:
+            StillRunning, ErrorGroup: the end of some machines is not confirmed.
         """
         if self in calls.current:
             calls.current.remove(self)
@@ -556,8 +563,9 @@ class ComputePool(Executor):
             named: the checked `node` of the call: a number, a tuple of numbers, or None or "all" for every node.
 
         Returns:
-            A mapping of each chosen node's number, in ascending order, to (position, addresses): the node's position
-            among the chosen nodes, from 0, and the addresses of all chosen nodes.
+            A dict from the number of each chosen node to a tuple (position, addresses), in ascending order of the
+            numbers. The position of the node among the chosen nodes counts from 0. The addresses are those of all
+            chosen nodes.
 
         Raises:
             UsageError: the pool does not have a node that is named.
@@ -580,8 +588,8 @@ class ComputePool(Executor):
 
         Returns:
             A tuple of the values, in the order of the calls, when all have ended. For `gather(…, stream=True)`: an
-            iterator of the values, at once. Its order is that of the calls if the group is `ordered`, otherwise the
-            order in which the values arrive.
+            iterator of the values, at once. If the group is `ordered`, the iterator yields the values in the order of
+            the calls. Otherwise it yields each value when it arrives.
 
         Raises:
             ExceptionGroup: several calls raised. If only one did, its exception is raised.
@@ -688,8 +696,8 @@ class ComputePool(Executor):
     def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]:
         """Return a function as a `ComputeFunction`: unchanged if it is decorated, otherwise with default options.
 
-        Up to 257 undecorated functions are remembered, so that each is pickled only once. When a further one comes, all
-        earlier ones are forgotten. Bound methods and other callable objects are not remembered.
+        Undecorated functions are remembered, so that each is pickled only once. After 257 functions, all are forgotten
+        when a further one comes. Bound methods and other callable objects are not remembered.
 
         Raises:
             UsageError: the argument is a call, or not callable.
@@ -818,8 +826,8 @@ class ComputePool(Executor):
     def explain(self) -> str:
         """Return a text about the plan of what to rent: each offer with its price or the reason against it.
 
-        Attempts to rent that failed are listed below. If the pool has no plan, the text says only that. A pool has no
-        plan before it starts, and while it waits for machines that are out of stock.
+        Attempts to rent that failed are listed below the offers. If the pool has no plan, the text says only that. A
+        pool has no plan before it starts, and while it waits for machines that are out of stock.
         """
         rental = self._begun.rental if self._begun else None
         if rental is None or rental.plan is None:

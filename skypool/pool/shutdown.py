@@ -21,7 +21,7 @@ class Living(Protocol):
     def end_now(self) -> None:
         """End everything that belongs to this object in the calling thread, without starting other threads.
 
-        An error that this raises does not keep other objects from being ended; see `_end_all`.
+        If this raises an error, the other objects are ended all the same.
         """
         ...
 
@@ -66,14 +66,14 @@ def _exit(number: int, _frame: object) -> NoReturn:
 
 
 def forget(each: Living) -> None:
-    """Do not end this object at the interpreter's exit. Do nothing if it is not watched."""
+    """Undo `watch`: do not end this object when the interpreter exits. Do nothing if the object is not watched."""
     _living.discard(each)
 
 
 def is_elsewhere(each: Living) -> bool:
-    """Return True if an object was watched in the parent process, from which this process was forked.
+    """Return True if an object was watched in the parent process, from which this process was forked; otherwise False.
 
-    Such an object must not be ended here. Return False for all other objects.
+    Such an object must not be ended in this process.
     """
     return each in _elsewhere
 
@@ -81,7 +81,7 @@ def is_elsewhere(each: Living) -> bool:
 def _forked() -> None:
     """Mark all watched objects as those of the parent process, so that this process does not end them.
 
-    It runs in each forked child.
+    Each forked child process runs this.
     """
     _elsewhere.update(_living)
     _living.clear()

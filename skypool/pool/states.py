@@ -223,7 +223,7 @@ class Interrupted:
 class Drained:
     """An event: no call is left on the node with the number `node`, whose machine is being taken back.
 
-    The machine is ended when no call is left on any host of its slice (hosts that are rented together).
+    The machine is ended when no call is left on any host of the machine's slice (hosts that are rented together).
     """
 
     node: int
@@ -241,10 +241,11 @@ class Pressure:
 class Stop:
     """An event: the pool must end, with all its machines.
 
-    If the pool is ending or has ended already, a new error only replaces its error.
+    If the pool is ending or has ended already, only the error of the pool changes.
 
     Attributes:
-        error: the reason, which becomes the error of the pool. None if the user stopped the pool: its error is kept.
+        error: the reason, which becomes the error of the pool. None if the user stopped the pool: then the pool keeps
+            the error that it has.
     """
 
     error: BaseException | None = None
@@ -264,7 +265,8 @@ class Terminated:
 class StillThere:
     """An event: attempts to end a machine have been given up, and its provider has not confirmed the end.
 
-    The node counts as ended all the same. Its error is kept, and also becomes the error of the pool if that has none.
+    The node counts as ended all the same. The error becomes the error of the node, and of the pool if the pool has no
+    error yet.
 
     Attributes:
         node: the number of the machine's node.
@@ -298,7 +300,8 @@ class Launch:
     """An action of the engine: rent one slice for each number in `nodes`.
 
     A slice is one machine, or several hosts that a provider rents out only together. The number becomes the node number
-    of its first host. The engine reports each rented slice as `Launched`, and each that it could not rent as `Failed`.
+    of the slice's first host. The engine reports each rented slice as `Launched`. It reports each slice that could not
+    be rented as `Failed`.
     """
 
     nodes: tuple[int, ...]
@@ -350,8 +353,8 @@ class Drain:
 class Dismiss:
     """An action of the engine: send no more calls to a slice, because one of its nodes failed.
 
-    A slice is one machine, or several hosts that a provider rents out only together. Its calls that have not ended run
-    on other nodes, or fail.
+    A slice is one machine, or several hosts that a provider rents out only together. The slice's calls that have not
+    ended run on other nodes, or fail.
 
     Attributes:
         node: the number of the node that failed.
