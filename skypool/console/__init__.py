@@ -54,7 +54,7 @@ def drawable(file: TextIO | None, environ: Mapping[str, str], *, asked: bool = F
 
     Args:
         file: the file to draw on, or None.
-        environ: environment variables; TERM and CI are read. No TERM counts as a terminal without a movable cursor.
+        environ: environment variables; TERM and CI are read. A missing TERM counts as "dumb".
         asked: True if the user asked for the view. Then a CI job's terminal is accepted, too.
     """
     try:

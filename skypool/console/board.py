@@ -19,7 +19,7 @@ class Row:
         node: number of the node.
         phase: phase of the node's life, such as "launching" or "ready".
         since: when this phase began, in seconds since 1970.
-        detail: reason for the phase, or the current step of it; "" for none.
+        detail: reason for the phase, or the current step of the phase; "" for none.
         slots: number of slots with devices, or of all slots if no slot has a device.
         busy: number of the slots counted in `slots` that run a call.
         cpu_slots: number of further slots without a device (CPU slots).
@@ -53,7 +53,7 @@ class Picture:
     Attributes:
         pool: name of the pool; "" before the first event.
         phase: phase of the pool's life, such as "ready".
-        began: time of the first event, in seconds since 1970; 0.0 before it.
+        began: time of the first event, in seconds since 1970; 0.0 before the first event.
         failed: number of calls that failed.
         gone: number of nodes that have ended.
         done: number of calls that have completed, including those on nodes that have ended.

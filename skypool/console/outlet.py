@@ -122,7 +122,7 @@ class Above:
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Flush the file if the view has ended. While the view is drawn, do nothing: it shows the text soon."""
+        """Flush the file if the view has ended. While the view is drawn, do nothing: the view shows the text soon."""
         if not self._drawn:
             self._file.flush()
 
@@ -170,7 +170,7 @@ class Outlet:
     broken file is dropped, until `sys.stdout` or `sys.stderr` is replaced by another file.
 
     Args:
-        name: "stdout" or "stderr". The file is looked up at each write.
+        name: "stdout" or "stderr". Each write looks up `sys.stdout` or `sys.stderr` anew.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]) -> None:
@@ -265,8 +265,8 @@ def _context() -> contextvars.Context:
 
     In skypool's own threads the context is empty. In other threads it is a copy of the current context.
 
-    A notebook shows text below the cell that the context names. In skypool's threads that would be the cell that
-    started them, which may have ended long ago. With an empty context, the text appears below the cell that runs now.
+    A notebook decides from the context below which cell it shows the text. With an empty context, that is the cell that
+    runs now.
     """
     is_ours = threading.current_thread().name.startswith("skypool-")
     return contextvars.Context() if is_ours else contextvars.copy_context()

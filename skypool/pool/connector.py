@@ -1,4 +1,4 @@
-"""`Connector`: turns rented machines into nodes: it reaches each machine, sets it up as the image says, and connects."""
+"""`Connector`: turns rented machines into nodes: reaches each machine, sets it up by the image, and connects to it."""
 
 from __future__ import annotations
 

@@ -490,7 +490,7 @@ class PoolEngine:
         Otherwise calls of generator functions are cancelled, because only the former process could read the items.
 
         Raises:
-            SkypoolError: the pool is not found, another process still runs the pool, or a node cannot be reached.
+            SkypoolError: the pool is not found, another process runs or ends the pool, or a node cannot be reached.
         """
         instances = await asyncio.to_thread(self.rental.adopt)
         try:

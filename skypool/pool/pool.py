@@ -95,9 +95,9 @@ class ComputePool(Executor):
         accelerator: the accelerators of each node: an object such as `accelerators.H100(count=8)`, a string such as
             "H100:8", or a list of alternatives. Default None: none.
         image: the packages, files and settings of each node. Default None: an empty `Image()`.
-        nodes: the number of nodes, or (fewest, most). A pool starts with the fewest, and adds nodes while calls wait.
-            Default 1. If the accelerator is a TPU slice (several hosts rented together), this is the number of slices,
-            and each host is a node.
+        nodes: the number of nodes, or a pair of the smallest and the largest number. A pool starts with the smallest
+            number, and adds nodes while calls wait. Default 1. If the accelerator is a TPU slice (several hosts rented
+            together), this is the number of slices, and each host is a node.
         slots: the number of calls that a node runs at once with its devices (accelerators). The devices are divided
             among the calls. Default None: one call with all devices. "per-device": one call for each device. A node
             with devices also has a slot for each CPU, for functions marked `@compute(devices=0)`. A node without
@@ -197,8 +197,8 @@ class ComputePool(Executor):
     def start(self) -> ComputePool:
         """Rent the machines, set them up, and return this pool when it is ready for calls.
 
-        A pool is ready when the fewest of its `nodes` are. Blocks until then. Returns at once if the pool was started
-        before. If the wait is interrupted, as by Ctrl-C, the machines are ended.
+        A pool is ready when the smallest number of its nodes is ready. Blocks until then. Returns at once if the pool
+        was started before. If the wait is interrupted, as by Ctrl-C, the machines are ended.
 
         Raises:
             PoolClosed: the pool has ended. Make a new one.

@@ -79,14 +79,14 @@ class Pool:
         maximum: the number of slices that the pool may grow to.
         phase: the phase of its life.
         nodes: the nodes by number, also those that have ended.
-        failures: how many rented slices failed before they were ready, by the text of the error (see
-            `replacement.alike`).
+        failures: a dict from error texts to the number of rented slices that failed with that text before they were
+            ready. In a text, "#" stands for each word that has a digit.
         replaced: the number of slices that replaced failed ones. Replacements of slices that the provider took back do
             not count.
         hasty: the number of slices in a row that were taken back before they had served `WORTHWHILE` (300) seconds.
         first: the first error with which a rented slice failed before it was ready; None if none failed so.
         error: the error that ended the pool; None if the pool goes on, or was ended without an error.
-        hosts: the number of nodes of each slice, as expected before it is launched.
+        hosts: the number of nodes that each slice is expected to have.
     """
 
     minimum: int
@@ -101,7 +101,7 @@ class Pool:
     hosts: int = 1
 
     def count(self, *phases: Phase) -> int:
-        """Return the number of slices whose first host is in any of these phases.
+        """Return the number of slices whose first host is in one of the given phases.
 
         Slices that their provider is taking back do not count.
         """
@@ -241,7 +241,7 @@ class Pressure:
 class Stop:
     """An event: the pool must end, with all its machines.
 
-    If the pool is ending or has ended already, only the error of the pool changes.
+    If the pool is ending or has ended already, at most the error of the pool changes.
 
     Attributes:
         error: the reason, which becomes the error of the pool. None if the user stopped the pool: then the pool keeps

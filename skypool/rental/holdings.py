@@ -24,8 +24,8 @@ _LISTING = 10.0
 _LATE = 120.0
 """Seconds for which machines of an order without an answer are looked for while the pool runs."""
 _QUIET = 5.0
-"""Seconds of silence. If a node was silent for longer, skypool checks before it terminates the machine whether the
-machine died earlier."""
+"""Seconds of silence of a node after which its machine may have died. Before skypool terminates such a machine, it asks
+the provider whether the machine still exists."""
 
 _Key = tuple[str, str]
 """The provider and the id of a machine."""
@@ -39,9 +39,8 @@ def _key(instance: Instance) -> _Key:
 class Holdings:
     """The record of the machines that one pool has rented. Its methods block, and any thread may call them.
 
-    The pool's launcher reports to this object as its `Book` (see `launch`). Drivers report to it as the `Progress` of
-    an order (a request to a provider to create machines). Without a ledger, as before the pool begins, nothing is
-    written to disk.
+    The pool's launcher and the drivers report to this object what becomes of each order: a request to a provider to
+    create machines. Before the pool begins, there is no ledger, and nothing is written to disk.
 
     Args:
         terms: checked arguments of the pool.
@@ -107,7 +106,7 @@ class Holdings:
     # --- orders of a launch ----------------------------------------------------------------------------------
 
     def intend(self, order: Order, offer: Offer) -> None:
-        """Record that an order (a request for machines) is about to be sent. If this raises, it must not be sent.
+        """Record that an order (a request for machines) is about to be sent. If this raises, do not send the order.
 
         The user gets a notice if machines of this offer go on costing money when the client is killed. Without a
         ledger, the order is noted in memory only.
@@ -128,10 +127,10 @@ class Holdings:
             self.ledger.intend(self.session, order.token, offer, order.nodes)
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
-        """Note the time at which the request for each node's machine is first sent. Some providers bill from then on.
+        """Note that the request for each node's machine is sent now. Some providers bill from that time on.
 
-        A node that has such a time already keeps it. The times are kept in memory, and written to the ledger when the
-        machines are made.
+        A node for which such a time was noted before keeps the earlier time. The times are kept in memory. They are
+        written to the ledger when the machines are made.
         """
         asked = self._asked.setdefault(order.token, {})
         now = clock.now()
@@ -214,14 +213,15 @@ class Holdings:
     # --- while they run --------------------------------------------------------------------------------------
 
     def runs(self, instance: Instance) -> None:
-        """Record that an instance runs. If its provider bills it only from then on, its cost begins.
+        """Record that an instance runs. If its provider bills machines from the moment they run, its cost begins now.
 
-        Only the first call for an instance has an effect. If its provider bills it from another time, none has.
+        Only the first call for an instance has an effect. If the provider bills machines from another moment, no call
+        has an effect.
         """
         self._run([instance])
 
     def _run(self, instances: Iterable[Instance]) -> None:
-        """Record that these instances run, as `runs` does for one."""
+        """Record that these instances run. If their provider bills machines once they run, their cost begins now."""
         new = [each for each in instances if _key(each) not in self._billed and self._waits_of([each])]
         self._billed |= {_key(each) for each in new}
         if new and self.ledger is not None:
@@ -250,7 +250,7 @@ class Holdings:
                 Silence of at most 5 s is ignored.
 
         Returns:
-            The errors of instances whose end could not be proved, by node; empty if all have ended.
+            A dict from node numbers to the errors of instances whose end could not be proved. Empty if all have ended.
         """
         errors: dict[int, StillRunning] = {}
         for driver in self._terms.drivers:
@@ -297,7 +297,7 @@ class Holdings:
         self._note_ended([instance])
 
     def _note_ended(self, instances: Sequence[Instance]) -> None:
-        """Record that these instances have ended, as `note_ended` does for one."""
+        """Record that these instances have ended. Do not call this while an instance may still cost something."""
         for each in instances:
             self._there.pop(_key(each), None)
         self._write_ends(instances)
@@ -305,8 +305,7 @@ class Holdings:
     def _write_ends(self, instances: Iterable[Instance]) -> None:
         """Record in the ledger that these instances have ended now. Do nothing without a ledger.
 
-        There is one transaction for each provider and not for each instance, because every transaction waits for the
-        disk.
+        There is one transaction for each provider, because every transaction waits for the disk.
         """
         if self.ledger is None:
             return

@@ -46,7 +46,7 @@ _FAILOVER = (
     NoAnswer,
     RateLimitError,
 )
-"""Errors after which the next offer is tried."""
+"""Errors of an order after which the next offer is tried."""
 Attempts = list[tuple[Offer, ProviderError]]
 """Offers that were refused, each with its error."""
 
@@ -70,7 +70,7 @@ class Rented:
 
     Attributes:
         instances: instances that were rented; () for none.
-        error: if they are fewer than asked for, the error that says why; otherwise None.
+        error: the error that says why fewer instances than asked for were rented; None if none is missing.
     """
 
     instances: tuple[Instance, ...]
@@ -97,8 +97,8 @@ class Launcher:
         book: record of the orders.
         attempts: offers that were refused so far, each with its error.
         stopping: event that is set when nothing more is to be rented.
-        lacking: errors of places that accepted an order and then had no machine. The function `place` gives the key of
-            a place. These places are not tried.
+        lacking: the places that accepted an order and then had no machine; these places are not tried. Keys are as
+            returned by the function `place`; values are the errors.
         together: True if one order must make the machines of all nodes, as they need a private network.
     """
 
@@ -118,13 +118,13 @@ class Launcher:
         True. An order without an answer stays open in `book`, as it may have made machines.
 
         Args:
-            offers: offers, the best first.
+            offers: the offers, in the order in which to try them.
             nodes: node numbers. For a slice (several machines rented together at one price), the number of its first
                 machine; its other machines get the numbers that follow.
 
         Returns:
-            The instances, and an error if they are fewer than asked for. That is a LaunchError if all offers were
-            tried, or else the error that ended the launch.
+            The instances, and an error if fewer were rented than asked for. The error is a LaunchError if all offers
+            were tried. Otherwise it is the error that ended the launch.
         """
         launched: list[Instance] = []
         barred: dict[_Bar, int] = {}
@@ -297,22 +297,23 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
 
 
 def place(offer: Offer) -> tuple[str, ...]:
-    """Return the key of an offer's place, under which a shortage there is remembered.
+    """Return the key of an offer's place, under which a shortage at this place is remembered.
 
-    It is (provider, machine type, accelerator, region, zone, market).
+    The key is (provider, machine type, accelerator, region, zone, market).
     """
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.region, offer.zone, offer.market
 
 
 _Bar = tuple[str, str, str]
-"""A key that offers share: (provider, region, quota). "" stands for all regions, or for all quotas. A refusal of one
-offer bars a key, and so all offers that have this key."""
+"""The key of a group of offers: (provider, region, quota). "" stands for all regions, or for all quotas. When a refusal
+of one offer bars a key, no offer of this group is tried."""
 
 
 def _bars(offer: Offer) -> list[_Bar]:
     """Return the keys under which other offers' refusals may bar this offer.
 
-    They stand for its provider, its region at this provider, and its quota.
+    The keys stand for all offers of the provider, for the provider's offers in the same region, and for the provider's
+    offers of the same quota.
     """
     return [(offer.provider, "", ""), (offer.provider, offer.region, ""), (offer.provider, "", offer.quota)]
 
@@ -352,7 +353,7 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
     """Return what two refused attempts must have in common to be reported in one line.
 
-    That is (provider, machine type, accelerator, market, name of the error's class, error code).
+    The result is (provider, machine type, accelerator, market, name of the error's class, error code).
     """
     offer, error = attempt
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.market, type(error).__name__, error.code

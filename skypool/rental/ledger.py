@@ -38,15 +38,16 @@ from skypool.rental.records import Intent, Record, newest, read
 KEEP = 366 * 86400.0
 """Seconds for which a pool that has ended is kept, for `skypool cost`."""
 _BILLED_FROM = "max({launched}, min(COALESCE(?, {launched}), ?))"
-"""SQL for the time since when a machine is billed, as its provider says. Clocks differ, so it is not earlier than the
-request and not later than the answer. If the provider does not say, it is the time of the request."""
+"""SQL for the time since when a machine is billed, as its provider says. Clocks differ, so a time before the request
+counts as the time of the request, and a time after the answer counts as the time of the answer. If the provider does
+not say, the time of the request is used."""
 _FACTS = ("type", "region", "zone", "market", "usd_per_hour", "least_billed")
 """Columns that describe the offer of an order or of an instance; see `_facts`."""
 _OF_POOL = "session IN (SELECT session FROM pools WHERE pool = ?) AND provider = ?"
 """SQL condition for the rows of one provider in all pools of a name."""
 _KEPT = 20_000
-"""Changes that are kept in memory while the file cannot be written; older ones are dropped. A pool makes up to four for
-each machine, and one at each sign of life."""
+"""Largest number of changes that are kept in memory while the file cannot be written; older ones are dropped. A pool
+makes up to four changes for each machine, and one at each sign of life."""
 Statement = tuple[str, Sequence[object]]
 """An SQL statement and its parameters."""
 
@@ -107,8 +108,8 @@ class Ledger:
 
         Raises:
             LedgerError: the file cannot be written; rent nothing.
-            UsageError: a pool of that name is running or is being ended. Or its process is gone, but its machines may
-                still run, as the lease is not over.
+            UsageError: a pool of that name is running, is being ended, or has lost its process while its machines may
+                still run.
         """
         now = time.time()
         me = Process.this()
@@ -171,8 +172,8 @@ class Ledger:
         Args:
             session: id of the run of the pool.
             token: token of the order.
-            offer: offer that it is for.
-            nodes: node numbers of its machines.
+            offer: offer on which the machines are ordered.
+            nodes: node numbers of the machines.
 
         Raises:
             LedgerError: the file cannot be written, or does not have the session; do not send the order.
@@ -222,9 +223,9 @@ class Ledger:
         Args:
             session: id of the run of the pool.
             token: token of the order.
-            instances: its machines.
-            asked: time when the request for each node was sent, by node number, in seconds since 1970. Other nodes get
-                the time when the order was first sent.
+            instances: the machines.
+            asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
+                Other nodes get the time when the order was first sent.
             waits: True if the provider bills a machine only once it runs (see `billed`).
         """
         self._note(_answered(session, token, "rented", ""), *self._made(session, token, instances, asked or {}, waits))
@@ -240,8 +241,16 @@ class Ledger:
     ) -> None:
         """Record machines of an order (a request for machines) that is not answered yet.
 
-        The arguments are as in `rented`. The order stays open. Machines that are recorded already keep their records.
-        Does not raise if the file cannot be written.
+        The order stays open. Machines that are recorded already keep their records. Does not raise if the file cannot
+        be written.
+
+        Args:
+            session: id of the run of the pool.
+            token: token of the order.
+            instances: the machines.
+            asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
+                Other nodes get the time when the order was first sent.
+            waits: True if the provider bills a machine only once it runs (see `billed`).
         """
         self._note(*self._made(session, token, instances, asked or {}, waits))
 
@@ -250,8 +259,16 @@ class Ledger:
     ) -> list[Statement]:
         """Return the SQL statements that record machines of an order. Nothing is written.
 
-        The arguments are as in `rented`. The statements do nothing for an instance that is recorded already, or whose
-        order is not recorded. There is one statement for each instance, in the given order.
+        There is one statement for each instance, in the given order. A statement does nothing if the instance is
+        recorded already, or if the order is not recorded.
+
+        Args:
+            session: id of the run of the pool.
+            token: token of the order.
+            instances: the machines.
+            asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
+                Other nodes get the time when the order was first sent.
+            waits: True if the provider bills a machine only once it runs (see `billed`).
         """
         now = clock.now()
         todo = list[Statement]()
@@ -303,7 +320,7 @@ class Ledger:
         Args:
             session: id of the run of the pool.
             token: token of the order.
-            at: time when it was sent, in seconds since 1970.
+            at: time when the order was sent, in seconds since 1970.
         """
         self._note(
             ("UPDATE orders SET at = ? WHERE session = ? AND token = ? AND state = 'intended'", (at, session, token))
@@ -340,7 +357,7 @@ class Ledger:
 
         Args:
             session: id of the run of the pool.
-            prices: US dollars per hour, by (provider, id of the instance).
+            prices: a dict from (provider, id of the instance) to US dollars per hour.
         """
         now = clock.now()
         todo = list[Statement]()
@@ -386,7 +403,8 @@ class Ledger:
         Args:
             session: id of the run of the pool.
             provider: name of the driver.
-            times: times when the instances ended, in seconds since 1970, by id; if empty, nothing is recorded.
+            times: a dict from instance ids to the time of the end, in seconds since 1970. If empty, nothing is
+                recorded.
         """
         now = clock.now()
         sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), min(?, ?))"
@@ -484,7 +502,7 @@ class Ledger:
     # --- reading ---------------------------------------------------------------------------------------------
 
     def pools(self, name: str | None = None) -> list[Record]:
-        """Return the recorded pools of this name, or all if it is None, the oldest first. Returns [] if there are none.
+        """Return the recorded pools of this name, or all pools for None, the oldest first; [] if there are none.
 
         Pools that ended over a year ago may be missing.
 
@@ -556,21 +574,27 @@ class Ledger:
     def spent(self, session: str) -> float:
         """Return what a pool has cost so far, in US dollars; 0 if the pool is not known.
 
-        Raises LedgerError as `receipt` does.
+        Raises:
+            LedgerError: the file cannot be read, and this process neither runs the pool nor has read its receipt
+                before.
         """
         return self.receipt(session).usd
 
     def rate(self, session: str) -> float:
         """Return the current price of a pool in US dollars per hour; 0 if the pool is not known.
 
-        Instances that have ended, or are not billed yet, do not count. Raises LedgerError as `receipt` does.
+        Instances that have ended, or are not billed yet, do not count.
+
+        Raises:
+            LedgerError: the file cannot be read, and this process neither runs the pool nor has read its receipt
+                before.
         """
         return self.receipt(session).usd_per_hour
 
     def open_orders(self, session: str) -> tuple[Intent, ...]:
-        """Return the orders (requests for machines) of a pool of which it is unknown if the provider carried them out.
+        """Return a pool's open orders: requests for machines for which it is unknown if the provider carried them out.
 
-        They are sorted by time. Returns () if there are none, or if the ledger does not have the pool.
+        The orders are sorted by time. Returns () if there are none, or if the ledger does not have the pool.
 
         Raises:
             LedgerError: the file cannot be read.
@@ -601,7 +625,7 @@ class Ledger:
     def check(self) -> None:
         """Check the whole file for damage, and that it can be written. No pool is added or changed.
 
-        A damaged file is renamed, and a fresh one takes its place; the user is told.
+        A damaged file is renamed, a fresh file takes its place, and the user is told.
 
         Raises:
             LedgerError: the file cannot be written, or is damaged and cannot be renamed.
@@ -626,8 +650,8 @@ def _answered(session: str, token: str, state: str, error: str) -> Statement:
 def _refuse_taken(record: Record, now: float) -> None:
     """Raise UsageError if the name of this recorded pool is taken. Otherwise do nothing.
 
-    It is taken while a process runs or ends the pool. It is also taken while the lease of a lost process lasts and
-    machines may still run, because somebody may take them over.
+    The name is taken while a process runs or ends the pool. It is also taken while the lease of a lost process lasts
+    and machines may still run, because somebody may take the machines over.
 
     Args:
         record: a pool that is not recorded as ended.

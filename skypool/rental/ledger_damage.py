@@ -69,7 +69,7 @@ def version(book: sqlite3.Connection) -> int:
 
 
 def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | None:
-    """Check a whole ledger file for damage, and return text that says what is wrong. Returns None if nothing is.
+    """Check a whole ledger file for damage. Return text that says what is wrong, or None if the file is good.
 
     A file of a newer skypool counts as good, without a check of its content. An empty file counts as damaged.
 
@@ -103,7 +103,7 @@ def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | No
 
 
 def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
-    """Check a ledger for damage: every page and index with SQLite, and every value. Return nothing if all is good.
+    """Check a ledger for damage: every page and index with SQLite, and every value. Raise an error if there is any.
 
     Args:
         book: connection to the ledger.

@@ -24,8 +24,8 @@ from skypool.rental.records import Damaged
 
 T = TypeVar("T")
 PATIENCE = 30.0
-"""Seconds to wait while another process holds the file. A transaction takes milliseconds. On a slow disk, or with many
-pools that begin or end at once, the wait may be long. A failed command would cost the user more than the wait."""
+"""Seconds to wait while another process holds the file. On a slow disk, or with many pools that begin or end at once,
+the wait may be long."""
 _POLL = 0.01
 """Seconds between two attempts to get the lock."""
 _ROOM = 64 * 1024
@@ -49,7 +49,7 @@ class LedgerFile:
         self._held: dict[str, Rows] = {}
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in a read transaction, and return its result.
+        """Call `work` with a connection to the file, in a read transaction, and return the result of `work`.
 
         If the file is damaged, a fresh one takes its place, and `work` runs again on the fresh file. Waits up to 30 s
         while another process locks the file. An exception of `work` that the file did not cause is raised unchanged.
@@ -67,16 +67,16 @@ class LedgerFile:
         thoroughly: bool = False,
         holds: Callable[[T], str] = lambda _: "",
     ) -> T:
-        """Run `work` in one write transaction, and return its result. All of its changes are made, or none.
+        """Run `work` in one write transaction, and return the result of `work`. All of its changes are made, or none.
 
-        If `work` raises, nothing is changed, and its exception is raised. If the file is damaged, a fresh one takes its
+        If `work` raises, nothing is changed, and the exception is raised. If the file is damaged, a fresh one takes its
         place, and `work` runs again on the fresh file. Pools that this process runs are first written back if the file
         does not have them.
 
         Args:
             work: makes the changes on a connection. It may be called twice.
             patience: seconds to wait while another process locks the file; None means 30.
-            thoroughly: check the whole file for damage first.
+            thoroughly: True checks the whole file for damage first.
             holds: called with the result of `work`. It returns the session (id of one run of a pool) that this process
                 runs from now on, whose rows are then kept in memory. If it returns "", no further session is kept.
 
@@ -114,7 +114,7 @@ class LedgerFile:
 
     @contextmanager
     def remembered(self) -> Iterator[sqlite3.Connection]:
-        """Return a context with a ledger in memory, which has the rows of the pools that this process runs.
+        """Return a context manager for a temporary ledger in memory, with the rows of the pools that this process runs.
 
         The file is not used. Changes in this temporary ledger are lost when the context ends.
         """
@@ -138,7 +138,7 @@ class LedgerFile:
         says that another process locks the file. Exceptions that the file did not cause are raised unchanged.
 
         Args:
-            attempt: uses the file.
+            attempt: function that uses the file.
             patience: seconds to wait for exclusive use of the file, to check and replace it.
 
         Raises:
@@ -158,8 +158,8 @@ class LedgerFile:
     def _set_aside(self, patience: float) -> None:
         """Check the file and, if it is damaged, rename it, make a fresh one in its place, and tell the user.
 
-        Does nothing if there is no file, or if the file is good. It is good, for example, if another process has just
-        replaced it.
+        Does nothing if there is no file, or if the file is good. For example, another process may have replaced the
+        damaged file already.
 
         Args:
             patience: seconds to wait for other processes that use the file.
@@ -198,7 +198,7 @@ class LedgerFile:
 
     @contextmanager
     def _opened(self, patience: float) -> Iterator[sqlite3.Connection]:
-        """Return a context with a connection to the file. The file is made if it does not exist.
+        """Return a context manager for a connection to the file. The file is made if it does not exist.
 
         Tables of an earlier version are brought up to date. A shared lock keeps other processes from replacing the file
         while the context lasts.
@@ -233,10 +233,11 @@ class LedgerFile:
 
     @contextmanager
     def _locked(self, patience: float) -> Iterator[int]:
-        """Return a context with the open lock file, as a file descriptor that is not locked yet.
+        """Return a context manager for the open lock file, as a file descriptor that is not locked yet.
 
-        The caller locks it with `_take`: shared to use the ledger, exclusive to make or replace it. The context closes
-        the descriptor at its end, which releases the lock. The lock file and its folder are made if they do not exist.
+        The caller locks the descriptor with `_take`: shared to use the ledger, exclusive to make or replace the ledger.
+        At its end, the context closes the descriptor, which releases the lock. The lock file and its folder are made if
+        they do not exist.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -302,8 +303,8 @@ def _is_locked(error: BaseException) -> bool:
 def _is_full(file: Path, error: BaseException) -> bool:
     """Return True if the error says that the disk of the file is full, or if less than 64 KiB of the disk are free.
 
-    The free space is checked because SQLite may report a full disk as an I/O error. Returns False if the error says
-    nothing of the kind and the free space cannot be read.
+    The free space is checked because SQLite may report a full disk as an I/O error. If the free space cannot be read,
+    only the error counts.
 
     Args:
         file: the ledger file.

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _STALE = 300.0
 """Age of a plan in seconds after which a new one is made before more is rented."""
 FIRST_PAUSE = 2.0
-"""Seconds until offers that are out of stock are tried again the first time. Later pauses double."""
+"""Seconds until offers that are out of stock are tried again the first time. Each later pause is twice as long."""
 LONGEST_PAUSE = 120.0
-"""Longest pause in seconds between two such attempts."""
+"""Longest pause in seconds between two attempts to rent machines that are out of stock."""
 
 Pause = Callable[[float], Awaitable[None]]
 """A function that sleeps for so many seconds, or less if the pool is stopped."""
 
 
 class Planning:
-    """The plan of one pool: the offers that meet its requirements, the best first.
+    """The plan of one pool: the offers that meet the pool's requirements, in the order in which they are tried.
 
     A new plan is made when the last one is 5 minutes old, or when too few machines were in stock.
 
@@ -42,8 +42,8 @@ class Planning:
 
     Attributes:
         plan: the last plan; None before the first one, and after a shortage until a new one is made.
-        lacking: errors of places that accepted an order and then had no machine. `launch.place` gives the key of a
-            place. The launcher skips these places. A new plan clears them.
+        lacking: the places that accepted an order and then had no machine; the launcher skips these places. Keys are as
+            returned by `launch.place`; values are the errors. A new plan clears the dict.
     """
 
     def __init__(self, terms: Terms, tell: Tell, stopping: threading.Event) -> None:
@@ -60,7 +60,7 @@ class Planning:
         self._terms = replace(self._terms, budget=budget)
 
     async def look(self) -> Plan:
-        """Return the plan: the offers on which machines would be rented now, the best first.
+        """Return the plan: the offers on which machines would be rented now, in the order in which they are tried.
 
         A plan that is at most 5 minutes old is returned again.
 
@@ -119,7 +119,7 @@ class Planning:
         the plan is dropped.
 
         Args:
-            pause: sleeps between two attempts; called with seconds.
+            pause: function that sleeps between two attempts. It is called with the number of seconds.
         """
         from tenacity import (
             AsyncRetrying,

@@ -41,7 +41,9 @@ every small rise of the price.
 
 
 class Rental:
-    """The rented instances of one pool, and their cost. Any thread may call the methods; those not `async` may block.
+    """The rented instances of one pool, and their cost.
+
+    Any thread may call the methods. Methods that are not `async` may block.
 
     Args:
         terms: checked arguments of the pool.
@@ -116,20 +118,25 @@ class Rental:
     # --- before anything is rented ---------------------------------------------------------------------------
 
     async def look(self) -> Plan:
-        """Return the plan: the offers on which machines would be rented now, the best first.
+        """Return the plan: the offers on which machines would be rented now, in the order in which they are tried.
 
         A plan that is at most 5 minutes old is returned again.
 
         Raises:
-            NoOffers, PoolClosed, UsageError, ProviderError: there is no plan. `Planning.look` says when each is raised.
+            NoOffers: no offer meets the requirements.
+            PoolClosed: the pool is stopped.
+            UsageError: no offer can keep the budget.
+            ProviderError: the error of the provider, if it is the only one and could not be asked.
         """
         return await self._planning.look()
 
     async def look_out(self, pause: Pause) -> Plan:
-        """Return the plan, as `look` does. If machines are out of stock, look again until the pool's `wait` is over.
+        """Return the plan: the offers on which machines would be rented now. Wait while machines are out of stock.
+
+        The wait lasts until the pool's `wait` time is over.
 
         Args:
-            pause: sleeps between two attempts; called with seconds.
+            pause: function that sleeps between two attempts. It is called with the number of seconds.
 
         Raises:
             NoOffers: no offer meets the requirements. It is raised at once if waiting cannot help, and otherwise when
@@ -147,7 +154,7 @@ class Rental:
 
         Raises:
             UsageError: a pool of this name is running, or its machines may still run.
-            BudgetExceeded: the first hour of the fewest nodes that the pool needs costs more than the budget.
+            BudgetExceeded: the smallest number of nodes of the pool costs more in the first hour than the budget.
             LedgerError: the ledger cannot be written.
         """
         terms = self._terms
@@ -199,12 +206,12 @@ class Rental:
         attempt are kept, even if they are too few.
 
         Args:
-            nodes: node numbers; for a slice, that of its first host.
+            nodes: node numbers; for a slice, the node number of its first host.
             hosts: use only offers with this many hosts (1, or the size of a slice); None for any.
-            pause: sleeps between two attempts; called with seconds.
+            pause: function that sleeps between two attempts. It is called with the number of seconds.
 
         Returns:
-            The instances, and an error if they are fewer than asked for.
+            The instances, and an error if fewer were rented than asked for.
 
         Raises:
             NoOffers: no offer meets the requirements.
@@ -371,7 +378,7 @@ class Rental:
         )
 
     def runs(self, instance: Instance) -> None:
-        """Record that an instance runs. If its provider bills it only from then on, its cost begins.
+        """Record that an instance runs. If its provider bills machines from the moment they run, its cost begins now.
 
         Only the first call for an instance has an effect.
         """
@@ -390,7 +397,7 @@ class Rental:
                 machine no longer exists, it is charged only until its last sign of life.
 
         Returns:
-            The errors of instances whose end could not be proved, by node; empty if all have ended.
+            A dict from node numbers to the errors of instances whose end could not be proved. Empty if all have ended.
         """
         return self._holdings.terminate(instances, silent)
 
@@ -402,9 +409,9 @@ class Rental:
         self._holdings.note_ended(instance)
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
-        """Remove resources that the pool still has at its providers, and close its record in the ledger.
+        """Remove resources that the pool still has at its providers, and close the pool's record in the ledger.
 
-        Call this after all known instances were terminated. What remains is machines that orders without an answer may
+        Call this after all known instances were terminated. This removes machines that orders without an answer may
         have made, and leftovers such as key pairs. The pool's local ssh keys are deleted, too.
 
         Args:
