@@ -38,7 +38,7 @@ def plan(
     refresh: bool = False,
     **node: Unpack[NodeTerms],
 ) -> Plan:
-    """Return the plan of a `ComputePool` with these arguments: the offers in the order in which it would try them.
+    """Return the plan of a `ComputePool` with these arguments: the offers in the order in which the pool tries them.
 
     Nothing is rented. The plan also says why each other offer does not meet the requirements. If a provider cannot be
     reached, its cached offers are used, and the plan says how old they are. This blocks until all providers have

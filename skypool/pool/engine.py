@@ -50,15 +50,16 @@ _GROW_AGAIN_AT_MOST = 300.0
 class PoolEngine:
     """The engine of one pool: it performs the actions of the state machine `lifecycle`, and reports the results back.
 
-    It has the rented machines, the links (connections) to the nodes, and the dispatch, which sends calls to nodes. All
-    methods run in the engine's thread, which is that of `skypool.event_loop`, unless they say otherwise.
+    The engine has the rented machines, the links (connections) to the nodes, and the dispatch, which sends calls to
+    nodes. A method runs in the engine's thread (the thread of `skypool.event_loop`) unless its description says
+    otherwise.
 
     Args:
         terms: the checked arguments of the pool.
         stream: receives the events for the user.
 
     Attributes:
-        state: the state of the pool, as `lifecycle` keeps it.
+        state: the current state of the pool.
         dispatch: sends calls to nodes.
         rental: rents and ends machines.
         departures: follows each node whose provider has announced that it takes the machine back, until it is gone.
@@ -99,7 +100,7 @@ class PoolEngine:
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
     def words(self) -> dict[int, str]:
-        """Return the state of each node by its number, as `ComputePool.nodes` shows it. Any thread may call this.
+        """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
 
         A ready node whose connection is down is "reconnecting". Nodes that have ended are included.
         """
@@ -205,7 +206,7 @@ class PoolEngine:
         return list({id(e): e for e in errors if isinstance(e, StillRunning)}.values())
 
     def end_now(self) -> None:
-        """End every machine from the calling thread, and block until the provider confirms that they have ended.
+        """End every machine from the calling thread, and block until the provider confirms that all have ended.
 
         This is used at the interpreter's exit, when no thread can be started. Any thread may call this.
 
@@ -440,13 +441,13 @@ class PoolEngine:
                 self.apply(states.StillThere(node, error))
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
-        """Try once to end machines. Remove those whose end is confirmed from `left`, and report them as `Terminated`.
+        """Try once to end machines. Report each machine whose end is confirmed to the state machine, as `Terminated`.
 
         Args:
-            left: the machines, by the number of their node. It is changed.
+            left: a dict from node numbers to machines. Machines whose end is confirmed are removed from this dict.
 
         Returns:
-            The error of each machine whose end is not confirmed, by the number of its node; empty if all have ended.
+            A dict from node numbers to errors, for the machines whose end is not confirmed. Empty if all have ended.
         """
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
@@ -545,7 +546,7 @@ class PoolEngine:
     # --- messages from nodes ---------------------------------------------------------------------------------
 
     def _listener_of(self, node: int) -> NodeListener:
-        """Return a new listener for the link (connection) of a node. It handles the node's messages."""
+        """Return a new listener for the link (connection) to a node. The listener handles the node's messages."""
         return NodeListener(
             node,
             self.terms.name,

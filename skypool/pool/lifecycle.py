@@ -124,7 +124,7 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
-    """Reach (connect to) the machines of a slice that was rented. If the pool is ending or has ended, end them instead.
+    """Connect to the machines of a slice that was rented. If the pool is ending or has ended, end the machines instead.
 
     A slice is one machine, or several hosts that are rented together.
 
@@ -177,7 +177,7 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
     Args:
         pool: the state before.
         node: the number of the node that failed.
-        error: why it failed.
+        error: why the node failed.
 
     Returns:
         (pool, actions): the state after, and the actions that the engine must perform, in order.

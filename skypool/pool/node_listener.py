@@ -33,7 +33,7 @@ class NodeListener:
         emit: called with each event.
         on_welcome: called as (node, welcome) with the first message of each connection.
         on_notice: called as (node, time) when the provider announces that it takes the machine back at this time, in
-            seconds since 1970. It may be called in any thread.
+            seconds since 1970. The call may come from any thread.
         on_lost: called as (node, error) when the link has given up the node.
     """
 

@@ -85,13 +85,13 @@ class ComputePool(Executor):
     when the first call is sent to it. Leaving the `with` block waits for the calls and then ends every machine. If the
     block raised, the calls are ended at once. A pool that has ended cannot be started again.
 
-    It is also a `concurrent.futures.Executor`. Its methods may be called from any thread.
+    A pool is also a `concurrent.futures.Executor`. Any thread may call its methods.
 
     Durations are seconds, or strings such as "90s", "10m" and "1h30m", or `timedelta` objects.
 
     Args:
-        provider: the cloud to rent from: a driver such as `AWS()`, its name, or a list of either. From a list, the best
-            offer of all providers is rented. Default None: the nodes are processes on this machine.
+        provider: the provider to rent from: a driver such as `AWS()`, the name of a driver, or a list of these. From a
+            list, the best offer of all providers is rented. Default None: the nodes are processes on this machine.
         accelerator: the accelerators of each node: an object such as `accelerators.H100(count=8)`, a string such as
             "H100:8", or a list of alternatives. Default None: none.
         image: the packages, files and settings of each node. Default None: an empty `Image()`.
@@ -101,16 +101,16 @@ class ComputePool(Executor):
         slots: the number of calls that a node runs at once with its devices (accelerators). The devices are divided
             among the calls. Default None: one call with all devices. "per-device": one call for each device. A node
             with devices also has a slot for each CPU, for functions marked `@compute(devices=0)`. A node without
-            devices runs one call for each CPU, unless this is a number. See docs/slots.md.
+            devices runs one call for each CPU, unless `slots` is a number. See docs/slots.md.
         name: the name of the pool in logs, in the tags of its machines, and for `attach`. 1 to 40 of a-z, 0-9 and "-".
             Default None: a random name.
         lease: the time after which a node ends itself if no message from this process arrives. Default "10m".
         max_lifetime: the time after which each node ends itself, also while it works. Default None: no limit.
-        liveness: the time without any message from a node after which the node is given up. Its calls then raise
-            ConnectionLost, unless they may run again. Default 90 s.
+        liveness: the time without any message from a node after which the node is given up. The node's calls then raise
+            ConnectionLost, unless the calls may run again on another node. Default 90 s.
         grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout`. Default 5 s.
-        wait: the time to keep asking while every suitable offer is out of stock. It counts anew for each launch of
-            nodes. Default None: give up at once.
+        wait: the time to keep asking while every suitable offer is out of stock. The time counts anew for each launch
+            of nodes. Default None: give up at once.
         console: the form of the output about the pool. "live" is a view that updates itself, "plain" is lines, and
             "off" is nothing. Default "auto": live on a terminal, otherwise plain. The output of functions is shown
             in any case.
@@ -246,8 +246,8 @@ class ComputePool(Executor):
 
         Args:
             name: the name of the pool.
-            provider: the provider of its machines, as for `ComputePool`. Default None: the one that is recorded in the
-                ledger of this machine (the local database of rented machines).
+            provider: the provider of the pool's machines: a driver, the name of a driver, or a list of these. Default
+                None: the provider that is recorded in the ledger, the local database of rented machines.
             options: further arguments of `ComputePool`. If `accelerator` or `image` is given, nodes that are lost are
                 replaced; otherwise they are not.
 
@@ -271,7 +271,7 @@ class ComputePool(Executor):
 
         Raises:
             StillRunning: the end of some machines is not confirmed, so they may still cost money. The message names
-                them.
+                these machines.
             ErrorGroup: there are several such errors.
         """
         begun = self._begun
@@ -292,7 +292,7 @@ class ComputePool(Executor):
         the interruption.
 
         Raises:
-            StillRunning, ErrorGroup: the end of some machines is not confirmed; see `stop`.
+            StillRunning, ErrorGroup: the end of some machines is not confirmed, so they may still cost money.
         """
         try:
             Loop.shared().run(engine.stop())
@@ -322,7 +322,7 @@ class ComputePool(Executor):
                 False.
 
         Raises:
-            StillRunning, ErrorGroup: the end of some machines is not confirmed; see `stop`.
+            StillRunning, ErrorGroup: the end of some machines is not confirmed, so they may still cost money.
         """
         engine = self._engine
         if engine is not None and not cancel_futures and not shutdown.is_elsewhere(engine):
@@ -331,9 +331,13 @@ class ComputePool(Executor):
         self.stop()
 
     def __enter__(self) -> ComputePool:
-        """Start the pool, wait until it is ready, and return it; see `start`.
+        """Start the pool, wait until it is ready, and return it.
 
         Inside the `with` block, `await call` sends the call to this pool.
+
+        Raises:
+            PoolClosed: the pool has ended. Make a new one.
+            SkypoolError: the pool could not become ready. Its machines have been ended then.
         """
         self.start()
         calls.current.append(self)
@@ -528,7 +532,9 @@ class ComputePool(Executor):
                 of them. None for other calls.
 
         Raises:
-            PickleError, UsageError, PoolClosed: the call cannot be sent; see `send`.
+            PickleError: the function or an argument cannot be pickled.
+            UsageError: the pool does not have the node.
+            PoolClosed: the pool has ended.
         """
         items: Items[Any] = Items(call.function.name)
         self._submit(call, items, node, world)
@@ -594,7 +600,8 @@ class ComputePool(Executor):
         Raises:
             ExceptionGroup: several calls raised. If only one did, its exception is raised.
             UsageError: the argument is not a group, or a call names a node that the pool does not have.
-            PickleError, PoolClosed: a call cannot be sent; see `send`.
+            PickleError: the function or an argument of a call cannot be pickled.
+            PoolClosed: the pool has ended.
         """
         if not isinstance(group, Group):
             raise UsageError(f"run_group() takes a group of calls made by gather() or &, not {group!r:.80}")

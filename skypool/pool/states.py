@@ -35,8 +35,8 @@ class Node:
 
     Attributes:
         node: the number of the node.
-        phase: the phase of its life.
-        instance: the machine that the driver launched; None before that.
+        phase: the phase of the node's life.
+        instance: the machine that the driver launched; None before the launch.
         error: why the node failed; None if it did not.
         taken: when the provider takes the machine back, in seconds since 1970; None if the provider has not announced
             that. After the announcement, the phase stays ready while calls still run on the node.
@@ -77,8 +77,8 @@ class Pool:
     Attributes:
         minimum: the number of slices with which the pool is ready. If fewer are left, lost slices are replaced.
         maximum: the number of slices that the pool may grow to.
-        phase: the phase of its life.
-        nodes: the nodes by number, also those that have ended.
+        phase: the phase of the pool's life.
+        nodes: a dict from node numbers to the nodes, including nodes that have ended.
         failures: a dict from error texts to the number of rented slices that failed with that text before they were
             ready. In a text, "#" stands for each word that has a digit.
         replaced: the number of slices that replaced failed ones. Replacements of slices that the provider took back do
@@ -195,7 +195,7 @@ class Failed:
 
     Attributes:
         node: the number of the node.
-        error: why it failed.
+        error: why the node failed.
     """
 
     node: int

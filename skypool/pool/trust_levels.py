@@ -30,8 +30,8 @@ class Word:
 def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
     """Decide if the results of a machine may be unpickled, or are read as plain data only.
 
-    The pool's own setting decides. If there is none, the machine's offer decides, or the driver if the offer is not
-    known. A driver that has no general answer is asked for its offers, which may block.
+    The pool's `trust` setting decides. Without this setting, the machine's offer decides, or the driver if the offer is
+    not known. A driver that has no general answer is asked for its offers, which may block.
 
     Args:
         asked: the `trust` setting of the pool; None if the user left it out.

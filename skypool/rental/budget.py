@@ -78,9 +78,9 @@ class Line:
     def usd_between(self, start: float, end: float = math.inf) -> float:
         """Return the part of the instance's cost, in US dollars, for the time from `start` to `end`.
 
-        Both times are in seconds since 1970. Each moment is charged at the price that was valid then. If the instance
-        ended before its minimum billed time was over, that time is charged in full. Returns 0 if nothing is charged
-        between `start` and `end`.
+        Both times are in seconds since 1970. Each moment is charged at the price that was valid then. The minimum
+        billed time is charged in full, even if the instance ended earlier. Returns 0 if nothing is charged between
+        `start` and `end`.
         """
         start = max(start, self.begins)
         end = min(end, self.begins + self.seconds)

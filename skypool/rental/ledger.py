@@ -42,7 +42,7 @@ _BILLED_FROM = "max({launched}, min(COALESCE(?, {launched}), ?))"
 counts as the time of the request, and a time after the answer counts as the time of the answer. If the provider does
 not say, the time of the request is used."""
 _FACTS = ("type", "region", "zone", "market", "usd_per_hour", "least_billed")
-"""Columns that describe the offer of an order or of an instance; see `_facts`."""
+"""Columns of the ledger's tables that describe the offer of an order or of an instance."""
 _OF_POOL = "session IN (SELECT session FROM pools WHERE pool = ?) AND provider = ?"
 """SQL condition for the rows of one provider in all pools of a name."""
 _KEPT = 20_000
@@ -166,8 +166,8 @@ class Ledger:
     def intend(self, session: str, token: str, offer: Offer, nodes: Sequence[int]) -> None:
         """Record that an order (a request for machines) is about to be sent. Call it before each attempt to send it.
 
-        An order that is recorded already counts as unanswered again. It keeps the time when it was first sent, unless
-        the provider had refused it.
+        An order that is recorded already counts as unanswered again. Such an order keeps the time when it was first
+        sent, unless the provider had refused it.
 
         Args:
             session: id of the run of the pool.
@@ -226,7 +226,7 @@ class Ledger:
             instances: the machines.
             asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
                 Other nodes get the time when the order was first sent.
-            waits: True if the provider bills a machine only once it runs (see `billed`).
+            waits: True if the provider bills a machine only once it runs.
         """
         self._note(_answered(session, token, "rented", ""), *self._made(session, token, instances, asked or {}, waits))
 
@@ -250,7 +250,7 @@ class Ledger:
             instances: the machines.
             asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
                 Other nodes get the time when the order was first sent.
-            waits: True if the provider bills a machine only once it runs (see `billed`).
+            waits: True if the provider bills a machine only once it runs.
         """
         self._note(*self._made(session, token, instances, asked or {}, waits))
 
@@ -268,7 +268,7 @@ class Ledger:
             instances: the machines.
             asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
                 Other nodes get the time when the order was first sent.
-            waits: True if the provider bills a machine only once it runs (see `billed`).
+            waits: True if the provider bills a machine only once it runs.
         """
         now = clock.now()
         todo = list[Statement]()

@@ -66,7 +66,7 @@ class Record:
         beat: time of the last sign of life of `client`.
         lease: seconds for which machines live on without `client`.
         budget: limit of the cost; None for none.
-        ending: time when a process began to end the pool; None if none did.
+        ending: time when a process began to end the pool; None before, and again after a process took the pool over.
         ended: time when the pool's end was complete; None before.
         error: the error that ended the pool; "" for none.
         lines: the pool's instances and their costs, ordered by launch.

@@ -87,7 +87,7 @@ class Rental:
 
     @property
     def plan(self) -> Plan | None:
-        """The last plan: the offers that meet the pool's requirements, and why others do not.
+        """The last plan: the offers that meet the pool's requirements, and why other offers do not.
 
         None before the first plan. Also None after machines were out of stock, until a new plan is made.
         """
