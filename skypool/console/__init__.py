@@ -6,8 +6,8 @@ A pool is a set of rented machines, its nodes, on which functions run. The libra
 is drawn, because that takes time. Everything else needs only the standard library.
 
 - `plain`: lines for files, pipes and CI; `live`: the live view for terminals.
-- `words`: turns events into lines of text; `board`: turns them into the state that a live view shows.
-- `view`: layout of the live view; `screen`: draws it on the terminal, in a thread of its own.
+- `words`: turns events into lines of text; `board`: turns events into the state that a live view shows.
+- `view`: layout of the live view; `screen`: draws the view on the terminal, in a thread of its own.
 - `printer`: prints functions' output, marked with the node; `lines`: cuts streams of text into whole lines.
 - `outlet`: writes to the user's stdout and stderr without blocking the caller for long.
 """

@@ -1,4 +1,4 @@
-"""State of the live view: collects a pool's events, and returns one row for each node. `view` and `screen` draw it."""
+"""State of the live view: collects a pool's events, and returns one row for each node. `screen` draws the rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Row:
         waiting: number of calls that wait on the node for a free slot.
         done: number of calls that the node has completed.
         running: names of running functions.
-        down: reason why the connection to the node is broken; "" if it is not.
+        down: reason why the connection to the node is broken; "" if the connection works.
         tail: the last part of the output of the node's calls or of its setup; "" for none.
     """
 
@@ -70,7 +70,7 @@ class Picture:
 
 
 class Board:
-    """A collector of a pool's events. From them it derives the current state of the pool, as a `Picture`.
+    """A collector of a pool's events. It derives the current state of the pool from the events, as a `Picture`.
 
     Attributes:
         changes: the number of events so far.

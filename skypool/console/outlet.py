@@ -25,7 +25,7 @@ MOST = 64 << 20
 PATIENCE = 1.0
 """Seconds that a writer waits for room. Then its text is dropped, and a note about that is written."""
 _PIECE = select.PIPE_BUF
-"""Bytes that a pipe takes without blocking once it is writable."""
+"""Number of bytes that a pipe takes without blocking as soon as the pipe is writable."""
 
 
 class Backlog:
@@ -152,8 +152,8 @@ class Above:
     def forget(self) -> None:
         """Make `write` write to the file itself from now on, in a forked child process, which has no view.
 
-        An unfinished line is not written. The lock is replaced by a free one, because another thread may have held it
-        during the fork.
+        An unfinished line is not written. The lock is replaced by a free lock, because another thread may have held the
+        old one during the fork.
         """
         self._lock = threading.RLock()
         self._drawn = False
@@ -253,7 +253,7 @@ _shared: dict[str, Outlet] = {}
 
 
 def outlet(name: Literal["stdout", "stderr"]) -> Outlet:
-    """Return this process's writer for "stdout" or "stderr". It is made on first use, and all pools share it."""
+    """Return this process's writer for "stdout" or "stderr". All pools share the writer, which is made on first use."""
     return _shared.setdefault(name, Outlet(name))
 
 

@@ -36,8 +36,8 @@ class _Source:
 class Printer:
     """Printer of the output of one pool's nodes. Each line is printed with a mark, as `[node.slot] line`.
 
-    What functions print to stdout goes to stdout, and what they print to stderr goes to stderr. A slot is a place on a
-    node where one call runs at a time. Lines of a node with one slot have the mark `[node]`. Lines of a CPU slot (one
+    Output to stdout on a node goes to stdout here, and output to stderr goes to stderr. A slot is a place on a node
+    where one call runs at a time. Lines of a node with one slot have the mark `[node]`. Lines of a CPU slot (one
     without a device) on a node with devices have a mark such as `[node.cpu3]`. If several pools print, the pool's name
     comes first: `[pool node.slot]`.
 

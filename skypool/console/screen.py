@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PAUSE = 0.125
 """Minimum seconds between two drawings of the view."""
 _AT_LEAST_EVERY = 1.0
-"""Seconds after which the view is drawn again although nothing has happened, because it shows durations."""
+"""Seconds after which the view is drawn again although nothing has happened, because the view shows durations."""
 _DUTY = 20
 """After a drawing, the thread waits this many times as long as the drawing took, within the two limits above."""
 
@@ -114,7 +114,7 @@ class Screen:
                 self._file.flush()
 
     def _let_ask(self) -> None:
-        """Pause the drawing while `input()` uses the terminal.
+        """Pause the drawing while `input()` uses the terminal to ask the user.
 
         Return when the user has answered, or when the view is to end. Return at once if `input()` is not running.
         """
@@ -186,7 +186,7 @@ class Screen:
     def _give_back(self) -> str:
         """Restore `sys.stdout`, `sys.stderr` and `input()`, and return the unfinished lines of stdout and stderr.
 
-        If other code has replaced one of them meanwhile, that replacement stays.
+        If other code has replaced one of the three meanwhile, that replacement stays.
         """
         begun = ""
         self._give_back_input()

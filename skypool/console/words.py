@@ -79,7 +79,7 @@ class Words:
 
     Args:
         routine: True (the default) also describes what goes as planned, such as a node that becomes ready. False
-            describes only problems, notices and the pool's end. It is for consoles where a live view shows the rest.
+            describes only problems, notices and the pool's end, because a live view shows the rest.
     """
 
     def __init__(self, *, routine: bool = True) -> None:
@@ -223,8 +223,8 @@ class Words:
         line says "failed" instead of "lost". A further event with another reason gives the line "node 3:" and that
         reason. For a reason that was reported before, "" is yielded, which shows nothing.
 
-        When the node has ended, the line "node 3 ended" follows. It is left out if `routine` is False, and while the
-        whole pool ends.
+        When the node has ended, the line "node 3 ended" follows. This line is left out if `routine` is False, and while
+        the whole pool ends.
         """
         ready = self._slots.pop(e.node, None) is not None
         self._cpu_slots.pop(e.node, None)

@@ -77,8 +77,8 @@ def can_go_on(pool: Pool, hopeless: bool) -> bool:
 
     Args:
         pool: the state after the loss.
-        hopeless: True if launching machines is not expected to succeed. Then a pool can go on only if it is ready and
-            one of its nodes is ready.
+        hopeless: True if further launches are expected to fail. Then a pool can go on only if the pool is ready and has
+            a ready node.
     """
     if pool.phase is Phase.READY and any(node.phase is Phase.READY for node in pool.nodes.values()):
         return True

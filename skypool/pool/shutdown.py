@@ -46,9 +46,10 @@ def watch(each: Living) -> None:
 
 
 def _exit_on_signals() -> None:
-    """Let SIGTERM and SIGHUP exit the interpreter instead of killing it. Call it in the main thread.
+    """Let SIGTERM and SIGHUP exit the interpreter in the usual way, instead of killing it at once.
 
-    A signal that the program handles or ignores is left as it is. For example, `nohup` makes a program ignore SIGHUP.
+    Call this in the main thread. A signal that the program handles or ignores already is left alone. For example,
+    `nohup` makes a program ignore SIGHUP.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -91,10 +92,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _end_all() -> None:
-    """End all watched objects one after the other. It runs when the interpreter exits.
+    """End all watched objects one after the other. The interpreter calls this when it exits.
 
-    An error does not keep the other objects from being ended. A single error is raised as it is, several as an
-    ErrorGroup.
+    After an error, the other objects are ended all the same. A single error is then raised unchanged; several errors
+    are raised as an ErrorGroup.
     """
     errors: list[Exception] = []
     for each in list(_living):

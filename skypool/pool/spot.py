@@ -46,7 +46,7 @@ class Departures:
         self._since: dict[int, float] = {}
 
     def admitted(self, node: int) -> None:
-        """Note that a node is ready from now on, to know later how long it served."""
+        """Note that a node is ready from now on, to know later for how long the node was ready."""
         self._since[node] = time.monotonic()
 
     def noticed(self, node: int, at: float) -> None:
@@ -64,10 +64,11 @@ class Departures:
             self._apply(states.Interrupted(node, at, served))
 
     async def follow(self, node: int, at: float, is_up: Callable[[], bool]) -> None:
-        """Wait until a node that its provider takes back is gone, and report it as failed. There is no time limit.
+        """Wait until a node that its provider takes back is gone, then report to the state machine that it has failed.
 
-        The provider is asked every 5 s if the machine has ended. This begins when the announced time has passed, or
-        when the connection is down. Returns when the node is no longer ready, for whatever reason.
+        The provider is asked every 5 s if the machine has ended. The requests begin when the announced time has passed,
+        or when the connection is down. Returns when the node is no longer ready, for whatever reason. There is no time
+        limit.
 
         Args:
             node: the number of the node.

@@ -16,8 +16,8 @@ from skypool.model import Instance
 class Phase(Enum):
     """A phase in the life of a pool or a node. The phases are listed in the order in which they follow each other.
 
-    A pool has no booting or bootstrapping phase: it is launching until it is ready. "draining" means that the machines
-    are being ended.
+    A pool has no booting or bootstrapping phase: a pool is launching until it is ready. "draining" means that the
+    machines are being ended.
     """
 
     PLANNED = "planned"
@@ -41,8 +41,8 @@ class Node:
         taken: when the provider takes the machine back, in seconds since 1970; None if the provider has not announced
             that. After the announcement, the phase stays ready while calls still run on the node.
         host: the position of the node in its slice (hosts that are rented together), from 0.
-        waits: True if the node waits for the other hosts of its slice. They become ready together, and end together
-            when the provider takes them back.
+        waits: True if the node waits for the other hosts of its slice. The hosts become ready together. When the
+            provider takes them back, they also end together.
     """
 
     node: int
@@ -84,7 +84,8 @@ class Pool:
         replaced: the number of slices that replaced failed ones. Replacements of slices that the provider took back do
             not count.
         hasty: the number of slices in a row that were taken back before they had served `WORTHWHILE` (300) seconds.
-        first: the first error with which a rented slice failed before it was ready; None if none failed so.
+        first: the first error with which a rented slice failed before the slice was ready; None if there was no such
+            error.
         error: the error that ended the pool; None if the pool goes on, or was ended without an error.
         hosts: the number of nodes that each slice is expected to have.
     """
@@ -157,7 +158,8 @@ class Launched:
     Attributes:
         node: the node number of the first host.
         instance: the machine of the first host.
-        others: the machines of the other hosts; () for one machine. Their node numbers are `node` + 1 and so on.
+        others: the machines of the other hosts; () for one machine. The numbers of these nodes follow `node`: `node` +
+            1 and so on.
     """
 
     node: int
@@ -338,7 +340,7 @@ class Admit:
 class Drain:
     """An action of the engine: send no more calls to a node, because the provider takes its machine back.
 
-    The calls that run there go on. When they have ended, the engine reports `Drained`.
+    The calls that run on the node go on. When they have ended, the engine reports `Drained`.
 
     Attributes:
         node: the number of the node.

@@ -38,7 +38,7 @@ class Line:
         ended: True if the instance's end is proved. Until then its cost grows.
         billed_from: time since when the provider bills the instance; None if billing has not begun, as for a machine
             that waits in a queue.
-        earlier: earlier prices, each as (time until which it was valid, US dollars per hour), the oldest first.
+        earlier: earlier prices, each as (time until which the price was valid, US dollars per hour), the oldest first.
     """
 
     provider: str
@@ -57,7 +57,7 @@ class Line:
 
     @property
     def begins(self) -> float:
-        """The time in seconds since 1970 from which the instance is charged; `until` if it is not billed yet."""
+        """The time in seconds since 1970 from which the instance is charged; `until` if billing has not begun."""
         return self.until if self.billed_from is None else self.billed_from
 
     @property
@@ -72,7 +72,7 @@ class Line:
 
     @property
     def usd(self) -> float:
-        """The cost of the instance in US dollars, from the beginning of billing; 0 if it is not billed yet."""
+        """The cost of the instance in US dollars; 0 if billing has not begun."""
         return self.usd_between(-math.inf)
 
     def usd_between(self, start: float, end: float = math.inf) -> float:
@@ -267,7 +267,7 @@ class Budget:
 
 
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
-    """Return the time when the amount `left` is spent, in seconds since 1970; `math.inf` if it never is.
+    """Return the time when the amount `left` is spent, in seconds since 1970; `math.inf` if this never happens.
 
     Returns `now` if nothing is left and a machine costs money now.
 

@@ -133,7 +133,7 @@ def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
         The survey. A driver that fails is in its `failures`.
 
     Raises:
-        LedgerError: there is a ledger, and it cannot be read.
+        LedgerError: the ledger cannot be read.
     """
     at = clock.now()
     records = ledger.pools() if ledger is not None else []
@@ -167,8 +167,8 @@ def _asked(driver: Driver) -> list[Thing] | Exception:
 def _key(thing: Thing) -> tuple[str, ...]:
     """Return a key that identifies a thing (machine or other resource), for sorting and for removing duplicates.
 
-    The key begins with the provider and the pool. It sorts the instances of a pool before the pool's other resources.
-    If two drivers of a provider find the same thing, the keys are the same.
+    The key begins with the provider and the pool. Instances of a pool are sorted before the pool's other resources. If
+    two drivers of a provider find the same thing, the keys are the same.
     """
     if isinstance(thing, Instance):
         return thing.provider, thing.pool, "", f"{thing.node:06d}", thing.id, thing.token
@@ -294,8 +294,8 @@ def _terminate_group(group: Sequence[Found]) -> None:
 def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list[str]:
     """Close the ledger's records of pools that have no process and no resource left, and delete these pools' ssh keys.
 
-    A record stays open if one of the pool's providers was not asked or did not answer. It also stays open if machines
-    may still appear, or may run where they cannot be seen from here.
+    A record stays open if one of the pool's providers was not asked or did not answer. A record also stays open if
+    machines may still appear, or may run without being listed to this computer.
 
     Args:
         ledger: the ledger (the local database of rented machines).

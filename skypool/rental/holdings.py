@@ -1,4 +1,4 @@
-"""Keeps track of the machines of one pool, from the order to the proof of their end, and records them in the ledger.
+"""Records the machines of one pool in the ledger, from the order of each machine to the proof of its end.
 
 The ledger is the local database of rented machines. An order is a request to a provider to create machines.
 """
@@ -37,7 +37,7 @@ def _key(instance: Instance) -> _Key:
 
 
 class Holdings:
-    """The record of the machines that one pool has rented. Its methods block, and any thread may call them.
+    """The record of the machines that one pool has rented. Any thread may call the methods, which may block.
 
     The pool's launcher and the drivers report to this object what becomes of each order: a request to a provider to
     create machines. Before the pool begins, there is no ledger, and nothing is written to disk.
@@ -138,9 +138,10 @@ class Holdings:
             asked.setdefault(node, now)
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record machines of an order that is not answered yet, as they cost something even if the launch fails later.
+        """Record machines of an order (a request for machines) that is not answered yet.
 
-        This may be called several times for an order. Without a ledger, the machines are noted in memory only.
+        These machines cost something even if the launch fails later. This may be called several times for an order.
+        Without a ledger, the machines are noted in memory only.
         """
         self._made.setdefault(order.token, {}).update({_key(each): each for each in instances})
         if self.ledger is not None:
@@ -153,9 +154,9 @@ class Holdings:
             )
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that these machines have ended: an unfinished launch made them and terminated them again.
+        """Record that machines have ended which an unfinished launch made and terminated again.
 
-        The order itself stays open.
+        The order (the request for the machines) stays open.
         """
         for each in instances:
             self._made.get(order.token, {}).pop(_key(each), None)
@@ -189,7 +190,7 @@ class Holdings:
             self.ledger.refused(self.session, order.token, str(error))
 
     def failed(self, order: Order) -> None:
-        """Terminate the machines of an order that is given up, as they cost something and serve nobody.
+        """Terminate the machines of an order (a request for machines) that is given up.
 
         If the order got no answer, its machines are looked for now, and again by later calls of `terminate_lost`. If
         the end of a machine is not proved, nothing is raised: the machine is then in `there`, and its provider in
@@ -316,7 +317,7 @@ class Holdings:
             self.ledger.ended(self.session, provider, *some)
 
     def _settle(self, driver: Driver, instances: Sequence[Instance], silent: Mapping[int, float]) -> None:
-        """Record which of these instances died earlier, and which have begun to be billed, before they are terminated.
+        """Record which instances died earlier, and which have begun to be billed. Call this before the termination.
 
         If the provider cannot be asked, the user is told, and nothing is recorded. Does nothing without a ledger.
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
 
 _PATIENCE = 60.0
-"""Seconds for which one order is repeated. It is also the longest pause that a provider may ask for."""
+"""Seconds for which one order is repeated. If a provider asks for a longer pause, the pause is cut to this length."""
 _ATTEMPTS = 6
 """Largest number of times that one order is sent."""
 _FAILOVER = (
@@ -54,8 +54,8 @@ Attempts = list[tuple[Offer, ProviderError]]
 class Book(Protocol):
     """A record of orders (requests for machines): each is written down before it is sent, and then what became of it.
 
-    `intend` is called before each attempt to send an order. `rented` or `refused` is called when the order is answered,
-    and `failed` when it is given up.
+    `intend` is called before each attempt to send an order. `rented` or `refused` is called when the order is answered.
+    `failed` is called when the order is given up.
     """
 
     def intend(self, order: Order, offer: Offer) -> None: ...
@@ -99,7 +99,7 @@ class Launcher:
         stopping: event that is set when nothing more is to be rented.
         lacking: the places that accepted an order and then had no machine; these places are not tried. Keys are as
             returned by the function `place`; values are the errors.
-        together: True if one order must make the machines of all nodes, as they need a private network.
+        together: True if one order must make the machines of all nodes, because the nodes need a private network.
     """
 
     drivers: Sequence[Driver]
@@ -115,7 +115,7 @@ class Launcher:
 
         The offers are tried in order. After a refusal, other offers that the same refusal covers are skipped. If an
         offer has machines for some of the nodes only, the other nodes are tried on the next offer, unless `together` is
-        True. An order without an answer stays open in `book`, as it may have made machines.
+        True. An order without an answer stays open in `book`, because the order may have made machines.
 
         Args:
             offers: the offers, in the order in which to try them.
@@ -163,7 +163,8 @@ class Launcher:
             The instances of each order, so that they are known even if a later order is refused.
 
         Raises:
-            QuotaError: the quota does not allow even one more machine. With `together`: it does not allow all machines.
+            QuotaError: the quota does not allow one more machine. With `together`: the quota does not allow all
+                machines.
             ProviderError: the provider refused for another reason.
         """
         most = len(nodes)
@@ -183,8 +184,8 @@ class Launcher:
     def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
         """Send one order (a request for machines), and return its instances.
 
-        The order is recorded in `book` before it is sent, and again when it is answered. It is sent again with the same
-        token if the provider asks to wait, or if the provider's reply was lost. After a lost reply, a refusal is not
+        The order is recorded in `book` before it is sent, and again when it is answered. If the provider asks to wait,
+        or if its reply was lost, the order is sent again with the same token. After a lost reply, a refusal is not
         recorded: the lost attempt may have made machines, so the order stays open. Fewer instances than ordered may be
         returned.
 
@@ -233,7 +234,7 @@ class Launcher:
 def _patiently(stopping: threading.Event) -> Retrying:
     """Return a tenacity retry object that repeats an order (a request for machines) after RateLimitError and NoAnswer.
 
-    It makes up to 6 attempts in up to 60 s, and then raises the last error. Pauses are random and grow up to 30 s, or
+    There are up to 6 attempts in up to 60 s; then the last error is raised. Pauses are random and grow up to 30 s, or
     are as long as the provider asks, up to 60 s. A pause ends when `stopping` is set.
     """
     from tenacity import (
@@ -276,7 +277,7 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
-    """Return text that says how the instances of a launch differ from the order; "" if they do not.
+    """Return text that says how the instances of a launch differ from the order; "" if they agree with the order.
 
     The machines must be those of the first nodes of the order. There must be at least one, and with a private network
     as many as were ordered. Slices (several machines rented together at one price) must be complete and separate.

@@ -95,16 +95,16 @@ class Ledger:
     def begin(
         self, pool: str, session: str, *, lease: float, budget: Budget | None = None, drivers: Sequence[Driver] = ()
     ) -> None:
-        """Record that this process begins a pool. Call it before anything is rented.
+        """Record that this process begins a pool. Call this before anything is rented.
 
-        It also deletes the records of pools that ended more than a year ago.
+        Records of pools that ended more than a year ago are deleted.
 
         Args:
             pool: name of the pool.
             session: id of this run of the pool.
-            lease: seconds for which its machines live on without this process.
-            budget: limit of its cost; None for no limit.
-            drivers: drivers of its providers. They are recorded without their secrets.
+            lease: seconds for which the pool's machines live on without this process.
+            budget: limit of the pool's cost; None for no limit.
+            drivers: drivers of the pool's providers. Their secrets are not recorded.
 
         Raises:
             LedgerError: the file cannot be written; rent nothing.
@@ -135,10 +135,11 @@ class Ledger:
 
         Args:
             pool: name of the pool.
-            lease: seconds for which its machines live on without this process. None or 0 keeps the recorded lease.
+            lease: seconds for which the pool's machines live on without this process. None or 0 keeps the recorded
+                lease.
 
         Returns:
-            The pool's record as it was before; None if there is no such pool.
+            The pool's record before the change; None if there is no such pool.
 
         Raises:
             LedgerError: the file cannot be written.
@@ -164,7 +165,7 @@ class Ledger:
         return self._file.write(work, holds=lambda record: record.session if record else "")
 
     def intend(self, session: str, token: str, offer: Offer, nodes: Sequence[int]) -> None:
-        """Record that an order (a request for machines) is about to be sent. Call it before each attempt to send it.
+        """Record that an order (a request for machines) is about to be sent. Call this before each attempt to send it.
 
         An order that is recorded already counts as unanswered again. Such an order keeps the time when it was first
         sent, unless the provider had refused it.
@@ -297,8 +298,8 @@ class Ledger:
         Args:
             session: id of the run of the pool.
             instances: the instances. Their `billed_from` is the time that the provider says.
-            since_request: if True, use the time of the request instead of now where the provider does not say. It is
-                meant for machines that nobody watched until now.
+            since_request: which time counts if the provider does not say since when it bills an instance. True means
+                the time of the request. False (the default) means now.
         """
         now = clock.now()
         unsaid = "launched" if since_request else "?"
@@ -396,8 +397,8 @@ class Ledger:
     def ended_at(self, session: str, provider: str, times: Mapping[str, float]) -> None:
         """Record when these instances have ended. Instances on record as ended are not changed.
 
-        A time in the future counts as now. A time before billing began counts as the time when it began. If billing has
-        not begun, a time before the launch counts as the time of the launch. Does not raise if the file cannot be
+        A time in the future counts as now. A time before the beginning of billing counts as that beginning. If billing
+        has not begun, a time before the launch counts as the time of the launch. Does not raise if the file cannot be
         written.
 
         Args:
@@ -421,8 +422,8 @@ class Ledger:
         Args:
             pool: name of the pools.
             provider: name of the driver.
-            seen: ids of instances that existed just now. They count as ended now. All others must have ended before:
-                they count as ended when their pool's lease was over, or now if it is not over yet.
+            seen: ids of instances that existed just now. They count as ended now. All other instances must have ended
+                before. They count as ended when their pool's lease was over, or now if the lease is not over yet.
         """
         now = clock.now()
         marks = ", ".join("?" * len(seen))
@@ -450,11 +451,11 @@ class Ledger:
         return found is None or found[0] is None
 
     def ending(self, pool: str) -> None:
-        """Record that this process begins to end the pools of this name. No process can rent anything more for them.
+        """Record that this process begins to end the pools of this name, so that no process rents more for these pools.
 
         From now on, this process is on record as the pools' process. If a process has begun to end a pool already, the
-        recorded time of that is kept. Pools that have ended are not changed. Does not raise if the file cannot be
-        written.
+        recorded time of that beginning is kept. Pools that have ended are not changed. Does not raise if the file
+        cannot be written.
         """
         me = Process.this()
         sql = "UPDATE pools SET ending = COALESCE(ending, ?), host = ?, pid = ?, birth = ?"
@@ -527,7 +528,7 @@ class Ledger:
         return found
 
     def receipt(self, session: str, now: float | None = None) -> Receipt:
-        """Return what a pool's instances cost so far, as a `Receipt`. It has no lines if the pool is not known.
+        """Return what a pool's instances cost so far, as a `Receipt`; without lines if the pool is not known.
 
         If the file cannot be read or written, what this process has in memory is used. So budgets work without the
         file, too.

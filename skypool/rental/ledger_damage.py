@@ -51,7 +51,7 @@ def _passes(error: BaseException) -> bool:
 
 
 def version(book: sqlite3.Connection) -> int:
-    """Return the version of a ledger's tables, a number from 1. It may be the version of a newer skypool.
+    """Return the version of a ledger's tables, a number from 1. A newer skypool may have written a higher version.
 
     Raises:
         Damaged: the version and its second copy (see `MARK`) do not match, or the file has no version.
@@ -107,7 +107,7 @@ def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
 
     Args:
         book: connection to the ledger.
-        schema: the expected tables and indexes; None if they are those of an earlier version.
+        schema: the expected tables and indexes; None to accept those of an earlier version.
 
     Raises:
         Damaged: something is wrong with the content, or the tables and indexes differ from `schema`.
@@ -126,7 +126,7 @@ def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
 def schema_of(book: sqlite3.Connection) -> Schema:
     """Return the tables and indexes of a database, each as (type, name, table, SQL statement that made it).
 
-    They are sorted by type and name. The SQL is None for an index that SQLite made by itself.
+    The list is sorted by type and name. The SQL is None for an index that SQLite made by itself.
     """
     return book.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
 

@@ -74,11 +74,12 @@ class LedgerFile:
         does not have them.
 
         Args:
-            work: makes the changes on a connection. It may be called twice.
+            work: function that makes the changes on a connection. It may be called twice.
             patience: seconds to wait while another process locks the file; None means 30.
             thoroughly: True checks the whole file for damage first.
-            holds: called with the result of `work`. It returns the session (id of one run of a pool) that this process
-                runs from now on, whose rows are then kept in memory. If it returns "", no further session is kept.
+            holds: function that takes the result of `work`, and returns the session (id of one run of a pool) that this
+                process runs from now on. The rows of this session are then kept in memory. "" means no session; this is
+                what the default returns.
 
         Raises:
             LedgerError: the file cannot be written, or is locked for longer than `patience`.
@@ -322,8 +323,8 @@ def _is_full(file: Path, error: BaseException) -> bool:
 def _trouble(file: Path, error: BaseException) -> str:
     """Return the message for an error of the file: what is wrong, and what to do.
 
-    There are three messages: another process locks the file, its disk is full, or it cannot be written for another
-    reason.
+    There are three messages: another process locks the file, the disk is full, or the file cannot be written for
+    another reason.
     """
     if _is_locked(error):
         return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"

@@ -40,12 +40,15 @@ CREATE TABLE IF NOT EXISTS earlier_prices (
 );
 """,
 )
-"""SQL that brings the tables from each version to the next; the first makes them in an empty file. Users have files of
-every version, so only add to this. `orders.at` is when an order was first sent, `orders.sent` when it was last sent."""
+"""SQL steps that bring the tables from each version to the next. The first step makes the tables in an empty file.
+
+Users have files of every version, so only add steps. `orders.at` is the time when an order was first sent, and
+`orders.sent` the time when it was last sent.
+"""
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""
 KEPT = ("pools", "orders", "instances", "earlier_prices")
-"""Tables whose rows a process keeps in memory for the pools that it runs; here all tables."""
+"""The tables whose rows a process keeps in memory for the pools that the process runs. These are all tables."""
 Rows = dict[str, list[tuple[object, ...]]]
 """The rows of one session (one run of a pool): a dict from table names to lists of rows."""
 

@@ -113,10 +113,9 @@ class Planning:
     def waiting(self, pause: Pause) -> AsyncRetrying:
         """Return a tenacity retry object that repeats a function after a shortage, until the pool's `wait` is over.
 
-        The function is repeated if it raises an error for which `is_short` is True. It is also repeated if it returns a
-        `Rented` that has such an error and no instances. When the time is over, the last result is returned, or the
-        last error raised. The pauses grow from about 2 s to about 2 minutes. Before each pause, the user is told, and
-        the plan is dropped.
+        A shortage is an error for which `is_short` is True. The function may raise this error, or return a `Rented`
+        with this error and no instances. When the time is over, the last result is returned, or the last error raised.
+        The pauses grow from about 2 s to about 2 minutes. Before each pause, the user is told, and the plan is dropped.
 
         Args:
             pause: function that sleeps between two attempts. It is called with the number of seconds.

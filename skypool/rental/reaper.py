@@ -77,7 +77,7 @@ def terminate_all(
 
 
 def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -> None:
-    """Call `work` until it succeeds. Give up if the time is over, or if its error cannot pass by itself.
+    """Call `work` until it succeeds. Give up if the time is over, or if the error of `work` cannot pass by itself.
 
     On giving up, the last error is raised. The pauses between two calls double from half a second up to an eighth of
     the time limit, but at most a minute.

@@ -134,7 +134,7 @@ def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
     A class in `allow_results` becomes its full name. Names are not looked up, so the classes need not exist here.
 
     Args:
-        trust: "full", "data", or None to leave it to the offers.
+        trust: "full", "data", or None if the offer of each machine decides.
         allow_results: classes that results may contain besides plain data: a class, a name such as "mypkg.Point", or
             "mypkg.*" for all classes of a package. Several of these are given as a list, tuple or set.
 
