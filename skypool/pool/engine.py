@@ -146,10 +146,8 @@ class PoolEngine:
     async def _why_it_ended(self) -> BaseException:
         """End what is left of a pool that ended before it was ready, and return the error that ended the pool.
 
-        If no error ended the pool, the user stopped it; then return a PoolClosed.
-
-        The error gets a note for each node that failed in another way. If the end of a machine is not confirmed, the
-        error gets a note about that, too.
+        The error gets a note for each node that failed for another reason, and a note if the end of a machine is not
+        confirmed. If the pool has no error, the user stopped it; then a PoolClosed is returned.
         """
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         nodes = [node for node in self.state.nodes.values() if node.error is not None]
@@ -314,7 +312,7 @@ class PoolEngine:
             )
 
     def _packing(self) -> Callable[[int, int], None]:
-        """Return a function that tells the user how many bytes of the files have been packed.
+        """Return a function that tells the user how many bytes of the image's files have been packed.
 
         The returned function is called as (bytes done, bytes in all). It emits an event at most once a second, and one
         at the end.
@@ -358,7 +356,7 @@ class PoolEngine:
                 self.apply(states.Failed(node, rented.error))
 
     def _note_growth(self, error: Exception | None) -> None:
-        """Note the result of an attempt to launch nodes of a ready pool: its error, or None if it succeeded.
+        """Note the result of an attempt to launch nodes of a ready pool: the error, or None after a success.
 
         A failure delays the next attempt to grow, by 5 s at first. Each further failure doubles the delay, up to 300 s;
         a success resets the delay. The user is told of a failure, but not again while the same failure repeats.
@@ -419,7 +417,7 @@ class PoolEngine:
         is_last = False
 
         async def end() -> Mapping[int, StillRunning]:
-            """Try once to end the machines that are left. Return their errors by node number; {} if all have ended."""
+            """Try once to end the machines that are left. Return a dict from node numbers to errors; {} if all ended."""
             nonlocal is_last
             is_last = self.state.phase in (Phase.DRAINING, Phase.ENDED)
             return await self._end(left)
@@ -563,7 +561,7 @@ class PoolEngine:
     def _on_notice(self, node: int, at: float) -> None:
         """Handle a node's notice that its provider takes the machine back. Does not block.
 
-        Any thread may call this. When it returns, the node and the other hosts of its slice (hosts that are rented
+        Any thread may call this. When this returns, the node and the other hosts of its slice (hosts that are rented
         together) get no more calls. The engine's thread reports the notice to the state machine later.
 
         Args:

@@ -4,12 +4,12 @@ It decides when to launch, replace, drain (give no more calls) and end nodes, al
 
     planned → launching → booting → bootstrapping → ready → draining → ended
 
-These are the phases of a node. A pool has the same ones, except booting and bootstrapping. `engine` performs the
-actions and reports their results as events.
+These are the phases of a node. A pool has the same phases, except booting and bootstrapping. `engine` performs the
+actions, and reports the results as events.
 
 The state machine launches, replaces and counts slices. A slice is one machine, or several hosts that a provider rents
-out only together. Each host is a node, and the slice is named by the node number of its first host. A slice is ready
-when all its hosts are, and ends as a whole. A pool becomes ready when `minimum` of its slices are.
+out only together. Each host is a node. The node number of the first host identifies the slice. A slice is ready when
+all its hosts are ready, and ends as a whole. A pool becomes ready when `minimum` of its slices are ready.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
         hosts: the number of nodes of each slice; more than 1 if a provider rents out several hosts only together.
 
     Returns:
-        (pool, actions): the state after, and the actions that the engine must perform, in order.
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
     """
     if pool.phase is not Phase.PLANNED:
         return pool, []
@@ -134,7 +134,7 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
         instances: the machines of the slice, in order.
 
     Returns:
-        (pool, actions): the state after, and the actions that the engine must perform, in order.
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
     """
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
@@ -145,7 +145,7 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
 
 
 def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Mark a node as set up. When all hosts of its slice are set up, make them ready and give them calls.
+    """Mark a node as set up. When all hosts of its slice are set up, they become ready and get calls.
 
     A slice is one machine, or several hosts that are rented together. A launching pool becomes ready when
     `pool.minimum` slices are ready. Does nothing for a node that was not being set up. Returns the new state, and the
@@ -180,7 +180,7 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
         error: why the node failed.
 
     Returns:
-        (pool, actions): the state after, and the actions that the engine must perform, in order.
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
     """
     state = pool.nodes[node]
     hosts = pool.slice_of(node)
@@ -231,7 +231,7 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
         served: the seconds for which the node was ready.
 
     Returns:
-        (pool, actions): the state after, and the actions that the engine must perform, in order.
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
     """
     state = pool.nodes[node]
     if state.phase is not Phase.READY or state.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
