@@ -417,7 +417,7 @@ class PoolEngine:
         is_last = False
 
         async def end() -> Mapping[int, StillRunning]:
-            """Try once to end the machines that are left. Return a dict from node numbers to errors; {} if all ended."""
+            """Try once to end the machines that are left. Return a dict from node numbers to errors; {} if none."""
             nonlocal is_last
             is_last = self.state.phase in (Phase.DRAINING, Phase.ENDED)
             return await self._end(left)

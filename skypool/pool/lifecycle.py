@@ -218,7 +218,7 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
 
 
 def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool, list[Action]]:
-    """Give no more calls to a slice that the provider takes back. Launch another if fewer than the minimum are left.
+    """Give no more calls to a slice that the provider takes back. Launch another slice if the pool then has too few.
 
     A slice is one machine, or several hosts that are rented together. Calls that run on the slice go on. If the pool is
     not ready yet, no call runs, so the slice is ended at once. Does nothing in three cases: the node is not ready, the
@@ -253,8 +253,8 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
 def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
     """Note that no call is left on a node that the provider takes back.
 
-    When no call is left on any host of its slice (hosts that are rented together), end the slice. Does nothing for a
-    node that is not taken back. Returns the new state, and the actions that the engine must perform.
+    When no call is left on any host of the node's slice (hosts that are rented together), end the slice. Does nothing
+    for a node that is not taken back. Returns the new state, and the actions that the engine must perform.
     """
     if pool.nodes[node].taken is None:
         return pool, []

@@ -89,8 +89,8 @@ class NodeListener:
     def _on_pong(self, said: Pong) -> None:
         """Pass a status report of the node on.
 
-        If the report says that the provider takes the machine back, `on_notice` is called first. It is called at most
-        once in 0.1 s.
+        If the report says that the provider takes the machine back, `on_notice` is called first, but at most once in
+        0.1 s.
         """
         now = time.monotonic()
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:

@@ -274,8 +274,8 @@ def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> floa
     Args:
         left: US dollars that are left.
         now: the time now, in seconds since 1970.
-        costs: for each machine, its price in US dollars per hour, and the time from which it is charged. The order does
-            not matter.
+        costs: a pair for each machine: the price in US dollars per hour, and the time from which the machine is
+            charged. The pairs may have any order.
     """
     rate = 0.0
     at = now

@@ -178,7 +178,7 @@ def _key(thing: Thing) -> tuple[str, ...]:
 def judged(
     things: Sequence[Thing], renews: bool, records: Sequence[Record], now: float
 ) -> list[tuple[Thing, Verdict, str]]:
-    """Return each thing with its verdict and the reason, in the given order. No provider is asked.
+    """Decide for each thing if it is in use, and return the things with the reasons. No provider is asked.
 
     Args:
         things: things (machines and other resources) at one provider.
@@ -188,8 +188,8 @@ def judged(
         now: the time in seconds since 1970.
 
     Returns:
-        For each thing (thing, verdict, reason). The verdict is "live" if the thing is in use, "lost" if it is not, and
-        "unknown" if that cannot be told.
+        A tuple (thing, verdict, reason) for each thing, in the given order. The verdict is "live" if the thing is in
+        use, "lost" if it is not, and "unknown" if that cannot be told.
     """
     made = [(thing, *_judged(thing, renews, _record_of(thing, records), now)) for thing in things]
     at_stake: dict[str, set[Verdict]] = {}
@@ -221,8 +221,8 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
 def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
     """Return the ledger's record of the pool of a thing (machine or other resource); None if there is no record.
 
-    For an instance with a token, the pool must have rented that instance, as another client may use the same pool name.
-    For anything else, the record of the newest pool of that name is returned.
+    The pool is found by its name; of several pools with this name, the newest counts. If the thing is an instance with
+    a token, the pool must also have rented that instance.
     """
     same = [each for each in records if each.pool == thing.pool]
     if not isinstance(thing, Instance) or not thing.token:

@@ -154,7 +154,7 @@ class Holdings:
             )
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that machines have ended which an unfinished launch made and terminated again.
+        """Record that an unfinished launch has terminated machines that it had made.
 
         The order (the request for the machines) stays open.
         """
@@ -246,9 +246,9 @@ class Holdings:
 
         Args:
             instances: instances to terminate.
-            silent: for nodes that gave a sign of life, the seconds since the last one, by node number. If such a
-                machine no longer exists, its last sign of life is recorded as its end, and its cost stops there.
-                Silence of at most 5 s is ignored.
+            silent: a dict from node numbers to the seconds since the node's last sign of life. If the machine of such a
+                node no longer exists, this last sign of life is recorded as its end, and its cost stops there. Silence
+                of at most 5 s is ignored.
 
         Returns:
             A dict from node numbers to the errors of instances whose end could not be proved. Empty if all have ended.
@@ -324,8 +324,8 @@ class Holdings:
         Args:
             driver: driver of the instances.
             instances: instances that are about to be terminated.
-            silent: for nodes that gave a sign of life, the seconds since the last one, by node number. Silence of at
-                most 5 s is ignored.
+            silent: a dict from node numbers to the seconds since the node's last sign of life. Silence of at most 5 s is
+                ignored.
         """
         now = clock.now()
         quiet = {each.id: silent[each.node] for each in instances if silent.get(each.node, 0.0) > _QUIET}

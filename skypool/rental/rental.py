@@ -393,8 +393,8 @@ class Rental:
 
         Args:
             instances: instances to terminate.
-            silent: for nodes that gave a sign of life, the seconds since the last one, by node number. If such a
-                machine no longer exists, it is charged only until its last sign of life.
+            silent: a dict from node numbers to the seconds since the node's last sign of life. If the machine of such a
+                node no longer exists, the machine is charged only until this last sign of life.
 
         Returns:
             A dict from node numbers to the errors of instances whose end could not be proved. Empty if all have ended.
