@@ -221,8 +221,8 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
 def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
     """Return the ledger's record of the pool of a thing (machine or other resource); None if there is no record.
 
-    The pool is found by its name; of several pools with this name, the newest counts. If the thing is an instance with
-    a token, the pool must also have rented that instance.
+    An instance with a token belongs to the pool that rented the instance. Any other thing belongs to the newest pool of
+    its pool name.
     """
     same = [each for each in records if each.pool == thing.pool]
     if not isinstance(thing, Instance) or not thing.token:

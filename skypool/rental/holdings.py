@@ -324,8 +324,8 @@ class Holdings:
         Args:
             driver: driver of the instances.
             instances: instances that are about to be terminated.
-            silent: a dict from node numbers to the seconds since the node's last sign of life. Silence of at most 5 s is
-                ignored.
+            silent: a dict from node numbers to the seconds since the node's last sign of life. Silence of at most 5 s
+                is ignored.
         """
         now = clock.now()
         quiet = {each.id: silent[each.node] for each in instances if silent.get(each.node, 0.0) > _QUIET}

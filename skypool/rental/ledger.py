@@ -107,7 +107,7 @@ class Ledger:
             drivers: drivers of the pool's providers. Their secrets are not recorded.
 
         Raises:
-            LedgerError: the file cannot be written; rent nothing.
+            LedgerError: the ledger cannot be written; rent nothing.
             UsageError: a pool of that name is running, is being ended, or has lost its process while its machines may
                 still run.
         """
@@ -142,7 +142,7 @@ class Ledger:
             The pool's record before the change; None if there is no such pool.
 
         Raises:
-            LedgerError: the file cannot be written.
+            LedgerError: the ledger cannot be written.
             UsageError: another process runs the pool or is ending it.
         """
         now = time.time()
@@ -177,7 +177,7 @@ class Ledger:
             nodes: node numbers of the machines.
 
         Raises:
-            LedgerError: the file cannot be written, or does not have the session; do not send the order.
+            LedgerError: the ledger cannot be written, or does not have the session; do not send the order.
             PoolClosed: the pool has ended, or another process is ending it; do not send the order.
         """
 
@@ -293,7 +293,8 @@ class Ledger:
     def billed(self, session: str, instances: Sequence[Instance], *, since_request: bool = False) -> None:
         """Record since when these instances are billed: the time that their provider says, or else now.
 
-        Instances that are billed already, or have ended, are not changed. Does not raise if the file cannot be written.
+        Instances that are billed already, or have ended, are not changed. Does not raise if the ledger cannot be
+        written.
 
         Args:
             session: id of the run of the pool.
@@ -315,7 +316,7 @@ class Ledger:
     def sent(self, session: str, token: str, at: float) -> None:
         """Correct the time when an order (a request for machines) was sent. Does nothing if the order was answered.
 
-        Machines of the order that are found later get this time as the time of their launch. Does not raise if the file
+        Machines of the order that are found later get this time as the time of their launch. Does not raise if the ledger
         cannot be written.
 
         Args:
@@ -333,7 +334,7 @@ class Ledger:
         """Record machines that were found at providers by their tags, and since when the running ones are billed.
 
         Such machines may belong to orders (requests for machines) without an answer. Machines that are recorded already
-        are not added again. Does not raise if the file cannot be written.
+        are not added again. Does not raise if the ledger cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -353,7 +354,7 @@ class Ledger:
     def repriced(self, session: str, prices: Mapping[tuple[str, str], float]) -> None:
         """Record new prices of instances, valid from now on. Earlier prices are kept with the time of the change.
 
-        Instances that have ended or already have this price are not changed. Does not raise if the file cannot be
+        Instances that have ended or already have this price are not changed. Does not raise if the ledger cannot be
         written.
 
         Args:
@@ -372,7 +373,7 @@ class Ledger:
     def refused(self, session: str, token: str, error: str) -> None:
         """Record that the provider refused an order (a request for machines), so that no machine of it exists.
 
-        Does not raise if the file cannot be written.
+        Does not raise if the ledger cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -384,7 +385,7 @@ class Ledger:
     def ended(self, session: str, provider: str, *ids: str) -> None:
         """Record that these instances have ended now. Instances on record as ended are not changed.
 
-        Does not raise if the file cannot be written.
+        Does not raise if the ledger cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -398,7 +399,7 @@ class Ledger:
         """Record when these instances have ended. Instances on record as ended are not changed.
 
         A time in the future counts as now. A time before the beginning of billing counts as that beginning. If billing
-        has not begun, a time before the launch counts as the time of the launch. Does not raise if the file cannot be
+        has not begun, a time before the launch counts as the time of the launch. Does not raise if the ledger cannot be
         written.
 
         Args:
@@ -417,7 +418,7 @@ class Ledger:
         """Record that a provider has no machines of the pools of this name any more, whichever process ran the pools.
 
         All instances of these pools at this provider count as ended. Orders (requests for machines) without an answer
-        count as refused. Does not raise if the file cannot be written.
+        count as refused. Does not raise if the ledger cannot be written.
 
         Args:
             pool: name of the pools.
@@ -439,7 +440,7 @@ class Ledger:
     def beat(self, session: str) -> bool:
         """Record that the process that runs the pool is alive. Return False if a process has begun to end the pool.
 
-        Otherwise return True, also if the file cannot be read or does not have the pool. Does not raise if the file
+        Otherwise return True, also if the ledger cannot be read or does not have the pool. Does not raise if the ledger
         cannot be written.
         """
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
@@ -454,7 +455,7 @@ class Ledger:
         """Record that this process begins to end the pools of this name, so that no process rents more for these pools.
 
         From now on, this process is on record as the pools' process. If a process has begun to end a pool already, the
-        recorded time of that beginning is kept. Pools that have ended are not changed. Does not raise if the file
+        recorded time of that beginning is kept. Pools that have ended are not changed. Does not raise if the ledger
         cannot be written.
         """
         me = Process.this()
@@ -464,7 +465,7 @@ class Ledger:
     def end(self, session: str, error: str = "") -> None:
         """Record that a pool is over. Instances that were not recorded as ended stay on record as running.
 
-        If the pool is recorded as over already, its time of end is kept. Does not raise if the file cannot be read or
+        If the pool is recorded as over already, its time of end is kept. Does not raise if the ledger cannot be read or
         written.
 
         Args:
@@ -508,7 +509,7 @@ class Ledger:
         Pools that ended over a year ago may be missing.
 
         Raises:
-            LedgerError: the file cannot be read.
+            LedgerError: the ledger cannot be read.
         """
         now = clock.now()
         return self._file.read(lambda book: read(book, now) if name is None else read(book, now, "p.pool = ?", name))
@@ -516,10 +517,10 @@ class Ledger:
     def record(self, session: str) -> Record | None:
         """Return the record of a pool by its session; None if the ledger does not have it.
 
-        If the file was replaced while this process runs the pool, the pool is first written into the new file.
+        If the ledger's file was replaced while this process runs the pool, the pool is first written into the new file.
 
         Raises:
-            LedgerError: the file cannot be read, or the pool cannot be written into the new file.
+            LedgerError: the ledger cannot be read, or the pool cannot be written into the new file.
         """
         found = self._file.read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
         if found is None and self._file.holds(session):
@@ -530,7 +531,7 @@ class Ledger:
     def receipt(self, session: str, now: float | None = None) -> Receipt:
         """Return what a pool's instances cost so far, as a `Receipt`; without lines if the pool is not known.
 
-        If the file cannot be read or written, what this process has in memory is used. So budgets work without the
+        If the ledger cannot be read or written, what this process has in memory is used. So budgets work without the
         file, too.
 
         Args:
@@ -538,7 +539,7 @@ class Ledger:
             now: time until which costs are counted, in seconds since 1970; None is now.
 
         Raises:
-            LedgerError: the file cannot be read, and this process neither runs the pool nor has read its receipt
+            LedgerError: the ledger cannot be read, and this process neither runs the pool nor has read its receipt
                 before.
         """
         at = clock.now() if now is None else now
@@ -555,15 +556,16 @@ class Ledger:
         return found.receipt(at) if found else Receipt("", (), at)
 
     def _unwritten(self, session: str) -> Record | None:
-        """Return the record of a pool, from memory, with changes that could not be written to the file yet.
+        """Return the record of a pool, from memory, with changes that could not be written to the ledger's file yet.
 
-        Returns None if there are no such changes, or if this process does not run the pool. Does not read the file.
+        Returns None if there are no such changes, or if this process does not run the pool. Does not read the ledger's
+        file.
         """
         with self._lock:
             return self._known(session) if self._owed else None
 
     def _known(self, session: str) -> Record | None:
-        """Return the record of a pool that this process runs, from memory and without the file.
+        """Return the record of a pool that this process runs, from memory and without the ledger's file.
 
         Changes that could not be written yet are included. Returns None if this process does not run the pool.
         """
@@ -576,7 +578,7 @@ class Ledger:
         """Return what a pool has cost so far, in US dollars; 0 if the pool is not known.
 
         Raises:
-            LedgerError: the file cannot be read, and this process neither runs the pool nor has read its receipt
+            LedgerError: the ledger cannot be read, and this process neither runs the pool nor has read its receipt
                 before.
         """
         return self.receipt(session).usd
@@ -587,7 +589,7 @@ class Ledger:
         Instances that have ended, or are not billed yet, do not count.
 
         Raises:
-            LedgerError: the file cannot be read, and this process neither runs the pool nor has read its receipt
+            LedgerError: the ledger cannot be read, and this process neither runs the pool nor has read its receipt
                 before.
         """
         return self.receipt(session).usd_per_hour
@@ -598,7 +600,7 @@ class Ledger:
         The orders are sorted by time. Returns () if there are none, or if the ledger does not have the pool.
 
         Raises:
-            LedgerError: the file cannot be read.
+            LedgerError: the ledger cannot be read.
         """
         found = self.record(session)
         return found.intents if found else ()
@@ -611,7 +613,7 @@ class Ledger:
 
         Raises:
             UsageError: no pool has this name, or a driver cannot be made again. The message suggests similar names.
-            LedgerError: the file cannot be read.
+            LedgerError: the ledger cannot be read.
         """
         found = newest(self.pools(name))
         if found is None:
@@ -624,12 +626,12 @@ class Ledger:
         return tuple(map(registry.made, found.notes))
 
     def check(self) -> None:
-        """Check the whole file for damage, and that it can be written. No pool is added or changed.
+        """Check the whole ledger file for damage, and that it can be written. No pool is added or changed.
 
         A damaged file is renamed, a fresh file takes its place, and the user is told.
 
         Raises:
-            LedgerError: the file cannot be written, or is damaged and cannot be renamed.
+            LedgerError: the ledger cannot be written, or is damaged and cannot be renamed.
         """
         self._file.write(lambda book: book.execute("DELETE FROM pools WHERE session = ''"), thoroughly=True)
 

@@ -27,12 +27,11 @@ PATIENCE = 30.0
 """Seconds to wait while another process holds the file. On a slow disk, or with many pools that begin or end at once,
 the wait may be long."""
 _POLL = 0.01
-"""Seconds between two attempts to get the lock."""
+"""Seconds between two attempts to lock the ledger's lock file."""
 _ROOM = 64 * 1024
 """Free bytes below which a disk counts as full. SQLite extends the files beside the ledger by 32 KiB at a time."""
 _TROUBLE = (sqlite3.Error, OSError, UnicodeDecodeError, Damaged)
-"""Errors that a file can cause. sqlite3 decodes the file's text, even in error messages, so UnicodeDecodeError is one
-of them."""
+"""Errors that a ledger file can cause. UnicodeDecodeError is one of them, because sqlite3 decodes the file's text."""
 
 
 class LedgerFile:
@@ -125,7 +124,7 @@ class LedgerFile:
             yield book
 
     def _restore(self, book: sqlite3.Connection) -> None:
-        """Write into the ledger `book` the rows in memory of those pools of this process that the ledger lacks.
+        """Copy the rows of this process's pools from memory into the ledger `book`, for pools that the ledger lacks.
 
         Pools that the ledger has are not changed.
         """

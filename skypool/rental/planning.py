@@ -68,7 +68,7 @@ class Planning:
             NoOffers: no offer meets the requirements.
             PoolClosed: the pool is stopped.
             UsageError: offers meet the requirements, but none of them can keep the budget.
-            ProviderError: the error of the provider, if it is the only one and could not be asked.
+            ProviderError: the pool's only provider could not be asked.
         """
         if self._stopping.is_set():
             raise PoolClosed(

@@ -125,7 +125,7 @@ class _Errand:
         pool: name of the pool.
         ledger: records what has ended; None for no record.
         say: called with each line of progress.
-        seen: ids of the instances that were seen in any attempt, by provider.
+        seen: a dict from provider names to the ids of the instances that were seen there in any attempt.
     """
 
     drivers: tuple[Driver, ...]
@@ -137,7 +137,7 @@ class _Errand:
     def run(self) -> None:
         """Make one attempt at every provider to end all machines of the pool, and record what has ended.
 
-        A provider that fails does not keep the others from being tried.
+        If a provider fails, the other providers are still tried.
 
         Raises:
             StillRunning: instances may still run.

@@ -71,7 +71,7 @@ class Record:
         error: the error that ended the pool; "" for none.
         lines: the pool's instances and their costs, ordered by launch.
         intents: the pool's orders (requests for machines) without an answer, ordered by time.
-        notes: the pool's drivers as JSON objects (see `registry.noted`).
+        notes: the pool's drivers and their settings, as JSON objects.
     """
 
     pool: str
@@ -104,8 +104,8 @@ class Record:
     def client_lives(self, now: float) -> bool:
         """Return True if a process still runs or ends the pool. Return False for a pool that has ended.
 
-        A process on another host cannot be checked. It counts as alive until `lasts`, one lease after its last sign of
-        life.
+        A process on another host cannot be checked. Such a process counts as alive until `lasts`, one lease after its
+        last sign of life.
 
         Args:
             now: the time in seconds since 1970.
@@ -179,7 +179,7 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
 
     Raises:
         Damaged: a value is not one that skypool writes.
-        sqlite3.Error, UnicodeDecodeError: the file cannot be read.
+        sqlite3.Error, UnicodeDecodeError: the ledger cannot be read.
     """
     lines: dict[str, list[Line]] = {}
     sql = "SELECT i.* FROM instances i JOIN pools p USING (session) WHERE {} ORDER BY i.launched, i.rank"
@@ -322,7 +322,7 @@ def _plain(value: object, kind: type[T]) -> T:
 
 
 def _note(value: object) -> DriverNote:
-    """Return a value unchanged, after checking that it is a driver as the ledger records it (see `registry.noted`).
+    """Check that a value has the form in which the ledger records a driver, and return the value unchanged.
 
     Raises:
         Damaged: the value has another form.

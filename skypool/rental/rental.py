@@ -82,7 +82,7 @@ class Rental:
 
     @property
     def session(self) -> str:
-        """The id of this run of the pool in the ledger, the local database of rented machines."""
+        """The id of this run of the pool in the ledger (the local database of rented machines)."""
         return self._holdings.session
 
     @property
@@ -102,8 +102,8 @@ class Rental:
     def receipt(self) -> Receipt:
         """The cost of each instance, until its end or until now.
 
-        The receipt has no lines before `begin` or `adopt`. It also has none if the ledger does not have the pool that
-        `adopt` took over.
+        The receipt has no lines before `begin` or `adopt`. If `adopt` took over a pool that the ledger does not have,
+        the receipt has no lines either.
         """
         return self._holdings.receipt
 
@@ -126,7 +126,7 @@ class Rental:
             NoOffers: no offer meets the requirements.
             PoolClosed: the pool is stopped.
             UsageError: no offer can keep the budget.
-            ProviderError: the error of the provider, if it is the only one and could not be asked.
+            ProviderError: the pool's only provider could not be asked.
         """
         return await self._planning.look()
 
@@ -201,9 +201,9 @@ class Rental:
 
         A slice (several machines that are rented together at one price) counts as one machine here. If too few
         machines are in stock, another attempt is made, until the pool's `wait` time is over. The machines of the
-        earlier attempt are terminated first, so that they cost nothing while they wait for others. If the end
-        of a machine is not proved, that machine is returned, and there is no other attempt. The machines of the last
-        attempt are kept, even if they are too few.
+        earlier attempt are terminated first, so that they cost nothing during the wait. If the end of a machine is not
+        proved, that machine is returned, and there is no other attempt. The machines of the last attempt are kept, even
+        if they are too few.
 
         Args:
             nodes: node numbers; for a slice, the node number of its first host.
@@ -217,7 +217,7 @@ class Rental:
             NoOffers: no offer meets the requirements.
             PoolClosed: the pool is stopped.
             UsageError: no offer can keep the budget.
-            ProviderError: the error of the provider, if it is the only one and could not be asked.
+            ProviderError: the pool's only provider could not be asked.
         """
         until = time.monotonic() + self._terms.wait
 
