@@ -27,7 +27,10 @@ _PAUSE = 0.125
 _AT_LEAST_EVERY = 1.0
 """Seconds after which the view is drawn again although nothing has happened, because the view shows durations."""
 _DUTY = 20
-"""After a drawing, the thread waits this many times as long as the drawing took, within the two limits above."""
+"""How many times as long as a drawing took the thread waits until the next drawing.
+
+The wait is at least `_PAUSE` and at most `_AT_LEAST_EVERY` seconds.
+"""
 
 
 class Screen:

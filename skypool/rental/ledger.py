@@ -242,8 +242,8 @@ class Ledger:
     ) -> None:
         """Record machines of an order (a request for machines) that is not answered yet.
 
-        The order stays open. Machines that are recorded already keep their records. Does not raise if the file cannot
-        be written.
+        The order stays open. Machines that are recorded already keep their records. Does not raise if the ledger
+        cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -316,8 +316,8 @@ class Ledger:
     def sent(self, session: str, token: str, at: float) -> None:
         """Correct the time when an order (a request for machines) was sent. Does nothing if the order was answered.
 
-        Machines of the order that are found later get this time as the time of their launch. Does not raise if the ledger
-        cannot be written.
+        Machines of the order that are found later get this time as the time of their launch. Does not raise if the
+        ledger cannot be written.
 
         Args:
             session: id of the run of the pool.
