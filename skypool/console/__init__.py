@@ -54,8 +54,8 @@ def drawable(file: TextIO | None, environ: Mapping[str, str], *, asked: bool = F
 
     Args:
         file: the file to draw on, or None.
-        environ: environment variables; TERM and CI are read. False for a TERM that is
-            missing, "dumb" or "unknown".
+        environ: environment variables; TERM and CI are read. The result is False if TERM is missing, empty, "dumb" or
+            "unknown".
         asked: True if the user asked for the view. Then a CI job's terminal is accepted, too.
     """
     try:

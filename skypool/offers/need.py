@@ -105,7 +105,7 @@ def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]
             them.
 
     Raises:
-        UsageError: the list is empty, or a value is neither an `Accelerator` nor a known name.
+        UsageError: the list is empty, or a value is not a valid accelerator.
     """
     if accelerator is None:
         return ()
@@ -258,9 +258,10 @@ def image_asked(image: Image | None) -> Image:
 
 
 def bases_asked(image: Image, drivers: tuple[Driver, ...]) -> dict[str, str]:
-    """Return the base images (systems from which machines start) of an image, as a dict from provider names.
+    """Return a dict from provider names to the base images that an image sets for these providers.
 
-    Providers for which the image sets no base image are left out, so the dict may be empty.
+    A base image is the system from which a machine starts. Providers for which the image sets no base image are left
+    out, so the dict may be empty.
 
     Args:
         image: the pool's `Image`.

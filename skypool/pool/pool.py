@@ -197,11 +197,11 @@ class ComputePool(Executor):
     def start(self) -> ComputePool:
         """Rent the machines, set them up, and return this pool when it is ready for calls.
 
-        A pool is ready when the smallest number of its nodes is ready. Blocks until then. Returns at once if the pool
-        was started before. If the wait is interrupted, as by Ctrl-C, the machines are ended.
+        For example, a pool with `nodes=(2, 8)` is ready when 2 nodes are ready. Blocks until then. Returns at once if
+        the pool was started before. If the wait is interrupted, as by Ctrl-C, the machines are ended.
 
         Raises:
-            PoolClosed: the pool has ended. Make a new one.
+            PoolClosed: the pool has ended. Make a new pool.
             SkypoolError: the pool could not become ready, for example NoOffers, LaunchError or BootstrapError. Its
                 machines have been ended then, and the pool cannot be started again.
         """
@@ -336,7 +336,7 @@ class ComputePool(Executor):
         Inside the `with` block, `await call` sends the call to this pool.
 
         Raises:
-            PoolClosed: the pool has ended. Make a new one.
+            PoolClosed: the pool has ended. Make a new pool.
             SkypoolError: the pool could not become ready. Its machines have been ended then.
         """
         self.start()
@@ -360,7 +360,7 @@ class ComputePool(Executor):
         If the task is cancelled meanwhile, end the pool and raise CancelledError.
 
         Raises:
-            PoolClosed: the pool has ended. Make a new one.
+            PoolClosed: the pool has ended. Make a new pool.
             SkypoolError: the pool could not become ready. Its machines have been ended then.
         """
         try:

@@ -175,9 +175,9 @@ class Budget:
     Args:
         max_usd: the limit in US dollars, above 0.
         warn: share of the limit at which the pool warns, above 0 and at most 1.
-        best_effort: if False (the default), machines that cannot end themselves are not rented. If True, they may be
-            rented, too. If the client is then killed or loses its network, such machines are billed beyond the budget
-            until `skypool gc` ends them.
+        best_effort: if False (the default), machines that cost something and cannot end themselves are not rented. If
+            True, they may be rented, too. If the client is then killed or loses its network, such machines are billed
+            beyond the budget until `skypool gc` ends them.
 
     Raises:
         UsageError: a value is out of range or of another type.

@@ -154,7 +154,7 @@ class Rental:
 
         Raises:
             UsageError: a pool of this name is running, or its machines may still run.
-            BudgetExceeded: the smallest number of nodes of the pool costs more in the first hour than the budget.
+            BudgetExceeded: the nodes with which the pool starts cost more in their first hour than the budget.
             LedgerError: the ledger cannot be written.
         """
         terms = self._terms
