@@ -6,8 +6,8 @@ A pool is a set of rented machines, its nodes, on which functions run. The libra
 is drawn, because that takes time. Everything else needs only the standard library.
 
 - `plain`: lines for files, pipes and CI; `live`: the live view for terminals.
-- `words`: turns events into lines of text; `board`: turns them into the state that a live view shows.
-- `view`: layout of the live view; `screen`: draws it on the terminal, in a thread of its own.
+- `words`: turns events into lines of text; `board`: turns events into the state that a live view shows.
+- `view`: layout of the live view; `screen`: draws the view on the terminal, in a thread of its own.
 - `printer`: prints functions' output, marked with the node; `lines`: cuts streams of text into whole lines.
 - `outlet`: writes to the user's stdout and stderr without blocking the caller for long.
 """
@@ -54,7 +54,8 @@ def drawable(file: TextIO | None, environ: Mapping[str, str], *, asked: bool = F
 
     Args:
         file: the file to draw on, or None.
-        environ: environment variables; TERM and CI are read. No TERM counts as a terminal without a movable cursor.
+        environ: environment variables; TERM and CI are read. The result is False if TERM is missing, empty, "dumb" or
+            "unknown".
         asked: True if the user asked for the view. Then a CI job's terminal is accepted, too.
     """
     try:

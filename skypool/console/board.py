@@ -1,4 +1,4 @@
-"""State of the live view: collects a pool's events, and returns one row for each node. `view` and `screen` draw it."""
+"""State of the live view: collects a pool's events, and returns one row for each node. `screen` draws the rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Row:
         node: number of the node.
         phase: phase of the node's life, such as "launching" or "ready".
         since: when this phase began, in seconds since 1970.
-        detail: reason for the phase, or the current step of it; "" for none.
+        detail: reason for the phase, or the current step of the phase; "" for none.
         slots: number of slots with devices, or of all slots if no slot has a device.
         busy: number of the slots counted in `slots` that run a call.
         cpu_slots: number of further slots without a device (CPU slots).
@@ -27,7 +27,7 @@ class Row:
         waiting: number of calls that wait on the node for a free slot.
         done: number of calls that the node has completed.
         running: names of running functions.
-        down: reason why the connection to the node is broken; "" if it is not.
+        down: reason why the connection to the node is broken; "" if the connection works.
         tail: the last part of the output of the node's calls or of its setup; "" for none.
     """
 
@@ -53,7 +53,7 @@ class Picture:
     Attributes:
         pool: name of the pool; "" before the first event.
         phase: phase of the pool's life, such as "ready".
-        began: time of the first event, in seconds since 1970; 0.0 before it.
+        began: time of the first event, in seconds since 1970; 0.0 before the first event.
         failed: number of calls that failed.
         gone: number of nodes that have ended.
         done: number of calls that have completed, including those on nodes that have ended.
@@ -70,7 +70,7 @@ class Picture:
 
 
 class Board:
-    """A collector of a pool's events. From them it derives the current state of the pool, as a `Picture`.
+    """A collector of a pool's events. It derives the current state of the pool from the events, as a `Picture`.
 
     Attributes:
         changes: the number of events so far.

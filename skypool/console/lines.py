@@ -1,4 +1,4 @@
-"""Cuts streamed output into whole lines. Of a line that redraws itself, such as a progress bar, the last state stays.
+"""Cuts streamed output into whole lines. Of a line that redraws itself, such as a progress bar, keeps the last state.
 
 Other functions of this module remove control codes of terminals from text, or put a mark before each line.
 """
@@ -17,7 +17,7 @@ _ANY_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b
 
 
 class Lines:
-    """Splitter of one stream of text into whole lines. It keeps the unfinished line until its newline comes.
+    """Splitter of one stream of text into whole lines. The unfinished line is kept until its newline comes.
 
     Attributes:
         redrawn: True if the unfinished line contains a carriage return, as lines of progress bars do.
@@ -65,8 +65,8 @@ class Lines:
     def _redraw(self, text: str) -> str:
         """Return the unfinished line followed by the new text, with every line in its last state.
 
-        The unfinished line is taken out of this object. In each line, the text before the last carriage return is
-        removed. A carriage return at the end of a line does not count.
+        The last state of a line is the text after its last carriage return. A carriage return at the end of a line does
+        not count. The unfinished line is taken out of this object.
         """
         text = _LINE_END.sub("\n", self._take() + text)
         end = text.rfind("\n")
@@ -98,8 +98,8 @@ def marked(lines: str, mark: str) -> str:
 def harmless(text: str) -> str:
     """Return text without control codes that move a terminal's cursor or change its modes.
 
-    Carriage returns and colours are kept. If the text contains an escape code, a code that resets colours is added at
-    its end.
+    Carriage returns and colours are kept. If the text contains an escape code, a code that resets the colours is added
+    at the end of the text.
     """
     text = text.replace("\b", "").replace("\f", "").replace("\v", "")
     if "\x1b" not in text:

@@ -16,8 +16,9 @@ class Live(Plain):
     """Console for terminals: a live view of the pool, and plain lines above it for what the view cannot show.
 
     Args:
-        show: function that starts to draw a board (the state of a pool). It returns a function that removes the board
-            again, which takes the maximum seconds to wait; None for no limit. The default draws on stderr.
+        show: function that starts to draw a board (the state of a pool), and returns a second function. The second
+            function removes the board again. Its argument is the maximum seconds to wait; None for no limit. The
+            default draws on stderr.
     """
 
     def __init__(self, show: Callable[[Board], Callable[[float | None], None]] = show) -> None:

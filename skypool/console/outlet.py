@@ -25,7 +25,7 @@ MOST = 64 << 20
 PATIENCE = 1.0
 """Seconds that a writer waits for room. Then its text is dropped, and a note about that is written."""
 _PIECE = select.PIPE_BUF
-"""Bytes that a pipe takes without blocking once it is writable."""
+"""Number of bytes that a pipe takes without blocking as soon as the pipe is writable."""
 
 
 class Backlog:
@@ -122,7 +122,7 @@ class Above:
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Flush the file if the view has ended. While the view is drawn, do nothing: it shows the text soon."""
+        """Flush the file if the view has ended. While the view is drawn, do nothing: the view shows the text soon."""
         if not self._drawn:
             self._file.flush()
 
@@ -152,8 +152,8 @@ class Above:
     def forget(self) -> None:
         """Make `write` write to the file itself from now on, in a forked child process, which has no view.
 
-        An unfinished line is not written. The lock is replaced by a free one, because another thread may have held it
-        during the fork.
+        An unfinished line is not written. The lock is replaced by a free lock, because another thread may have held the
+        old one during the fork.
         """
         self._lock = threading.RLock()
         self._drawn = False
@@ -170,7 +170,7 @@ class Outlet:
     broken file is dropped, until `sys.stdout` or `sys.stderr` is replaced by another file.
 
     Args:
-        name: "stdout" or "stderr". The file is looked up at each write.
+        name: "stdout" or "stderr". Each write looks up `sys.stdout` or `sys.stderr` anew.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]) -> None:
@@ -253,7 +253,7 @@ _shared: dict[str, Outlet] = {}
 
 
 def outlet(name: Literal["stdout", "stderr"]) -> Outlet:
-    """Return this process's writer for "stdout" or "stderr". It is made on first use, and all pools share it."""
+    """Return this process's writer for "stdout" or "stderr". All pools share the writer, which is made on first use."""
     return _shared.setdefault(name, Outlet(name))
 
 
@@ -265,8 +265,8 @@ def _context() -> contextvars.Context:
 
     In skypool's own threads the context is empty. In other threads it is a copy of the current context.
 
-    A notebook shows text below the cell that the context names. In skypool's threads that would be the cell that
-    started them, which may have ended long ago. With an empty context, the text appears below the cell that runs now.
+    A notebook decides from the context below which cell it shows the text. With an empty context, that is the cell that
+    runs now.
     """
     is_ours = threading.current_thread().name.startswith("skypool-")
     return contextvars.Context() if is_ours else contextvars.copy_context()

@@ -13,7 +13,7 @@ from skypool.console.words import Words
 
 
 class Plain:
-    """Console for files, pipes, notebooks and CI, where nothing can be redrawn. It shows the events of one pool.
+    """Console that shows the events of one pool in files, pipes, notebooks and CI, where nothing can be redrawn.
 
     Args:
         words: the object that converts events into lines. Default None: a `Words()`, which describes all events.

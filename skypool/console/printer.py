@@ -34,10 +34,11 @@ class _Source:
 
 
 class Printer:
-    """Printer of the output of one pool's nodes: stream 1 to stdout, stream 2 to stderr, as `[node.slot] line`.
+    """Printer of the output of one pool's nodes. Each line is printed with a mark, as `[node.slot] line`.
 
-    A slot is a place on a node where one call runs at a time. A node with one slot is marked as `[node]`. A CPU slot
-    (one without a device) of a node with devices is marked as `[node.cpu3]`. If several pools print, the pool's name
+    Output to stdout on a node goes to stdout here, and output to stderr goes to stderr. A slot is a place on a node
+    where one call runs at a time. Lines of a node with one slot have the mark `[node]`. Lines of a CPU slot (one
+    without a device) on a node with devices have a mark such as `[node.cpu3]`. If several pools print, the pool's name
     comes first: `[pool node.slot]`.
 
     Args:

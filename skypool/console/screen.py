@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 _PAUSE = 0.125
 """Minimum seconds between two drawings of the view."""
 _AT_LEAST_EVERY = 1.0
-"""Seconds after which the view is drawn again although nothing has happened, because it shows durations."""
+"""Seconds after which the view is drawn again although nothing has happened, because the view shows durations."""
 _DUTY = 20
-"""The pause after a drawing is this many times as long as the drawing took, within the two limits above."""
+"""How many times as long as a drawing took the thread waits until the next drawing.
+
+The wait is at least `_PAUSE` and at most `_AT_LEAST_EVERY` seconds.
+"""
 
 
 class Screen:
@@ -37,8 +40,8 @@ class Screen:
 
     Args:
         file: the terminal.
-        make: function that takes the terminal and returns the `Console` of the library rich to draw with. Default None:
-            a usual one. It is called in the drawing thread.
+        make: function that takes the terminal and returns a `Console` of the library rich, which draws on the terminal.
+            The drawing thread calls this function. Default None: rich's usual settings.
     """
 
     def __init__(self, file: TextIO, make: Callable[[TextIO], Console] | None = None) -> None:
@@ -114,7 +117,7 @@ class Screen:
                 self._file.flush()
 
     def _let_ask(self) -> None:
-        """Pause the drawing while `input()` uses the terminal.
+        """Pause the drawing while `input()` uses the terminal to ask the user.
 
         Return when the user has answered, or when the view is to end. Return at once if `input()` is not running.
         """
@@ -124,7 +127,7 @@ class Screen:
         self._hidden.clear()
 
     def _begun(self) -> str:
-        """Return the unfinished lines of stdout and stderr, and forget them. `input()` writes its prompt after them."""
+        """Return the unfinished lines of stdout and stderr, and forget them. The prompt of `input()` follows them."""
         return "".join(above.take_unfinished() for _, above, _ in self._aboves)
 
     def _input(self, prompt: object = "", /) -> str:
@@ -186,7 +189,7 @@ class Screen:
     def _give_back(self) -> str:
         """Restore `sys.stdout`, `sys.stderr` and `input()`, and return the unfinished lines of stdout and stderr.
 
-        If other code has replaced one of them meanwhile, that replacement stays.
+        If other code has replaced one of the three meanwhile, that replacement stays.
         """
         begun = ""
         self._give_back_input()
@@ -235,8 +238,8 @@ _current: Screen | None = None
 def show(board: Board) -> Callable[[float | None], None]:
     """Show a pool on the terminal, below the others that are shown. Return a function that removes it again.
 
-    The view is drawn on stderr, in a thread of its own. The returned function takes the maximum seconds to wait for the
-    end of the view; None for no limit. It waits only if no other pool is shown, because then the view ends.
+    The view is drawn on stderr, in a thread of its own. The view ends when no pool is left. The returned function then
+    waits for the end; its argument is the maximum seconds to wait, or None for no limit.
     """
     global _current
     with _lock:

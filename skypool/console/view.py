@@ -164,8 +164,8 @@ def _trouble(row: Row) -> Text | None:
 def _foremost(rows: Sequence[Row], room: int) -> Sequence[Row]:
     """Return the rows (one for each node) that fit into `room` lines, in the order of their node numbers.
 
-    If not all rows fit, nodes that are not ready or have a broken connection come first in the choice. Next come nodes
-    with running calls, then the lowest numbers. If there are any rows, at least one is returned.
+    If not all rows fit, nodes that are not ready or have a broken connection are preferred. Next are nodes with running
+    calls, and then nodes with low numbers. If there are any rows, at least one is returned.
     """
     if len(rows) <= room:
         return rows

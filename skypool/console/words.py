@@ -14,7 +14,7 @@ from skypool import events
 WIDEST = 160
 """Maximum number of characters of a text that are shown in a line. A longer text is cut."""
 _BRISK = 1.0
-"""Seconds after a node's launch in which no lines about its setup are shown. A fast node is ready before that."""
+"""Seconds after a node's launch in which no lines about its setup are shown, so that fast nodes get no such lines."""
 _FILES_EVERY = 5.0
 """Seconds between two lines about files that are packed or sent."""
 _BURST = 5
@@ -43,8 +43,8 @@ class _Limit:
     def admits(self, now: float) -> bool:
         """Return True if a line may be shown now. Otherwise count the line as held back, and return False.
 
-        A new period of 10 seconds begins only if no line is held back. Call `summary` before, which sets their number
-        to 0 when the period is over.
+        A new period of 10 seconds begins only if no line is held back. So call `summary` first: it sets the number of
+        lines that are held back to 0 when the period is over.
 
         Args:
             now: the time in seconds since 1970.
@@ -61,8 +61,8 @@ class _Limit:
     def summary(self, now: float) -> str:
         """Return a line with the number of lines that were held back, such as "… and 12 more calls failed".
 
-        The number is then set to 0. Returns "" if no line was held back. While the period of 10 seconds is not over,
-        returns "" and keeps the number.
+        The number is then set to 0. Returns "" if no line was held back. During the period of 10 seconds, returns ""
+        and keeps the number.
 
         Args:
             now: the time in seconds since 1970; infinity counts every period as over.
@@ -79,7 +79,7 @@ class Words:
 
     Args:
         routine: True (the default) also describes what goes as planned, such as a node that becomes ready. False
-            describes only problems, notices and the pool's end. It is for consoles where a live view shows the rest.
+            describes only problems, notices and the pool's end, because a live view shows the rest.
     """
 
     def __init__(self, *, routine: bool = True) -> None:
@@ -110,7 +110,7 @@ class Words:
         """Return the lines that describe an event, each with the time of day and a newline.
 
         The list is empty for many events. Of frequent kinds, such as failed calls, at most 5 lines are returned in 10
-        seconds. How many more there were is returned with a later event, as a line before that event's own lines.
+        seconds. The result for a later event then begins with a line that says how many more there were.
         """
         self._pool = e.pool
         self._began = e.time if self._began is None else self._began
@@ -121,10 +121,12 @@ class Words:
         return self._dated(e.time, [*self._summaries(e.time), *said])
 
     def close(self, now: float) -> list[str]:
-        """Return the last lines, which say how many lines were left out since the last such line. Empty if none were.
+        """Return the last lines, which say how many lines of each frequent kind were left out. Empty if none were.
+
+        Lines that an earlier result of `tell` has counted are not counted again.
 
         Args:
-            now: the time in seconds since 1970. The lines begin with it, as the time of day.
+            now: the time in seconds since 1970. The lines begin with this time, as the time of day.
         """
         return self._dated(now, self._summaries(float("inf")))
 
@@ -217,12 +219,12 @@ class Words:
     def _about_loss(self, e: events.NodePhase) -> Iterator[str]:
         """Yield lines about a node that ends.
 
-        If the event has a reason, the first line says "node 3 lost" and the reason. If the node was never ready, it
-        says "failed" instead of "lost". Other reasons for the same node get a line later. For a reason that was
-        reported before, "" is yielded, which shows nothing.
+        If the event has a reason, the first line says "node 3 lost" and the reason. If the node was never ready, the
+        line says "failed" instead of "lost". A further event with another reason gives the line "node 3:" and that
+        reason. For a reason that was reported before, "" is yielded, which shows nothing.
 
-        When the node has ended, the line "node 3 ended" follows. It is left out if `routine` is False, and while the
-        whole pool ends.
+        When the node has ended, the line "node 3 ended" follows. This line is left out if `routine` is False, and while
+        the whole pool ends.
         """
         ready = self._slots.pop(e.node, None) is not None
         self._cpu_slots.pop(e.node, None)
@@ -239,10 +241,10 @@ class Words:
         """Return the text, or "" if its reason is empty or was reported before. Note the reason as reported.
 
         Args:
-            text: the line.
-            detail: the reason that the line gives.
-            node: the node that the reason is about. None (the default) means the whole pool: a reason that was reported
-                for any node counts as reported then.
+            text: the text to return.
+            detail: the reason that the text gives.
+            node: the node that the reason is about. Default None: the reason is about the whole pool. A reason that was
+                reported for any node then counts as reported.
         """
         key = detail if node is None else f"{node} {detail}"
         if not detail or key in self._told:

@@ -4,7 +4,7 @@ A need is what each machine must have; an offer is a machine type that a provide
 
 - `need`: checks the requirements for each node (accelerator, market, region, size).
 - `search`: asks all providers at once; `price_cache`: keeps their answers between runs.
-- `ranking`: makes the plan: `filters` reject offers that do not meet the need, `ordering` sorts the rest by price.
+- `ranking`: makes the plan. `filters` rejects offers that do not meet the need, and `ordering` sorts the rest by price.
 - `plan`: the function `sky.plan`.
 """
 

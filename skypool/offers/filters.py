@@ -1,7 +1,7 @@
 """Rejects offers that do not meet a need (the user's requirements), each with a reason. All functions are pure.
 
-A cloud's catalogue has 100,000 offers, and a handful of them meet a need. So each check sees only the offers that
-passed the checks before it. Reasons are formatted when somebody reads them.
+A large provider has 100,000 offers, and a handful of them meet a need. So each check sees only the offers that passed
+the checks before it. The text of a reason is made only when somebody reads it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def rejected(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer
 def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
     """Return the checks that a need (the user's requirements) asks for, in the order in which to apply them.
 
-    Checks that reject the most offers come first, for speed. Two apply to every need: an offer must have a finite price
-    that is not negative, and must not be out of stock.
+    Checks that reject the most offers come first, for speed. Two of the checks apply to every need: an offer must have
+    a finite price that is not negative, and must not be out of stock.
 
     Args:
         offers: all offers that will be checked. The checks depend on the accelerators, regions and slices (several
@@ -83,9 +83,11 @@ def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
 def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
     """Yield the checks of accelerator and processor architecture for a need (the user's requirements).
 
-    If the need accepts a machine without an accelerator, the accelerators of single machines are not checked. Only a
-    slice (several machines that are rented together at one price) must then have an accelerator that is asked for. An
-    offer of unknown architecture passes.
+    An offer must have one of the accelerators that are asked for. A need may also accept machines without an
+    accelerator. Then every single machine passes, whatever accelerator it has. A slice (several machines that are
+    rented together at one price) passes only with an accelerator that is asked for.
+
+    An offer of unknown architecture passes.
     """
     asked = [each for each in need.accelerators if each.kind != "cpu"]
     if asked and len(asked) == len(need.accelerators):
@@ -115,7 +117,7 @@ def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
     """Yield the checks of region, market (on-demand or spot) and stock for a need (the user's requirements).
 
     Regions match patterns such as "eu-*" without regard to case. An offer that does not say whether it is in stock
-    passes. The check of stock is always yielded, the others only if the need asks for them.
+    passes. The check of stock is always yielded. The other checks are yielded only if the need asks for them.
     """
     if need.regions:
         patterns = [each.casefold() for each in need.regions]

@@ -46,14 +46,15 @@ class NodeTerms(TypedDict, total=False):
 
 
 def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the `nodes` argument as a tuple (fewest, most).
+    """Return the `nodes` argument as a tuple: the smallest and the largest number of nodes that a pool may have.
 
     Args:
-        nodes: an integer from 1, which is both the fewest and the most, or a pair (fewest, most). A list of two is
-            accepted as well.
+        nodes: an integer from 1, for a pool of fixed size, or a pair (smallest, largest). A list of two is accepted as
+            well.
 
     Raises:
-        UsageError: `nodes` is neither an integer nor a pair, a number is below 1, or fewest is more than most.
+        UsageError: `nodes` is neither an integer nor a pair, a number is below 1, or the smallest number is above the
+            largest.
     """
     if isinstance(nodes, (tuple, list)):
         if len(nodes) != 2:
@@ -72,10 +73,12 @@ def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tuple[Driver, ...]:
-    """Return the drivers that a `provider` argument means, in the same order. A driver is the object for one cloud.
+    """Return the drivers that a `provider` argument means, in the same order.
+
+    A driver is an object that talks to one provider.
 
     Args:
-        provider: a driver, the name of one, or a list or tuple of these. None means "local", this machine.
+        provider: a driver, the name of a driver, or a list or tuple of these. None means "local", this machine.
 
     Raises:
         UsageError: the list is empty, a name is unknown, or a value is not a driver, such as a driver's class.
@@ -98,10 +101,11 @@ def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]
     """Return the accelerators that an `accelerator` argument means, in the same order; an empty tuple for None.
 
     Args:
-        accelerator: an `Accelerator`, the name of one, or a list or tuple of these. Any of them may serve.
+        accelerator: an `Accelerator`, a name such as "H100:8", or a list or tuple of these. A pool may rent any of
+            them.
 
     Raises:
-        UsageError: the list is empty, or `accelerators.parse` does not accept a value.
+        UsageError: the list is empty, or a value is not a valid accelerator.
     """
     if accelerator is None:
         return ()
@@ -114,11 +118,11 @@ def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]
 def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
     """Raise UsageError if several nodes are wanted, and the accelerators have different numbers of machines.
 
-    An accelerator may be a slice: several machines that are rented together at one price. The size of the pool would
-    then depend on which accelerator is rented. If `nodes` is 1, any mix is accepted.
+    An accelerator may be a slice: several machines that are rented together at one price. If `nodes` is 1, any mix is
+    accepted.
 
     Args:
-        accelerators: the accelerators, of which any may be rented.
+        accelerators: the alternatives, of which a pool may rent any.
         nodes: the largest number of nodes (or slices) that the pool may have.
     """
     hosts = {each.hosts: each for each in accelerators}
@@ -142,12 +146,11 @@ def need_asked(
     A missing keyword sets no requirement, except that `market` is then "on-demand".
 
     Args:
-        function: the function that the user called. An error message names its arguments.
-        accelerator: as `accelerators_asked` takes it.
-        slots: as `slots_asked` takes it.
-        bases: the base image for each provider, as `bases_asked` returns it.
-        node: the caller's other keywords, which must be keys of `NodeTerms`. A key `rank` is ignored, as `order_asked`
-            reads it.
+        function: the function that the user called. An error message names the arguments of this function.
+        accelerator: an `Accelerator`, a name such as "H100:8", a list or tuple of these, or None.
+        slots: the number of calls that a node runs at once, "per-device", or None.
+        bases: a dict from provider names to base images, the systems from which machines start. It may be empty.
+        node: the caller's other keywords, which must be keys of `NodeTerms`. The key `rank` is ignored.
 
     Raises:
         UsageError: a keyword does not exist, or a value is invalid. A number that sets a limit must be finite.
@@ -206,11 +209,11 @@ def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
     `rank`, the former name of `order_by`, is accepted, too, with a DeprecationWarning.
 
     Args:
-        order_by: a value of `OrderBy`.
-        node: the caller's other keywords, with `rank` if the caller gave it. They are not changed.
+        order_by: "cheapest", "per-device", "per-tflop" or "per-gb".
+        node: the caller's other keywords, with `rank` if the caller gave `rank`. They are not changed.
 
     Raises:
-        UsageError: the value is not in `ORDERS`, or `rank` is given together with an `order_by` other than "cheapest".
+        UsageError: the value is none of these, or `rank` is given together with an `order_by` other than "cheapest".
     """
     if "rank" in node:
         warn_renamed("rank=", "order_by=")
@@ -255,13 +258,14 @@ def image_asked(image: Image | None) -> Image:
 
 
 def bases_asked(image: Image, drivers: tuple[Driver, ...]) -> dict[str, str]:
-    """Return the base images that an image sets, as {name of the provider: base image}.
+    """Return a dict from provider names to the base images that an image sets for these providers.
 
-    Providers for which the image sets no base image are left out, so the result may be empty.
+    A base image is the system from which a machine starts. Providers for which the image sets no base image are left
+    out, so the dict may be empty.
 
     Args:
         image: the pool's `Image`.
-        drivers: the providers to look up.
+        drivers: the drivers of the providers to look up.
     """
     found = {driver.name: image.base_for(driver.name) for driver in drivers}
     return {name: base for name, base in found.items() if base}

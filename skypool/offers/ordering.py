@@ -1,4 +1,4 @@
-"""Sorts offers by the price of a node, or by its price per device, TFLOP or GB of memory. All functions are pure.
+"""Sorts offers by the price of a node, or by the price per device, TFLOP or GB of memory. All functions are pure.
 
 A price may come from a price table that is shipped with a driver. If such a table is too old, its spot prices are not
 used. An offer with such a price is ranked by its on-demand price instead.
@@ -34,10 +34,10 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
 
     Args:
         offers: the offers. The list is not changed.
-        order_by: "cheapest" sorts by the price of the whole offer. The other orders sort by the price per unit: they
-            divide the price by `divisor`.
-        today: the day that decides whether a spot price is outdated (see `has_known_price`). `price_bound` replaces an
-            outdated spot price.
+        order_by: "cheapest" sorts by the price of the whole offer. "per-device", "per-tflop" and "per-gb" sort by the
+            price per unit: per device, per dense BF16 TFLOP, and per GB of device memory.
+        today: the day that decides whether a spot price is outdated (see `has_known_price`). An outdated spot price is
+            replaced by the on-demand price (see `price_bound`).
     """
     bounds = {id(offer): price_bound(offer) for offer in outdated(offers, today)}
     price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
@@ -61,7 +61,7 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
 
 
 def _names(offer: Offer) -> tuple[object, ...]:
-    """Return the key by which offers are sorted that are otherwise equal: price, provider, region, zone and type."""
+    """Return the key that sorts offers of equal value: price, provider, region, zone and machine type."""
     return offer.usd_per_hour, offer.provider, offer.region, offer.zone, offer.instance_type
 
 
@@ -71,10 +71,10 @@ def _share(price: float, amount: float) -> float:
 
 
 def divisor(offer: Offer, order_by: OrderBy) -> float:
-    """Return the number by which an offer's price is divided for this order; 0 if it is unknown.
+    """Return the number of devices, GB of device memory or TFLOPs of an offer; 0 if the number is unknown.
 
-    It is the number of devices, GB of device memory, or TFLOPs. An offer without an accelerator gives 0. For a part of
-    a card, the TFLOPs are those of the part.
+    The price of the offer is divided by this number. An offer without an accelerator gives 0. For a part of a card, the
+    TFLOPs are those of the part.
 
     Args:
         offer: the offer.
@@ -93,12 +93,15 @@ def divisor(offer: Offer, order_by: OrderBy) -> float:
 
 
 def sources_of(offers: Iterable[Offer]) -> list[PriceSource]:
-    """Return the price sources of these offers, each source object once, as many offers share one object."""
+    """Return the price sources of these offers. A source object that several offers share is returned only once."""
     return list({id(source): source for source in map(_source, offers)}.values())
 
 
 def outdated(offers: Sequence[Offer], today: date) -> list[Offer]:
-    """Return the offers with an outdated spot price, as `has_known_price` defines it; [] if there are none."""
+    """Return the offers with a spot price from a price table that is older than 30 days or has no day.
+
+    Return [] if there are none.
+    """
     if not any(source.is_outdated(today, SPOT_DAYS) for source in sources_of(offers)):
         return []
     return [offer for offer in offers if not has_known_price(offer, today)]
@@ -116,8 +119,8 @@ def has_known_price(offer: Offer, today: date) -> bool:
 def price_bound(offer: Offer) -> float:
     """Return the price in USD per hour that replaces an offer's outdated spot price in the ranking.
 
-    This is the on-demand price, or the spot price if the spot price is higher. If the on-demand price is unknown, it is
-    infinity, so that the offer comes last.
+    This is the on-demand price, or the spot price if the spot price is higher. If the on-demand price is unknown, the
+    result is infinity, so that the offer comes last.
     """
     usual = offer.on_demand_usd_per_hour
     return math.inf if usual is None else max(usual, offer.usd_per_hour)

@@ -1,4 +1,4 @@
-"""`sky.plan`: the offers that a pool with these arguments would rent, with prices. It rents nothing."""
+"""`sky.plan`: tells which offers a pool with the given arguments would rent, with prices. It rents nothing."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def plan(
     refresh: bool = False,
     **node: Unpack[NodeTerms],
 ) -> Plan:
-    """Return the plan of a `ComputePool` with these arguments: the offers that it would rent, the best first.
+    """Return the plan of a `ComputePool` with these arguments: the offers in the order in which the pool tries them.
 
     Nothing is rented. The plan also says why each other offer does not meet the requirements. If a provider cannot be
     reached, its cached offers are used, and the plan says how old they are. This blocks until all providers have
     answered, or for about 30 s.
 
     Args:
-        provider, accelerator, image, nodes, slots, order_by, node: as `ComputePool` takes them.
+        provider, accelerator, image, nodes, slots, order_by, node: the same arguments as those of `ComputePool`.
         refresh: True to ask every provider again, also if its cached offers are still valid.
 
     Raises:

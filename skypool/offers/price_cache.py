@@ -1,10 +1,10 @@
 """Caches providers' offers and price lists between runs, in a SQLite file that all processes of this user share.
 
-A driver declares with `offers_keep: ClassVar[float]` for how many seconds its offers are valid. Without it, its offers
-are not cached. Spot prices and stock change often, so offers with either are valid for at most `PASSING` seconds. A
-driver may also store data that is slow to fetch, such as a price list, with `remember`.
+A driver declares with `offers_keep: ClassVar[float]` for how many seconds its offers are valid. Offers of a driver
+without this attribute are not cached. Spot prices and stock change often, so offers that state either are valid for at
+most `PASSING` seconds. A driver may also store data that is slow to fetch, such as a price list, with `remember`.
 
-Errors of the file are never raised: the provider is asked again instead.
+Errors of the SQLite file are never raised: the provider is asked again instead.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ def holds(driver: Driver, need: Need, offers: Iterable[Offer]) -> float:
 def read(driver: Driver, need: Need) -> Answer | None:
     """Return the last cached answer for this driver's settings and this need, up to `FORGET` (7 days) old.
 
-    The answer may be older than `holds` allows, so the caller must check its age. The price cap of the need does not
-    matter. Return None if there is no such answer, if the driver's offers are not cached, or if the file cannot be
-    read.
+    The answer may be outdated, so the caller must check its age. The price cap of the need does not matter. Return None
+    if there is no such answer, if the driver's offers are not cached, or if the cache file cannot be read.
     """
     found = recall(_key(driver, need), tuple) if keeps(driver) > 0 else None
     return Answer(*found) if found else None
@@ -82,7 +81,7 @@ def read(driver: Driver, need: Need) -> Answer | None:
 def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
     """Store a driver's offers for a need, in place of older ones. Do nothing if the driver's offers are not cached.
 
-    Errors of the file are ignored.
+    No error is raised if the cache file cannot be written.
     """
     if keeps(driver) > 0:
         remember(_key(driver, need), offers)
@@ -91,8 +90,8 @@ def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
 def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
     """Return (value, age in seconds) for the value that `remember` stored under a key.
 
-    Return None if no value is stored, if it is older than `FORGET` (7 days), or if the file cannot be read or is
-    damaged.
+    Return None if no value is stored, if the value is older than `FORGET` (7 days), or if the cache file cannot be read
+    or is damaged.
 
     Args:
         key: the key.
@@ -113,10 +112,10 @@ def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
 def remember(key: str, value: object) -> None:
     """Store a value under a key for all processes of this user, and delete entries older than `FORGET` (7 days).
 
-    This does not raise if the file cannot be written; the value is then not stored.
+    If the cache file cannot be written, the value is not stored, and no error is raised.
 
     Args:
-        key: a name of the caller's choice; an older value under it is replaced.
+        key: a name of the caller's choice. An older value under the same key is replaced.
         value: any object that can be pickled. An error of pickling is raised.
     """
     blob = zlib.compress(pickle.dumps(value, protocol=5), 1)

@@ -1,7 +1,7 @@
 """Filters and ranks offers: rejects those that do not meet the need, with a reason, and sorts the rest by price.
 
-It takes offers and returns a `Plan`; it asks no provider. The need is the user's requirements for one machine. The
-checks of offers are in `filters`. `ordering` sorts the offers that pass them.
+No provider is asked here. The need is the user's requirements for one machine. `filters` has the checks of offers, and
+`ordering` sorts the offers that pass all checks. The result is a `Plan`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from skypool.offers.ordering import (
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An offer that does not meet the need, and the reason in words, from the first requirement that it fails."""
+    """An offer that does not meet the need (the user's requirements), and the reason in words.
+
+    The reason names the first requirement that the offer does not meet.
+    """
 
     offer: Offer
     reason: str
@@ -40,15 +43,15 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The offers that a pool would try, the best first, and everything that was known when they were chosen.
+    """The offers that a pool would try, in this order, and everything that was known when they were chosen.
 
     Attributes:
         offers: the offers that meet the need, ranked. Empty if none does.
         considered: all offers of the providers that answered.
         need: the requirements of each node.
-        order_by: the order in which offers are ranked, as `rank_offers` takes it.
-        nodes: how many nodes are wanted, as (fewest, most). If the offers are for slices (several machines that are
-            rented together at one price), how many slices.
+        order_by: the order in which offers are ranked: "cheapest", "per-device", "per-tflop" or "per-gb".
+        nodes: the smallest and the largest number of nodes that are wanted. If the offers are for slices (several
+            machines that are rented together at one price), the numbers of slices.
         failures: the errors of providers that could not be asked, by provider name.
         notes: warnings, such as how old offers and prices are.
         today: the day, in UTC, to which the ages of prices refer.
@@ -65,7 +68,7 @@ class Plan:
 
     @property
     def rank(self) -> OrderBy:
-        """Return `order_by`. The name `rank` is its former name, and gives a DeprecationWarning."""
+        """Return `order_by`. `rank` is the former name of `order_by`, and gives a DeprecationWarning."""
         warn_renamed("Plan.rank", "Plan.order_by")
         return self.order_by
 
@@ -76,7 +79,7 @@ class Plan:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return the price in USD per hour of the fewest nodes (or slices) that are wanted, on the best offer.
+        """Return the price in USD per hour of the smallest wanted number of nodes (or slices), on the best offer.
 
         Return None if no offer meets the need. A slice is several machines that are rented together at one price.
         """
@@ -86,13 +89,13 @@ class Plan:
     def rejected(self) -> list[Rejected]:
         """Return the offers that do not meet the need, each with its reason, as a new list; [] if all meet it.
 
-        The reason is that of the first requirement that the offer fails. The list is made anew on every access.
+        The reason names the first requirement that the offer does not meet. The list is made anew on every access.
         """
         return [Rejected(offer, check.why(offer)) for check, offer in rejected(self.considered, self.need)]
 
     @property
     def is_short(self) -> bool:
-        """Return True if no offer meets the need now, but waiting may help. Return False if any offer meets it.
+        """Return True if no offer meets the need now, but waiting may help. Return False if an offer meets the need.
 
         Waiting may help if an offer would meet the need if it were in stock, or if no provider returned any offer.
         """
@@ -107,8 +110,8 @@ class Plan:
         After that come advice, errors of providers and warnings.
 
         Args:
-            most: how many of the offers that meet the need are listed one by one; the rest is counted. If more than
-                this number were rejected, each kind of reason is one line with an example. Default 20.
+            most: the largest number of offers of each kind that are listed one by one. Further offers that meet the
+                need are only counted. Of more rejected offers, each reason has one line with an example. Default 20.
         """
         lines = [self._heading(), *self._places(most), *self._reasons(most), *self.advice()]
         lines += [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
@@ -118,9 +121,9 @@ class Plan:
     def advice(self) -> list[str]:
         """Return lines that name requirements to drop, each with the number of offers that would then meet the need.
 
-        Each line drops a single requirement. A requirement has no line if dropping it would not help. The accelerators
-        are not dropped, but a line says if another number of them would do. If stock is short, a line says that a pool
-        may wait. The list is empty if an offer meets the need already.
+        Each line drops a single requirement. A requirement has no line if dropping it would not help. The accelerator
+        is never dropped, but a line says if another number of accelerators would do. If stock is short, a line says
+        that a pool may wait. The list is empty if an offer meets the need already.
         """
         if self.offers:
             return []
@@ -137,7 +140,7 @@ class Plan:
         return found
 
     def _other_counts(self) -> Iterator[str]:
-        """Yield a line for each wanted accelerator of which another number per machine is offered and would do."""
+        """Yield a line for each wanted accelerator if an offer with another number of that accelerator would do."""
         for wanted in self.need.accelerators:
             if wanted.kind == "cpu" or wanted.slice is not None:
                 continue
@@ -195,8 +198,9 @@ def rank_offers(
     """Reject the offers that do not meet the need, and return a `Plan` with the rest ranked.
 
     Offers of equal rank are sorted by price, provider, place and type. A spot price is outdated if it is from a price
-    table older than `SPOT_DAYS` (30 days). Such an offer is ranked by the on-demand price of the same machine, or last
-    if that is unknown. If no offer meets the need, the plan has no offers, and nothing is raised.
+    table that is older than `SPOT_DAYS` (30 days) or has no day. An offer with an outdated price is ranked by the
+    on-demand price of the same machine, or last if that is unknown. If no offer meets the need, the plan has no offers,
+    and nothing is raised.
 
     Args:
         offers: the offers of all providers.
@@ -205,8 +209,8 @@ def rank_offers(
         order_by: "cheapest" ranks by the price of a node. "per-device" divides this price by the number of devices,
             "per-tflop" by dense BF16 TFLOPs, and "per-gb" by GB of device memory. An offer for which that number is
             unknown comes last.
-        nodes: how many nodes are wanted, or slices (several machines rented together at one price), as (fewest, most).
-            It is only stored in the plan.
+        nodes: the smallest and the largest number of nodes that are wanted, or of slices (several machines rented
+            together at one price). They are only stored in the plan.
         failures: errors of providers that could not be asked, by provider name. They are only stored in the plan.
         notes: warnings for the plan. They come before the warnings that this function adds.
         today: the day, in UTC, to which the ages of prices refer; None means the present day.
@@ -275,7 +279,7 @@ def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
     """Yield a warning for each price table that prices of these offers come from.
 
     Such tables are shipped with drivers. The table with the most prices comes first. After the tables comes a warning
-    for each provider with outdated spot prices. Nothing is yielded if no price is from a table.
+    for each provider with outdated spot prices. If all prices are from the providers themselves, there is no warning.
 
     Args:
         offers: the offers that meet the need.
@@ -296,7 +300,7 @@ def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
 
 
 def _from(source: PriceSource) -> str:
-    """Return a phrase that says from which price table prices come, and why the provider's own were not used.
+    """Return a phrase that says from which price table prices come, and why the provider's own prices were not used.
 
     The publisher of the table and the reason are left out if they are unknown.
     """
@@ -326,7 +330,7 @@ def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
     """Yield one warning about the offers that come last because their price per unit is unknown, if there are any.
 
     The unit is a device, TFLOP or GB of device memory. The warning has the number of such offers and the names of their
-    accelerators. Nothing is yielded for the order "cheapest".
+    accelerators. For the order "cheapest", there is no warning.
     """
     if order_by == "cheapest":
         return

@@ -27,7 +27,7 @@ _OFFERS_TIMEOUT = 30.0
 _UNREACHABLE = (ProviderError, ErrorGroup, OSError)
 """Errors of a provider after which its cached offers may be used, except for `_REFUSALS`."""
 _REFUSALS = (AccessError, CredentialsError, FundsError, QuotaError)
-"""Errors after which cached offers are not used, as the user must correct the cause first."""
+"""Errors of a provider after which its cached offers are not used, because the user must correct the cause first."""
 
 
 async def look_around(
@@ -47,11 +47,12 @@ async def look_around(
     Args:
         drivers: the providers.
         need: the requirements of one node (machine).
-        order_by: as `rank_offers` takes it.
-        nodes: how many nodes are wanted, or slices (several machines rented together at one price), as (fewest, most).
+        order_by: the order in which offers are ranked: "cheapest", "per-device", "per-tflop" or "per-gb".
+        nodes: the smallest and the largest number of nodes that are wanted, or of slices (several machines rented
+            together at one price).
         refresh: True to ask every provider again, also if its cached offers are still valid.
-        offline: True to use a provider's cached offers, up to 7 days old, if it cannot be reached. Their age is noted
-            in the plan. They are not used if the provider refuses to answer, for example because of wrong credentials.
+        offline: True to use a provider's cached offers, up to 7 days old, if the provider cannot be reached. The plan
+            notes their age. Cached offers are not used if the provider refuses to answer, as after wrong credentials.
 
     Raises:
         NoOffers: no offer meets the need. The error carries the plan.
@@ -89,10 +90,10 @@ async def look_around(
 async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
     """Return a provider's offers: the cached ones while they are valid, new ones otherwise.
 
-    The driver runs in another thread. After a timeout it goes on there, but this function does not use its answer.
+    The driver runs in another thread. After a timeout the driver goes on there, but its answer is not used.
 
     Args:
-        driver: the provider.
+        driver: the driver of the provider.
         need: the requirements of one node (machine).
         refresh: True to ask the provider also if its cached offers are still valid.
 
@@ -128,7 +129,7 @@ def _ask(driver: Driver, need: Need) -> Answer:
     """Ask a driver for its offers and return them with age 0. This blocks until the provider answers.
 
     The offers are cached, unless the driver says that some are missing or that its offers must not be cached. The
-    driver is not told the need's price cap, so offers above it are returned, too. Errors of the driver are raised
+    driver is not told the need's price cap, so offers above the cap are returned, too. Errors of the driver are raised
     unchanged.
     """
     offers = Answers(driver.offers(price_cache.question(need)))

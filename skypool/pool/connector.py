@@ -1,4 +1,4 @@
-"""`Connector`: turns rented machines into nodes. It reaches them, sets them up by the image, and connects to them."""
+"""`Connector`: turns rented machines into nodes: reaches each machine, sets it up by the image, and connects to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from skypool.wire.transport import CommandStream
 class Connector:
     """A part of the engine that turns rented machines into nodes: it reaches them, sets them up and connects to them.
 
-    Its methods run in the engine's thread. On each node an agent runs: the process that starts and watches the calls.
+    The methods run in the engine's thread. On each node an agent runs: the process that starts and watches the calls.
 
     Args:
         terms: the checked arguments of the pool.
@@ -74,10 +74,12 @@ class Connector:
         self.lenders: dict[int, user_modules.Lender] = {}
 
     def pack(self, progress: Callable[[int, int], None]) -> None:
-        """Read the files and secrets that the image names. Call it before anything is rented. It blocks.
+        """Read the files and secrets that the image names, so that nodes can get them later.
+
+        Blocks until all are read. Call this before anything is rented.
 
         Args:
-            progress: called as (bytes done, bytes in all); see `NodeSetup.pack`.
+            progress: called as (bytes read, bytes in all) while the files are read.
 
         Raises:
             UsageError: a file or an environment variable that the image names does not exist.
@@ -113,7 +115,7 @@ class Connector:
         """Ask the driver how to reach the machine of a node, and return the answer. The driver runs in another thread.
 
         A TPU slice is several hosts that are rented together. The driver is asked about the first host before the
-        others. They wait until that request was answered or has failed.
+        others. The requests for the others wait until the first request was answered or has failed.
 
         Raises:
             ProviderError: the driver cannot say how to reach the machine.
@@ -137,7 +139,7 @@ class Connector:
             node: the number of the node.
 
         Raises:
-            KeyError: `reach` did not succeed for the node before, or `drop` has closed its connection.
+            KeyError: `reach` did not succeed for the node before, or `drop` has closed the connection of `reach`.
         """
         access, setup, stream = self._reached.pop(node)
         instance = self._state().instance_of(node)
@@ -175,15 +177,16 @@ class Connector:
             instance: the machine.
             access: the driver's description of how to reach the machine.
             python: the path of the Python interpreter on the node; "" to look for one.
-            stream: an open connection, at whose other end the loader (the program that starts the agent) runs. Default
-                None: a new connection is made.
+            stream: an open connection to the loader, the program on the machine that starts the agent. Default None: a
+                new connection is made.
             attach: True requires that the agent runs already. False (the default) starts the agent.
 
         Returns:
-            The first message of the agent. It is also in `welcomes`, and the connection in `links`.
+            The first message of the agent. `welcomes` has this message, too, and `links` has the connection.
 
         Raises:
-            ConnectionLost, PythonMismatch: the agent cannot be reached or used; see `Link.open`.
+            ConnectionLost: the agent cannot be reached, is gone, or serves another client.
+            PythonMismatch: the node runs another minor version of Python than this process.
         """
         config = await self._agent_config(instance, access)
         command: Sequence[str]
@@ -211,10 +214,10 @@ class Connector:
         return welcome
 
     async def _agent_config(self, instance: Instance, access: Access) -> AgentConfig:
-        """Return the configuration of the agent (the process on the node that starts the calls) of an instance.
+        """Return the configuration for the agent of an instance: the process on the node that starts the calls.
 
-        `agent.start` describes the fields. Among them are the image's environment variables and secrets. This also
-        decides if the results of the node may be unpickled. The driver may be asked about that, which may take long.
+        The configuration has the environment variables and secrets of the image, among other things. It also says if
+        the results of the node may be unpickled. The driver may be asked about that, which may take long.
         """
         terms = self._terms
         state = self._state()
@@ -249,7 +252,7 @@ class Connector:
     def _place(self, instance: Instance) -> SlicePlace:
         """Return the place of a node in its slice: one machine, or the hosts of a TPU that are rented together.
 
-        Functions on the node see it in `runtime.InstanceInfo`.
+        Functions on the node see the place in `runtime.InstanceInfo`.
 
         Returns:
             The node's position `host` (from 0) and the number of `hosts`: 0 and 1 for one machine. Also the number of
@@ -269,7 +272,7 @@ class Connector:
     async def drop(self, node: int) -> None:
         """Close the connection that `reach` opened to a machine.
 
-        Do nothing if there is none, or if `bootstrap` uses it already.
+        Do nothing if `reach` opened no connection, or if `bootstrap` uses the connection already.
         """
         reached = self._reached.pop(node, None)
         if reached is None:

@@ -48,17 +48,18 @@ _GROW_AGAIN_AT_MOST = 300.0
 
 
 class PoolEngine:
-    """The engine of one pool: it performs the actions of the state machine, and reports their results to it.
+    """The engine of one pool: it performs the actions of the state machine `lifecycle`, and reports the results back.
 
-    It has the rented machines, the links (connections) to the nodes, and the dispatch, which sends calls to nodes. All
-    methods run in the engine's thread, which is that of `skypool.event_loop`, unless they say otherwise.
+    The engine has the rented machines, the links (connections) to the nodes, and the dispatch, which sends calls to
+    nodes. A method runs in the engine's thread (the thread of `skypool.event_loop`) unless its description says
+    otherwise.
 
     Args:
         terms: the checked arguments of the pool.
         stream: receives the events for the user.
 
     Attributes:
-        state: the state of the pool, as `lifecycle` keeps it.
+        state: the current state of the pool.
         dispatch: sends calls to nodes.
         rental: rents and ends machines.
         departures: follows each node whose provider has announced that it takes the machine back, until it is gone.
@@ -99,7 +100,7 @@ class PoolEngine:
         self._feeders: dict[tuple[int, int], Feeder] = {}
 
     def words(self) -> dict[int, str]:
-        """Return the state of each node by its number, as `ComputePool.nodes` shows it. Any thread may call this.
+        """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
 
         A ready node whose connection is down is "reconnecting". Nodes that have ended are included.
         """
@@ -115,8 +116,8 @@ class PoolEngine:
     async def start(self) -> None:
         """Rent the machines and set them up, or take over those of another process. Return when the pool is ready.
 
-        If this task is cancelled, rented machines are ended before CancelledError is raised. Machines that were to be
-        taken over keep running.
+        If the task that runs this method is cancelled, rented machines are ended before CancelledError is raised.
+        Machines that were to be taken over keep running.
 
         Raises:
             SkypoolError: the pool could not become ready. Rented machines were ended; if the end of some is not
@@ -145,8 +146,8 @@ class PoolEngine:
     async def _why_it_ended(self) -> BaseException:
         """End what is left of a pool that ended before it was ready, and return the error that ended the pool.
 
-        The error gets a note for each other node that failed in another way. If the end of a machine is not confirmed,
-        that is a further note. If there is no error, return a PoolClosed: the pool was stopped.
+        The error gets a note for each node that failed for another reason, and a note if the end of a machine is not
+        confirmed. If the pool has no error, the user stopped it; then a PoolClosed is returned.
         """
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         nodes = [node for node in self.state.nodes.values() if node.error is not None]
@@ -169,7 +170,7 @@ class PoolEngine:
     async def stop(self, reason: BaseException | None = None) -> None:
         """End all calls and machines, and wait until the provider confirms that the machines have ended.
 
-        If the pool is ending or has ended, only wait until that is complete.
+        If the pool is ending or has ended already, only wait until all has ended.
 
         Args:
             reason: the error for the calls that have not ended. Default None: a PoolClosed error.
@@ -203,12 +204,12 @@ class PoolEngine:
         return list({id(e): e for e in errors if isinstance(e, StillRunning)}.values())
 
     def end_now(self) -> None:
-        """End every machine from the calling thread, and block until the provider confirms that they have ended.
+        """End every machine from the calling thread, and block until the provider confirms that all have ended.
 
         This is used at the interpreter's exit, when no thread can be started. Any thread may call this.
 
         Raises:
-            StillRunning: the end of a machine is not confirmed. Of several such errors, the first is raised.
+            StillRunning: the end of one or more machines is not confirmed. The error is that of the first machine.
             ErrorGroup: all known machines have ended, but several other resources of the pool are left.
         """
         for link in self._links.values():
@@ -219,7 +220,7 @@ class PoolEngine:
             raise next(iter(failed.values()))
 
     async def _until(self, *phases: Phase) -> None:
-        """Wait until the pool is in one of these phases. There is no time limit."""
+        """Wait until the pool is in one of the given phases. There is no time limit."""
         while self.state.phase not in phases:
             self._changed.clear()
             await self._changed.wait()
@@ -229,8 +230,7 @@ class PoolEngine:
     def apply(self, event: states.Event) -> None:
         """Pass an event to the state machine, and perform the actions that follow.
 
-        This does not wait: actions that take time run as tasks. Changed phases are reported to the user as events, and
-        wake tasks that wait in `_until`.
+        This does not wait: actions that take time run as tasks. Changed phases are reported to the user as events.
         """
         before = self.state
         self.state, actions = lifecycle.step(self.state, event)
@@ -291,7 +291,7 @@ class PoolEngine:
                     self._closing = self._spawn(self._close())
 
     def advise_map(self, on_cpu: bool) -> None:
-        """Tell the user that `slots="per-device"` would let `map` run more calls at once. Say it only once per pool.
+        """Tell the user, once per pool, that `slots="per-device"` would let `map` run more calls at once.
 
         Nothing is said if the user set `slots`, if no node has several devices, or if several hosts are rented together
         as a slice. Any thread may call this.
@@ -312,14 +312,15 @@ class PoolEngine:
             )
 
     def _packing(self) -> Callable[[int, int], None]:
-        """Return a function that tells the user how many bytes of the files have been packed.
+        """Return a function that tells the user how many bytes of the image's files have been packed.
 
-        It is called as (bytes done, bytes in all), and emits an event at most once a second, and one at the end.
+        The returned function is called as (bytes done, bytes in all). It emits an event at most once a second, and one
+        at the end.
         """
         said = time.monotonic()
 
         def tell(done: int, total: int) -> None:
-            """Emit a progress event, unless the last one was less than a second ago and bytes are left."""
+            """Emit a progress event. Do nothing if bytes are left and the last event was less than a second ago."""
             nonlocal said
             if done == total or time.monotonic() - said >= _SAY_EVERY:
                 said = time.monotonic()
@@ -355,7 +356,7 @@ class PoolEngine:
                 self.apply(states.Failed(node, rented.error))
 
     def _note_growth(self, error: Exception | None) -> None:
-        """Note the result of an attempt to launch nodes of a ready pool: its error, or None if it succeeded.
+        """Note the result of an attempt to launch nodes of a ready pool: the error, or None after a success.
 
         A failure delays the next attempt to grow, by 5 s at first. Each further failure doubles the delay, up to 300 s;
         a success resets the delay. The user is told of a failure, but not again while the same failure repeats.
@@ -421,7 +422,7 @@ class PoolEngine:
         is_last = False
 
         async def end() -> Mapping[int, StillRunning]:
-            """Try once to end the machines that are left. Return their errors by node number; {} if all have ended."""
+            """Try once to end the machines that are left. Return a dict from node numbers to errors; {} if none."""
             nonlocal is_last
             is_last = self.state.phase in (Phase.DRAINING, Phase.ENDED)
             return await self._end(left)
@@ -443,13 +444,13 @@ class PoolEngine:
                 self.apply(states.StillThere(node, error))
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
-        """Try once to end machines. Remove those whose end is confirmed from `left`, and report them as `Terminated`.
+        """Try once to end machines. Report each machine whose end is confirmed to the state machine, as `Terminated`.
 
         Args:
-            left: the machines, by the number of their node. It is changed.
+            left: a dict from node numbers to machines. Machines whose end is confirmed are removed from this dict.
 
         Returns:
-            The error of each machine whose end is not confirmed, by the number of its node; empty if all have ended.
+            A dict from node numbers to errors, for the machines whose end is not confirmed. Empty if all have ended.
         """
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
@@ -490,10 +491,10 @@ class PoolEngine:
         """Connect to the nodes of a pool that another process started, and take them over. The pool is then ready.
 
         If one node cannot be taken over, none is: the links (connections) are closed, and all nodes keep running.
-        Otherwise calls of generator functions are cancelled, because only the former process could read their items.
+        Otherwise calls of generator functions are cancelled, because only the former process could read the items.
 
         Raises:
-            SkypoolError: the pool is not found, is held by another process, or a node cannot be reached.
+            SkypoolError: the pool is not found, another process runs or ends the pool, or a node cannot be reached.
         """
         instances = await asyncio.to_thread(self.rental.adopt)
         try:
@@ -532,7 +533,7 @@ class PoolEngine:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
 
     async def _watch_pressure(self) -> None:
-        """Report to the state machine, as `Pressure`, when calls have been waiting for a second, to make the pool grow.
+        """Make the pool grow while calls wait: report `Pressure` to the state machine after each second of waiting.
 
         Nothing is reported during the pause after a failed attempt to grow. Returns when the pool is no longer ready,
         and at once if the pool has a fixed number of nodes.
@@ -548,7 +549,7 @@ class PoolEngine:
     # --- messages from nodes ---------------------------------------------------------------------------------
 
     def _listener_of(self, node: int) -> NodeListener:
-        """Return a new listener for the link (connection) of a node. It handles the node's messages."""
+        """Return a new listener for the link (connection) to a node. The listener handles the node's messages."""
         return NodeListener(
             node,
             self.terms.name,
@@ -565,7 +566,7 @@ class PoolEngine:
     def _on_notice(self, node: int, at: float) -> None:
         """Handle a node's notice that its provider takes the machine back. Does not block.
 
-        Any thread may call this. When it returns, the node and the other hosts of its slice (hosts that are rented
+        Any thread may call this. When this returns, the node and the other hosts of its slice (hosts that are rented
         together) get no more calls. The engine's thread reports the notice to the state machine later.
 
         Args:
@@ -599,9 +600,12 @@ class PoolEngine:
         Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
-        """Handle a node's request for item `n` (from 1) of iterator argument number `arg` (from 0) of a call.
+        """Have a thread send an item of an iterator to the node that asked for it. This does not wait for the item.
 
-        A thread reads the item from the iterator and sends it to the node (see `Feeder`). This does not wait for it.
+        Args:
+            pending: the call that has the iterator as an argument.
+            arg: the index of the iterator among the call's iterator arguments, from 0.
+            n: the number of the item, from 1.
         """
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:

@@ -4,12 +4,12 @@ It decides when to launch, replace, drain (give no more calls) and end nodes, al
 
     planned → launching → booting → bootstrapping → ready → draining → ended
 
-These are the phases of a node. A pool has the same ones, except booting and bootstrapping. `engine` performs the
-actions and reports their results as events.
+These are the phases of a node. A pool has the same phases, except booting and bootstrapping. `engine` performs the
+actions, and reports the results as events.
 
 The state machine launches, replaces and counts slices. A slice is one machine, or several hosts that a provider rents
-out only together. Each host is a node, and the slice is named by the node number of its first host. A slice is ready
-when all its hosts are, and ends as a whole. A pool becomes ready when `minimum` of its slices are.
+out only together. Each host is a node. The node number of the first host identifies the slice. A slice is ready when
+all its hosts are ready, and ends as a whole. A pool becomes ready when `minimum` of its slices are ready.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
         replaces the error of the pool.
 
     Raises:
-        KeyError: the event is about a node that the pool does not have. `Launched` and `StillThere` add such a node.
+        KeyError: the pool does not have the node of the event. `Launched` and `StillThere` add the node instead.
     """
     match event:
         case Start(hosts):
@@ -113,7 +113,7 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
         hosts: the number of nodes of each slice; more than 1 if a provider rents out several hosts only together.
 
     Returns:
-        (pool, actions), as for `step`.
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
     """
     if pool.phase is not Phase.PLANNED:
         return pool, []
@@ -124,7 +124,7 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
-    """Reach (connect to) the machines of a slice that was rented. If the pool is ending or has ended, end them instead.
+    """Connect to the machines of a slice that was rented. If the pool is ending or has ended, end the machines instead.
 
     A slice is one machine, or several hosts that are rented together.
 
@@ -134,7 +134,7 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
         instances: the machines of the slice, in order.
 
     Returns:
-        (pool, actions), as for `step`.
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
     """
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
@@ -145,11 +145,11 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
 
 
 def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Mark a node as set up. When all hosts of its slice are set up, make them ready and give them calls.
+    """Mark a node as set up. When all hosts of its slice are set up, they become ready and get calls.
 
     A slice is one machine, or several hosts that are rented together. A launching pool becomes ready when
-    `pool.minimum` slices are ready. Does nothing for a node that was not being set up. Returns (pool, actions), as
-    `step` does.
+    `pool.minimum` slices are ready. Does nothing for a node that was not being set up. Returns the new state, and the
+    actions that the engine must perform.
     """
     if pool.nodes[node].phase is not Phase.BOOTSTRAPPING:
         return pool, []
@@ -170,16 +170,17 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
     """End what is left of a slice whose node failed. Launch another slice in its place if one is missing.
 
     A slice is one machine, or several hosts that are rented together. No slice is launched if enough are left, if too
-    many failed before, if another would probably fail too, or while the pool is ending. If the pool cannot go on then,
-    it ends with this error or an earlier one. Does nothing for a node that is being ended or has ended.
+    many failed before, if another would probably fail too, or while the pool is ending. If the pool cannot go on
+    without the slice, the pool ends with this error or an earlier one. Does nothing for a node that is being ended or
+    has ended.
 
     Args:
         pool: the state before.
         node: the number of the node that failed.
-        error: why it failed.
+        error: why the node failed.
 
     Returns:
-        (pool, actions), as for `step`.
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
     """
     state = pool.nodes[node]
     hosts = pool.slice_of(node)
@@ -217,10 +218,10 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
 
 
 def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool, list[Action]]:
-    """Give no more calls to a slice that the provider takes back. Launch another if fewer than the minimum are left.
+    """Give no more calls to a slice that the provider takes back. Launch another slice if the pool then has too few.
 
-    A slice is one machine, or several hosts that are rented together. Calls that run there go on. If the pool is not
-    ready yet, no call runs, so the slice is ended at once. Does nothing in three cases: the node is not ready, the
+    A slice is one machine, or several hosts that are rented together. Calls that run on the slice go on. If the pool is
+    not ready yet, no call runs, so the slice is ended at once. Does nothing in three cases: the node is not ready, the
     provider announced this before, or the pool is ending.
 
     Args:
@@ -230,7 +231,7 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
         served: the seconds for which the node was ready.
 
     Returns:
-        (pool, actions), as for `step`.
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
     """
     state = pool.nodes[node]
     if state.phase is not Phase.READY or state.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
@@ -252,8 +253,8 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
 def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
     """Note that no call is left on a node that the provider takes back.
 
-    When no call is left on any host of its slice (hosts that are rented together), end the slice. Does nothing for a
-    node that is not taken back. Returns (pool, actions), as `step` does.
+    When no call is left on any host of the node's slice (hosts that are rented together), end the slice. Does nothing
+    for a node that is not taken back. Returns the new state, and the actions that the engine must perform.
     """
     if pool.nodes[node].taken is None:
         return pool, []
@@ -272,8 +273,8 @@ def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
     """Launch one more slice (one machine, or several hosts that are rented together) for a ready pool.
 
     Does nothing if the pool is not ready or has its maximum of slices, or while a slice is being launched or set up.
-    Does nothing, too, if a new slice would probably fail or soon be taken back. Returns (pool, actions), as `step`
-    does.
+    Does nothing, too, if a new slice would probably fail or soon be taken back. Returns the new state, and the actions
+    that the engine must perform.
     """
     if pool.phase is not Phase.READY or pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING):
         return pool, []
@@ -286,8 +287,8 @@ def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
     """Begin to end the pool: end the machines of all nodes.
 
     A machine that is still being launched is ended when `Launched` reports it. A pool without nodes, or whose nodes
-    have all ended, has ended at once. Does nothing if the pool is ending or has ended. Returns (pool, actions), as
-    `step` does.
+    have all ended, has ended at once. Does nothing if the pool is ending or has ended. Returns the new state, and the
+    actions that the engine must perform.
     """
     if pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []

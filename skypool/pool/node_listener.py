@@ -17,23 +17,23 @@ from skypool.shipping.user_modules import Lender
 from skypool.wire.frames import Kind, frame
 
 _NOTICED_AGAIN = 0.1
-"""The least seconds between two notices of the same node that are passed on."""
+"""Seconds in which at most one notice of a node is passed on: the notice that the provider takes the machine back."""
 
 
 class NodeListener:
-    """The listener of one node's link (the connection to it); see `skypool.link.connection.Listener`.
+    """The listener of the link (connection) to one node: it passes each message to the object that handles the message.
 
     Args:
         node: the number of the node.
         pool: the name of the pool.
         dispatch: handles messages about calls.
         reports: handles output and status reports.
-        links: the links of the pool by the number of the node, the link of this node among them.
+        links: the links of the pool, by the number of the node.
         lenders: the senders of the user's modules, by the number of the node.
         emit: called with each event.
         on_welcome: called as (node, welcome) with the first message of each connection.
         on_notice: called as (node, time) when the provider announces that it takes the machine back at this time, in
-            seconds since 1970. It may be called in any thread.
+            seconds since 1970. The call may come from any thread.
         on_lost: called as (node, error) when the link has given up the node.
     """
 
@@ -89,8 +89,8 @@ class NodeListener:
     def _on_pong(self, said: Pong) -> None:
         """Pass a status report of the node on.
 
-        If the report says that the provider takes the machine back, `on_notice` is called first. It is called at most
-        once in 0.1 s.
+        If the report says that the provider takes the machine back, `on_notice` is called first, but at most once in
+        0.1 s.
         """
         now = time.monotonic()
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:

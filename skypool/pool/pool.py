@@ -54,9 +54,9 @@ tracebacks.install()
 
 
 class PoolOptions(NodeTerms, total=False):
-    """The keyword arguments of `ComputePool` except `provider` and `name`. `ComputePool` describes each of them.
+    """The keyword arguments of `ComputePool` except `provider` and `name`. `ComputePool` describes each argument.
 
-    Each may be left out.
+    Each argument may be left out.
     """
 
     accelerator: AcceleratorAsked
@@ -85,32 +85,32 @@ class ComputePool(Executor):
     when the first call is sent to it. Leaving the `with` block waits for the calls and then ends every machine. If the
     block raised, the calls are ended at once. A pool that has ended cannot be started again.
 
-    It is also a `concurrent.futures.Executor`. Its methods may be called from any thread.
+    A pool is also a `concurrent.futures.Executor`. Any thread may call its methods.
 
     Durations are seconds, or strings such as "90s", "10m" and "1h30m", or `timedelta` objects.
 
     Args:
-        provider: the cloud to rent from: a driver such as `AWS()`, its name, or a list of either. From a list, the best
-            offer of all providers is rented. Default None: the nodes are processes on this machine.
+        provider: the provider to rent from: a driver such as `AWS()`, the name of a driver, or a list of these. From a
+            list, the best offer of all providers is rented. Default None: the nodes are processes on this machine.
         accelerator: the accelerators of each node: an object such as `accelerators.H100(count=8)`, a string such as
             "H100:8", or a list of alternatives. Default None: none.
         image: the packages, files and settings of each node. Default None: an empty `Image()`.
-        nodes: the number of nodes, or (fewest, most). A pool starts with the fewest, and adds nodes while calls wait.
-            Default 1. If the accelerator is a TPU slice (several hosts rented together), this is the number of slices,
-            and each host is a node.
+        nodes: the number of nodes, or a pair of the smallest and the largest number. A pool starts with the smallest
+            number, and adds nodes while calls wait. Default 1. If the accelerator is a TPU slice (several hosts rented
+            together), this is the number of slices, and each host is a node.
         slots: the number of calls that a node runs at once with its devices (accelerators). The devices are divided
             among the calls. Default None: one call with all devices. "per-device": one call for each device. A node
             with devices also has a slot for each CPU, for functions marked `@compute(devices=0)`. A node without
-            devices runs one call for each CPU, unless this is a number. See docs/slots.md.
-        name: the name of the pool in logs, in the tags of its machines, and for `attach`. 1 to 40 of a-z, 0-9 and "-".
-            Default None: a random name.
+            devices runs one call for each CPU, unless `slots` is a number. See docs/slots.md.
+        name: the name of the pool in logs, in the tags of its machines, and for `attach`. It has 1 to 40 characters
+            a-z, 0-9 and "-". Default None: a random name.
         lease: the time after which a node ends itself if no message from this process arrives. Default "10m".
         max_lifetime: the time after which each node ends itself, also while it works. Default None: no limit.
-        liveness: the time without any message from a node after which the node is given up. Its calls then raise
-            ConnectionLost, unless they may run again. Default 90 s.
+        liveness: the time without any message from a node after which the node is given up. The node's calls then raise
+            ConnectionLost, unless the calls may run again on another node. Default 90 s.
         grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout`. Default 5 s.
-        wait: the time to keep asking while every suitable offer is out of stock. It counts anew for each launch of
-            nodes. Default None: give up at once.
+        wait: the time to keep asking while every suitable offer is out of stock. The time counts anew for each launch
+            of nodes. Default None: give up at once.
         console: the form of the output about the pool. "live" is a view that updates itself, "plain" is lines, and
             "off" is nothing. Default "auto": live on a terminal, otherwise plain. The output of functions is shown
             in any case.
@@ -197,11 +197,11 @@ class ComputePool(Executor):
     def start(self) -> ComputePool:
         """Rent the machines, set them up, and return this pool when it is ready for calls.
 
-        A pool is ready when the fewest of its `nodes` are. Blocks until then. Returns at once if the pool was started
-        before. If the wait is interrupted, as by Ctrl-C, the machines are ended.
+        For example, a pool with `nodes=(2, 8)` is ready when 2 nodes are ready. Blocks until then. Returns at once if
+        the pool was started before. If the wait is interrupted, as by Ctrl-C, the machines are ended.
 
         Raises:
-            PoolClosed: the pool has ended. Make a new one.
+            PoolClosed: the pool has ended. Make a new pool.
             SkypoolError: the pool could not become ready, for example NoOffers, LaunchError or BootstrapError. Its
                 machines have been ended then, and the pool cannot be started again.
         """
@@ -239,14 +239,15 @@ class ComputePool(Executor):
     def attach(
         cls, name: str, provider: Driver | str | Sequence[Driver | str] | None = None, **options: Unpack[PoolOptions]
     ) -> ComputePool:
-        """Take over a running pool whose former process is gone, and return it. Its calls are in `inherited`.
+        """Take over a running pool whose former process is gone, and return the pool.
 
-        Blocks until the pool is ready. If it cannot be taken over, its machines keep running.
+        Blocks until the pool is ready. The property `inherited` has the futures of the calls that the former process
+        sent. If the pool cannot be taken over, its machines keep running.
 
         Args:
             name: the name of the pool.
-            provider: the provider of its machines, as for `ComputePool`. Default None: the one that is recorded in the
-                ledger of this machine (the local database of rented machines).
+            provider: the provider of the pool's machines: a driver, the name of a driver, or a list of these. Default
+                None: the provider that is recorded in the ledger, the local database of rented machines.
             options: further arguments of `ComputePool`. If `accelerator` or `image` is given, nodes that are lost are
                 replaced; otherwise they are not.
 
@@ -270,7 +271,7 @@ class ComputePool(Executor):
 
         Raises:
             StillRunning: the end of some machines is not confirmed, so they may still cost money. The message names
-                them.
+                these machines.
             ErrorGroup: there are several such errors.
         """
         begun = self._begun
@@ -291,7 +292,7 @@ class ComputePool(Executor):
         the interruption.
 
         Raises:
-            StillRunning, ErrorGroup: the end of some machines is not confirmed; see `stop`.
+            StillRunning, ErrorGroup: the end of some machines is not confirmed, so they may still cost money.
         """
         try:
             Loop.shared().run(engine.stop())
@@ -321,7 +322,7 @@ class ComputePool(Executor):
                 False.
 
         Raises:
-            StillRunning, ErrorGroup: the end of some machines is not confirmed; see `stop`.
+            StillRunning, ErrorGroup: the end of some machines is not confirmed, so they may still cost money.
         """
         engine = self._engine
         if engine is not None and not cancel_futures and not shutdown.is_elsewhere(engine):
@@ -330,9 +331,13 @@ class ComputePool(Executor):
         self.stop()
 
     def __enter__(self) -> ComputePool:
-        """Start the pool, wait until it is ready, and return it; see `start`.
+        """Start the pool, wait until it is ready, and return it.
 
         Inside the `with` block, `await call` sends the call to this pool.
+
+        Raises:
+            PoolClosed: the pool has ended. Make a new pool.
+            SkypoolError: the pool could not become ready. Its machines have been ended then.
         """
         self.start()
         calls.current.append(self)
@@ -352,7 +357,11 @@ class ComputePool(Executor):
     async def __aenter__(self) -> ComputePool:
         """Start the pool in another thread, wait until it is ready, and return it. The event loop is not blocked.
 
-        If the task is cancelled meanwhile, end the pool and raise CancelledError. Raises the errors of `start`.
+        If the task is cancelled meanwhile, end the pool and raise CancelledError.
+
+        Raises:
+            PoolClosed: the pool has ended. Make a new pool.
+            SkypoolError: the pool could not become ready. Its machines have been ended then.
         """
         try:
             await asyncio.to_thread(self.start)
@@ -367,8 +376,10 @@ class ComputePool(Executor):
     ) -> None:
         """Wait for the calls, then end the pool. If the `async with` block raised, end the calls at once.
 
-        This runs in another thread, so that the event loop is not blocked. The exception of the block is raised
-        further. Raises the errors of `stop`.
+        Another thread does this, so that the event loop is not blocked. The exception of the block is raised further.
+
+        Raises:
+            StillRunning, ErrorGroup: the end of some machines is not confirmed.
         """
         if self in calls.current:
             calls.current.remove(self)
@@ -521,7 +532,9 @@ class ComputePool(Executor):
                 of them. None for other calls.
 
         Raises:
-            PickleError, UsageError, PoolClosed: the call cannot be sent; see `send`.
+            PickleError: the function or an argument cannot be pickled.
+            UsageError: the pool does not have the node.
+            PoolClosed: the pool has ended.
         """
         items: Items[Any] = Items(call.function.name)
         self._submit(call, items, node, world)
@@ -556,8 +569,9 @@ class ComputePool(Executor):
             named: the checked `node` of the call: a number, a tuple of numbers, or None or "all" for every node.
 
         Returns:
-            A mapping of each chosen node's number, in ascending order, to (position, addresses): the node's position
-            among the chosen nodes, from 0, and the addresses of all chosen nodes.
+            A dict from the number of each chosen node to a tuple (position, addresses), in ascending order of the
+            numbers. The position of the node among the chosen nodes counts from 0. The addresses are those of all
+            chosen nodes.
 
         Raises:
             UsageError: the pool does not have a node that is named.
@@ -580,13 +594,14 @@ class ComputePool(Executor):
 
         Returns:
             A tuple of the values, in the order of the calls, when all have ended. For `gather(…, stream=True)`: an
-            iterator of the values, at once. Its order is that of the calls if the group is `ordered`, otherwise the
-            order in which the values arrive.
+            iterator of the values, at once. If the group is `ordered`, the iterator yields the values in the order of
+            the calls. Otherwise it yields each value when it arrives.
 
         Raises:
             ExceptionGroup: several calls raised. If only one did, its exception is raised.
             UsageError: the argument is not a group, or a call names a node that the pool does not have.
-            PickleError, PoolClosed: a call cannot be sent; see `send`.
+            PickleError: the function or an argument of a call cannot be pickled.
+            PoolClosed: the pool has ended.
         """
         if not isinstance(group, Group):
             raise UsageError(f"run_group() takes a group of calls made by gather() or &, not {group!r:.80}")
@@ -688,8 +703,8 @@ class ComputePool(Executor):
     def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]:
         """Return a function as a `ComputeFunction`: unchanged if it is decorated, otherwise with default options.
 
-        Up to 257 undecorated functions are remembered, so that each is pickled only once. When a further one comes, all
-        earlier ones are forgotten. Bound methods and other callable objects are not remembered.
+        Undecorated functions are remembered, so that each is pickled only once. After 257 functions, all are forgotten
+        when a further one comes. Bound methods and other callable objects are not remembered.
 
         Raises:
             UsageError: the argument is a call, or not callable.
@@ -818,8 +833,8 @@ class ComputePool(Executor):
     def explain(self) -> str:
         """Return a text about the plan of what to rent: each offer with its price or the reason against it.
 
-        Attempts to rent that failed are listed below. If the pool has no plan, the text says only that. A pool has no
-        plan before it starts, and while it waits for machines that are out of stock.
+        Attempts to rent that failed are listed below the offers. If the pool has no plan, the text says only that. A
+        pool has no plan before it starts, and while it waits for machines that are out of stock.
         """
         rental = self._begun.rental if self._begun else None
         if rental is None or rental.plan is None:

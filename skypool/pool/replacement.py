@@ -11,7 +11,7 @@ from skypool.errors import CredentialsError, HostKeyMismatch, PythonMismatch, Us
 from skypool.pool.states import Node, Phase, Pool
 
 CERTAIN = (PythonMismatch, UsageError, CredentialsError, HostKeyMismatch)
-"""Errors after which no other machine is tried: it would fail too, or the user must deal with the error first."""
+"""Errors after which no other machine is tried: another machine would fail too, or the user must act first."""
 
 SAME_FAILURE_LIMIT = 2
 """When this many slices have failed with the same error text before they were ready, no more are launched."""
@@ -32,8 +32,9 @@ LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
 def may_replace(pool: Pool, lost: Node) -> bool:
     """Return True if a lost slice (one machine, or several hosts rented together) may be replaced.
 
-    A slice that its provider took back may be replaced unless `is_churning` is True. A slice that was lost otherwise
-    may be replaced if the pool has had fewer than 3 × `pool.maximum` replacements.
+    A slice that its provider took back may be replaced, unless providers took back too many slices in a row (see
+    `is_churning`). A slice that was lost otherwise may be replaced if the pool has had fewer than 3 × `pool.maximum`
+    replacements.
 
     Args:
         pool: the state of the pool.
@@ -76,8 +77,8 @@ def can_go_on(pool: Pool, hopeless: bool) -> bool:
 
     Args:
         pool: the state after the loss.
-        hopeless: True if launching machines is not expected to succeed. Then a pool can go on only if it is ready and
-            one of its nodes is ready.
+        hopeless: True if further launches are expected to fail. Then a pool can go on only if the pool is ready and has
+            a ready node.
     """
     if pool.phase is Phase.READY and any(node.phase is Phase.READY for node in pool.nodes.values()):
         return True

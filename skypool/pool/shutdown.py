@@ -21,7 +21,7 @@ class Living(Protocol):
     def end_now(self) -> None:
         """End everything that belongs to this object in the calling thread, without starting other threads.
 
-        An error that this raises does not keep other objects from being ended; see `_end_all`.
+        If this raises an error, the other objects are ended all the same.
         """
         ...
 
@@ -46,9 +46,10 @@ def watch(each: Living) -> None:
 
 
 def _exit_on_signals() -> None:
-    """Let SIGTERM and SIGHUP exit the interpreter instead of killing it. Call it in the main thread.
+    """Let SIGTERM and SIGHUP exit the interpreter in the usual way, instead of killing it at once.
 
-    A signal that the program handles or ignores is left as it is. For example, `nohup` makes a program ignore SIGHUP.
+    Call this in the main thread. A signal that the program handles or ignores already is left alone. For example,
+    `nohup` makes a program ignore SIGHUP.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -66,14 +67,14 @@ def _exit(number: int, _frame: object) -> NoReturn:
 
 
 def forget(each: Living) -> None:
-    """Do not end this object at the interpreter's exit. Do nothing if it is not watched."""
+    """Undo `watch`: do not end this object when the interpreter exits. Do nothing if the object is not watched."""
     _living.discard(each)
 
 
 def is_elsewhere(each: Living) -> bool:
-    """Return True if an object was watched in the parent process, from which this process was forked.
+    """Return True if an object was watched in the parent process, from which this process was forked; otherwise False.
 
-    Such an object must not be ended here. Return False for all other objects.
+    Such an object must not be ended in this process.
     """
     return each in _elsewhere
 
@@ -81,7 +82,7 @@ def is_elsewhere(each: Living) -> bool:
 def _forked() -> None:
     """Mark all watched objects as those of the parent process, so that this process does not end them.
 
-    It runs in each forked child.
+    Each forked child process runs this.
     """
     _elsewhere.update(_living)
     _living.clear()
@@ -91,10 +92,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _end_all() -> None:
-    """End all watched objects one after the other. It runs when the interpreter exits.
+    """End all watched objects one after the other. The interpreter calls this when it exits.
 
-    An error does not keep the other objects from being ended. A single error is raised as it is, several as an
-    ErrorGroup.
+    After an error, the other objects are ended all the same. A single error is then raised unchanged; several errors
+    are raised as an ErrorGroup.
     """
     errors: list[Exception] = []
     for each in list(_living):

@@ -16,17 +16,17 @@ from skypool.model import Instance
 from skypool.pool import states
 
 _LOOK = 0.5
-"""Seconds between two checks of a link. A check costs nothing."""
+"""Seconds between two checks if the link (connection) to a node still works."""
 _ASK = 5.0
-"""Seconds between two requests to a provider. They are rare because providers limit the rate of requests."""
+"""Seconds between two requests to a provider. Requests are rare because providers limit their rate."""
 
 
 class Departures:
     """An observer of those nodes of a pool whose machines are taken back by their providers.
 
-    It reports to the state machine, as events, when a machine is to be taken back and when it is gone.
+    It reports two things as events to the state machine: that a machine will be taken back, and that a machine is gone.
 
-    Its methods run in the engine's thread.
+    The methods run in the engine's thread.
 
     Args:
         state: returns the current state of the pool.
@@ -46,7 +46,7 @@ class Departures:
         self._since: dict[int, float] = {}
 
     def admitted(self, node: int) -> None:
-        """Note that a node is ready from now on, to know later how long it served."""
+        """Note that a node is ready from now on, to know later for how long the node was ready."""
         self._since[node] = time.monotonic()
 
     def noticed(self, node: int, at: float) -> None:
@@ -64,10 +64,11 @@ class Departures:
             self._apply(states.Interrupted(node, at, served))
 
     async def follow(self, node: int, at: float, is_up: Callable[[], bool]) -> None:
-        """Wait until a node that its provider takes back is gone, and report it as failed. There is no time limit.
+        """Wait until a node that its provider takes back is gone, then report to the state machine that it has failed.
 
-        The provider is asked every 5 s if the machine has ended. This begins when the announced time has passed, or
-        when the connection is down. Returns when the node is no longer ready, for whatever reason.
+        The provider is asked every 5 s if the machine has ended. The requests begin when the announced time has passed,
+        or when the connection is down. Returns when the node is no longer ready, for whatever reason. There is no time
+        limit.
 
         Args:
             node: the number of the node.
@@ -83,10 +84,10 @@ class Departures:
                     self._apply(states.Failed(node, taken_back(node)))
 
     async def lost(self, node: int, error: ConnectionLost) -> None:
-        """Report a node whose connection was given up as failed.
+        """Report to the state machine that a node has failed, because the connection to the node was given up.
 
-        If the node is a spot machine, ask the provider first. If the machine has ended or is ending, report before the
-        failure that the provider took the machine back.
+        If the node is a spot machine, ask the provider first. If the machine has ended or is ending, first report that
+        the provider took the machine back.
 
         Args:
             node: the number of the node.

@@ -16,8 +16,8 @@ from skypool.model import Instance
 class Phase(Enum):
     """A phase in the life of a pool or a node. The phases are listed in the order in which they follow each other.
 
-    A pool has no booting or bootstrapping phase: it is launching until it is ready. "draining" means that the machines
-    are being ended.
+    A pool has no booting or bootstrapping phase: a pool is launching until it is ready. "draining" means that the
+    machines are being ended.
     """
 
     PLANNED = "planned"
@@ -35,14 +35,14 @@ class Node:
 
     Attributes:
         node: the number of the node.
-        phase: the phase of its life.
-        instance: the machine that the driver launched; None before that.
+        phase: the phase of the node's life.
+        instance: the machine that the driver launched; None before the launch.
         error: why the node failed; None if it did not.
         taken: when the provider takes the machine back, in seconds since 1970; None if the provider has not announced
             that. After the announcement, the phase stays ready while calls still run on the node.
         host: the position of the node in its slice (hosts that are rented together), from 0.
-        waits: True if the node waits for the other hosts of its slice. They become ready together, and end together
-            when the provider takes them back.
+        waits: True if the node waits for the other hosts of its slice. The hosts become ready together. When the
+            provider takes them back, they also end together.
     """
 
     node: int
@@ -77,16 +77,17 @@ class Pool:
     Attributes:
         minimum: the number of slices with which the pool is ready. If fewer are left, lost slices are replaced.
         maximum: the number of slices that the pool may grow to.
-        phase: the phase of its life.
-        nodes: the nodes by number, also those that have ended.
-        failures: how many rented slices failed before they were ready, by the text of the error (see
-            `replacement.alike`).
+        phase: the phase of the pool's life.
+        nodes: a dict from node numbers to the nodes, including nodes that have ended.
+        failures: a dict from error texts to the number of rented slices that failed with that text before they were
+            ready. In a text, "#" stands for each word that has a digit.
         replaced: the number of slices that replaced failed ones. Replacements of slices that the provider took back do
             not count.
         hasty: the number of slices in a row that were taken back before they had served `WORTHWHILE` (300) seconds.
-        first: the first error with which a rented slice failed before it was ready; None if none failed so.
+        first: the first error with which a rented slice failed before the slice was ready; None if there was no such
+            error.
         error: the error that ended the pool; None if the pool goes on, or was ended without an error.
-        hosts: the number of nodes of each slice, as expected before it is launched.
+        hosts: the number of nodes that each slice is expected to have.
     """
 
     minimum: int
@@ -101,7 +102,7 @@ class Pool:
     hosts: int = 1
 
     def count(self, *phases: Phase) -> int:
-        """Return the number of slices whose first host is in any of these phases.
+        """Return the number of slices whose first host is in one of the given phases.
 
         Slices that their provider is taking back do not count.
         """
@@ -157,7 +158,8 @@ class Launched:
     Attributes:
         node: the node number of the first host.
         instance: the machine of the first host.
-        others: the machines of the other hosts; () for one machine. Their node numbers are `node` + 1 and so on.
+        others: the machines of the other hosts; () for one machine. The numbers of these nodes follow `node`: `node` +
+            1 and so on.
     """
 
     node: int
@@ -195,7 +197,7 @@ class Failed:
 
     Attributes:
         node: the number of the node.
-        error: why it failed.
+        error: why the node failed.
     """
 
     node: int
@@ -223,7 +225,7 @@ class Interrupted:
 class Drained:
     """An event: no call is left on the node with the number `node`, whose machine is being taken back.
 
-    The machine is ended when no call is left on any host of its slice (hosts that are rented together).
+    The machine is ended when no call is left on any host of the machine's slice (hosts that are rented together).
     """
 
     node: int
@@ -241,10 +243,11 @@ class Pressure:
 class Stop:
     """An event: the pool must end, with all its machines.
 
-    If the pool is ending or has ended already, a new error only replaces its error.
+    If the pool is ending or has ended already, at most the error of the pool changes.
 
     Attributes:
-        error: the reason, which becomes the error of the pool. None if the user stopped the pool: its error is kept.
+        error: the reason, which becomes the error of the pool. None if the user stopped the pool: then the pool keeps
+            the error that it has.
     """
 
     error: BaseException | None = None
@@ -264,7 +267,8 @@ class Terminated:
 class StillThere:
     """An event: attempts to end a machine have been given up, and its provider has not confirmed the end.
 
-    The node counts as ended all the same. Its error is kept, and also becomes the error of the pool if that has none.
+    The node counts as ended all the same. The error becomes the error of the node, and of the pool if the pool has no
+    error yet.
 
     Attributes:
         node: the number of the machine's node.
@@ -298,7 +302,8 @@ class Launch:
     """An action of the engine: rent one slice for each number in `nodes`.
 
     A slice is one machine, or several hosts that a provider rents out only together. The number becomes the node number
-    of its first host. The engine reports each rented slice as `Launched`, and each that it could not rent as `Failed`.
+    of the slice's first host. The engine reports each rented slice as `Launched`. It reports each slice that could not
+    be rented as `Failed`.
     """
 
     nodes: tuple[int, ...]
@@ -335,7 +340,7 @@ class Admit:
 class Drain:
     """An action of the engine: send no more calls to a node, because the provider takes its machine back.
 
-    The calls that run there go on. When they have ended, the engine reports `Drained`.
+    The calls that run on the node go on. When they have ended, the engine reports `Drained`.
 
     Attributes:
         node: the number of the node.
@@ -350,8 +355,8 @@ class Drain:
 class Dismiss:
     """An action of the engine: send no more calls to a slice, because one of its nodes failed.
 
-    A slice is one machine, or several hosts that a provider rents out only together. Its calls that have not ended run
-    on other nodes, or fail.
+    A slice is one machine, or several hosts that a provider rents out only together. The slice's calls that have not
+    ended run on other nodes, or fail.
 
     Attributes:
         node: the number of the node that failed.

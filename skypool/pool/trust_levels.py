@@ -19,7 +19,7 @@ class Word:
     """The decision about the results of one node.
 
     Attributes:
-        trust: "full" to unpickle them, "data" to read them as plain data.
+        trust: "full" to unpickle the results, "data" to read them as plain data only.
         why: the reason, in words for the user.
     """
 
@@ -30,18 +30,17 @@ class Word:
 def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
     """Decide if the results of a machine may be unpickled, or are read as plain data only.
 
-    The first of these that says something decides: the pool's own setting, the machine's offer, the driver. A machine
-    has no offer after an attach. If the driver makes no statement about all its machines, its offers are requested,
-    which may block.
+    The pool's `trust` setting decides. Without this setting, the machine's offer decides, or the driver if the offer is
+    not known. A driver that has no general answer is asked for its offers, which may block.
 
     Args:
-        asked: the `trust` of the pool; None if the user left it out.
-        instance: the machine.
-        driver: the driver that rented it.
+        asked: the `trust` setting of the pool; None if the user left it out.
+        instance: the machine. Its offer is not known if the pool was taken over from another process.
+        driver: the driver that rented the machine.
 
     Returns:
-        The decision and its reason. When the driver's offers are requested, the decision is "data" in three cases: an
-        offer says so, there are no offers, or the request fails. Otherwise it is "full".
+        The decision and its reason. If the driver is asked for its offers, the decision is "full" if all offers say so.
+        If one says "data", if there are no offers, or if the request fails, the decision is "data".
     """
     if asked is not None:
         return Word(asked, f'the pool has trust="{asked}"')
@@ -64,8 +63,8 @@ class TrustLevels:
     """The decisions about the results of all nodes of a pool: they are unpickled, or read as plain data only.
 
     Args:
-        asked: the `trust` of the pool; None if the user left it out.
-        allowed: the names of the classes that results may contain besides plain data; see `classes.Allowed`.
+        asked: the `trust` setting of the pool; None if the user left it out.
+        allowed: the names of the classes that results may contain besides plain data, such as "mypkg.Point".
         tell: called with a message for the user, once for each provider whose results are read as data.
     """
 
@@ -79,8 +78,8 @@ class TrustLevels:
     def judge(self, instance: Instance, driver: Driver) -> Trust:
         """Decide how the results of a machine are read from now on, and remember the decision for the machine's node.
 
-        Return "full" if the results may be unpickled, and "data" if they are read as plain data only. This may block;
-        see `trust_word`. A second `judge` for the same node replaces the decision.
+        Return "full" if the results may be unpickled, and "data" if they are read as plain data only. This may block,
+        because the driver may have to request its offers. A later decision for the same node replaces the earlier one.
         """
         said = trust_word(self.asked, instance, driver)
         self._words[instance.node] = (instance.provider, said)
@@ -108,10 +107,10 @@ class TrustLevels:
         return self._readers[node] is not None
 
     def announce(self) -> None:
-        """Tell the user for which providers results are read as plain data only, and why. Say the same thing only once.
+        """Tell the user for which providers results are read as plain data only, and why. No message is repeated.
 
-        Call this after `judge` was called for new nodes; each message has the number of nodes. If the results of all
-        nodes may be unpickled, the user is told nothing.
+        Each message has the number of nodes, so call this after `judge` was called for all new nodes. If the results of
+        all nodes may be unpickled, the user is told nothing.
         """
         for about in dict.fromkeys(self._words.values()):
             provider, said = about

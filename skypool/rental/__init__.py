@@ -13,7 +13,7 @@ An order is a request to a provider to create machines.
 - `records`: the objects that are read from these tables.
 - `ledger_damage`: detects a damaged ledger file and gives it a new name.
 - `budget`: costs, budgets and receipts.
-- `reaper`: terminates all machines of a pool and proves it.
+- `reaper`: terminates all machines of a pool, and proves that they have ended.
 - `reaper_process`: runs the reaper in a process of its own.
 - `gc`: finds and terminates machines and other resources that pools left behind.
 """

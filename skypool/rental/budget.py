@@ -14,7 +14,7 @@ from skypool.errors import BudgetExceeded, UsageError
 from skypool.model import Offer
 
 _HOUR = 3600.0
-"""Seconds of an hour; prices are per hour."""
+"""Seconds in an hour. Prices are per hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Line:
         place: zone, or region if no zone is known.
         market: "on-demand" or "spot".
         node: number of the node.
-        usd_per_hour: price now, or the last one, in US dollars per hour.
-        least_billed: minimum time that is charged for once it is billed, in seconds.
-        launched: time when it was asked for.
-        until: time when it ended. If it has not ended, the time until which its cost is counted.
-        ended: True if its end is proved. Until then its cost grows.
-        billed_from: time since when its provider bills it; None if billing has not begun, as for a machine that waits
-            in a queue.
-        earlier: earlier prices, each as (time until which it was valid, US dollars per hour), the oldest first.
+        usd_per_hour: price now, or the last price of an instance that has ended, in US dollars per hour.
+        least_billed: minimum time that is charged for as soon as the instance is billed, in seconds.
+        launched: time when the instance was requested.
+        until: time when the instance ended. If it has not ended, the time until which its cost is counted.
+        ended: True if the instance's end is proved. Until then its cost grows.
+        billed_from: time since when the provider bills the instance; None if billing has not begun, as for a machine
+            that waits in a queue.
+        earlier: earlier prices, each as (time until which the price was valid, US dollars per hour), the oldest first.
     """
 
     provider: str
@@ -57,7 +57,7 @@ class Line:
 
     @property
     def begins(self) -> float:
-        """The time in seconds since 1970 from which the instance is charged; `until` if it is not billed yet."""
+        """The time in seconds since 1970 from which the instance is charged; `until` if billing has not begun."""
         return self.until if self.billed_from is None else self.billed_from
 
     @property
@@ -72,14 +72,14 @@ class Line:
 
     @property
     def usd(self) -> float:
-        """The cost of the instance in US dollars, from the beginning of billing; 0 if it is not billed yet."""
+        """The cost of the instance in US dollars; 0 if billing has not begun."""
         return self.usd_between(-math.inf)
 
     def usd_between(self, start: float, end: float = math.inf) -> float:
         """Return the part of the instance's cost, in US dollars, for the time from `start` to `end`.
 
-        Both are in seconds since 1970. Each moment is charged at the price that was valid then. The minimum time that
-        is charged for is charged in full, even if the instance ended earlier. Returns 0 if nothing is charged between
+        Both times are in seconds since 1970. Each moment is charged at the price that was valid then. The minimum
+        billed time is charged in full, even if the instance ended earlier. Returns 0 if nothing is charged between
         `start` and `end`.
         """
         start = max(start, self.begins)
@@ -100,14 +100,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The cost of a pool's instances, one line for each. `str()` of it is a table.
+    """The cost of a pool's instances, with one line for each. `str(receipt)` is a table.
 
     Attributes:
         pool: name of the pool.
         lines: the instances and their costs.
         at: time until which costs are counted, in seconds since 1970.
-        unanswered: number of orders (requests for machines) that the provider did not answer. The cost of machines that
-            they may have made is not included.
+        unanswered: number of orders (requests for machines) that the provider did not answer. Machines that these
+            orders may have made are not included in the cost.
     """
 
     pool: str
@@ -175,9 +175,9 @@ class Budget:
     Args:
         max_usd: the limit in US dollars, above 0.
         warn: share of the limit at which the pool warns, above 0 and at most 1.
-        best_effort: if True, machines that cannot end themselves may be rented, too. If the client is killed or loses
-            its network, they are billed beyond the budget until `skypool gc` ends them. If False, such machines are
-            refused.
+        best_effort: if False (the default), machines that cost something and cannot end themselves are not rented. If
+            True, they may be rented, too. If the client is then killed or loses its network, such machines are billed
+            beyond the budget until `skypool gc` ends them.
 
     Raises:
         UsageError: a value is out of range or of another type.
@@ -209,7 +209,7 @@ class Budget:
         return spent >= self.warn * self.max_usd
 
     def lasts(self, lines: Iterable[Line], now: float, more: Iterable[Offer] = ()) -> float:
-        """Return the seconds until the budget is spent by these instances, and by new machines on the offers in `more`.
+        """Return the seconds until these instances, and new machines on the offers in `more`, have spent the budget.
 
         The minimum time that each machine is charged for counts as spent at once. Prices are assumed to stay as they
         are.
@@ -239,16 +239,16 @@ class Budget:
         return _spent_at(self.left(spent), now, open_lines) - now
 
     def check_first_hour(self, offers: Sequence[Offer], spent: float = 0.0, lifetime: float | None = None) -> None:
-        """Raise BudgetExceeded if the first hour of machines on these offers, one on each, costs more than is left.
+        """Raise BudgetExceeded if one machine on each of these offers costs more in its first hour than is left.
 
         A slice (several machines that are rented together at one price) counts as one machine. If the minimum time that
-        an offer is charged for is longer than the hour, the minimum time counts instead.
+        an offer is charged for is longer than an hour, the minimum time counts instead of the hour.
 
         Args:
             offers: the offers. An offer may be given several times, for several machines.
             spent: US dollars that are spent already.
-            lifetime: seconds after which the machines end anyway. If they are less than an hour, they count instead of
-                the hour. None if there is no such limit.
+            lifetime: seconds after which the machines end anyway; None if there is no such limit. A lifetime of less
+                than an hour counts instead of the hour.
 
         Raises:
             BudgetExceeded: its message has the cost and the budget.
@@ -267,15 +267,15 @@ class Budget:
 
 
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
-    """Return the time when the amount `left` is spent, in seconds since 1970; `math.inf` if it never is.
+    """Return the time when the amount `left` is spent, in seconds since 1970; `math.inf` if this never happens.
 
     Returns `now` if nothing is left and a machine costs money now.
 
     Args:
         left: US dollars that are left.
         now: the time now, in seconds since 1970.
-        costs: for each machine, its price in US dollars per hour, and the time from which it is charged. The order does
-            not matter.
+        costs: a pair for each machine: the price in US dollars per hour, and the time from which the machine is
+            charged. The pairs may have any order.
     """
     rate = 0.0
     at = now
@@ -291,7 +291,7 @@ def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> floa
 
 
 def by_day(lines: Iterable[Line], start: float = 0.0) -> dict[str, float]:
-    """Return the charges in US dollars for each day (UTC), by dates such as "2026-08-20", the earliest first.
+    """Return a dict from days (UTC), such as "2026-08-20", to the US dollars charged on that day, the earliest first.
 
     A day on which nothing was charged is missing, or has 0. Instances that are not billed yet are ignored. Returns {}
     if no instance is billed.

@@ -1,8 +1,11 @@
 """Finds machines and other resources that pools left behind at all providers, and ends them (`skypool gc`).
 
-They are found by their tags. The ledger (the local database of rented machines) is not needed. If there is one, it
-helps to judge what is still in use, and the ends are recorded in it. `survey` finds and judges, `terminate_found` ends,
-and `reconcile` corrects the ledger.
+Machines and other resources, here called things, are found by their tags. The ledger (the local database of rented
+machines) is not needed. If there is a ledger, it helps to decide what is still in use, and the ends are recorded there.
+
+- `survey`: finds the things, and decides for each if it is in use.
+- `terminate_found`: ends things.
+- `reconcile`: corrects the ledger.
 """
 
 from __future__ import annotations
@@ -32,19 +35,19 @@ about to renew the lease, and clocks differ."""
 MONTH = 30 * 86400.0
 """Seconds after a pool's end for which `everyone` still returns the pool's drivers, with their recorded settings."""
 Verdict = Literal["live", "lost", "unknown"]
-"""The judgement of a thing: "live" if it is in use, "lost" if it is not, and "unknown" if that cannot be told."""
+"""The decision about a thing: "live" if it is in use, "lost" if it is not, and "unknown" if that cannot be told."""
 Thing = Instance | Leftover
 """An instance, or another resource that a pool made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A thing (machine or other resource) that a pool of this user has at a provider, and the judgement of it.
+    """A thing (machine or other resource) that a pool of this user has at a provider, and if the thing is in use.
 
     Attributes:
         thing: the instance or other resource.
-        driver: driver that found it.
-        verdict: "live" if it is in use, "lost" if it is not, "unknown" if that cannot be told.
+        driver: driver that found the thing.
+        verdict: "live" if the thing is in use, "lost" if it is not, "unknown" if that cannot be told.
         why: reason for the verdict, as text.
     """
 
@@ -61,8 +64,8 @@ class Survey:
     Attributes:
         found: the things (machines and other resources) that were found.
         asked: drivers that were asked, including those that could not answer.
-        failures: drivers that could not answer, with their errors.
-        at: time when they were asked, in seconds since 1970 by `clock.now()`.
+        failures: pairs of a driver that could not answer and its error.
+        at: time when the drivers were asked, in seconds since 1970.
     """
 
     found: tuple[Found, ...]
@@ -78,8 +81,8 @@ def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Dri
     Pools that ended more than 30 days ago are left out.
 
     Args:
-        ledger: the ledger; None to do without it.
-        names: names of the only providers to ask; empty for all.
+        ledger: the ledger (the local database of rented machines); None to use no ledger.
+        names: names of the providers to ask; empty for all.
 
     Returns:
         The drivers, and the errors of drivers that cannot be made. The key of an error is the provider's name or, for
@@ -117,20 +120,20 @@ def _text(note: registry.DriverNote) -> str:
 
 
 def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
-    """Ask all drivers at once what pools of this user have there, and judge each thing. Nothing is ended.
+    """Ask all drivers at once what pools of this user have at the providers, and decide what is in use. End nothing.
 
     Blocks until all drivers have answered. The things (machines and other resources) are sorted by provider and pool. A
     thing that several drivers found is listed once.
 
     Args:
         drivers: drivers to ask, each in a thread of its own.
-        ledger: helps to judge; None to do without it.
+        ledger: helps to decide what is in use; None to use no ledger.
 
     Returns:
         The survey. A driver that fails is in its `failures`.
 
     Raises:
-        LedgerError: there is a ledger, and it cannot be read.
+        LedgerError: the ledger cannot be read.
     """
     at = clock.now()
     records = ledger.pools() if ledger is not None else []
@@ -164,8 +167,8 @@ def _asked(driver: Driver) -> list[Thing] | Exception:
 def _key(thing: Thing) -> tuple[str, ...]:
     """Return a key that identifies a thing (machine or other resource), for sorting and for removing duplicates.
 
-    The key begins with the provider and the pool. It sorts the instances of a pool before the pool's other resources.
-    If two drivers of a provider find the same thing, the keys are the same.
+    The key begins with the provider and the pool. Instances of a pool are sorted before the pool's other resources. If
+    two drivers of a provider find the same thing, the keys are the same.
     """
     if isinstance(thing, Instance):
         return thing.provider, thing.pool, "", f"{thing.node:06d}", thing.id, thing.token
@@ -175,18 +178,18 @@ def _key(thing: Thing) -> tuple[str, ...]:
 def judged(
     things: Sequence[Thing], renews: bool, records: Sequence[Record], now: float
 ) -> list[tuple[Thing, Verdict, str]]:
-    """Return each thing with its verdict and the reason, in the given order. No provider is asked.
+    """Decide for each thing if it is in use, and return the things with the reasons. No provider is asked.
 
     Args:
         things: things (machines and other resources) at one provider.
-        renews: True if the expiry time in a tag is renewed while the client lives. If False, a thing may be in use
-            after that time.
+        renews: True if the expiry time in a thing's tag is renewed while the client lives. If False, a thing may be in
+            use after that time.
         records: the ledger's records of pools; empty if there is no ledger.
         now: the time in seconds since 1970.
 
     Returns:
-        For each thing (thing, verdict, reason). The verdict is "live" if it is in use, "lost" if it is not, and
-        "unknown" if that cannot be told.
+        A tuple (thing, verdict, reason) for each thing, in the given order. The verdict is "live" if the thing is in
+        use, "lost" if it is not, and "unknown" if that cannot be told.
     """
     made = [(thing, *_judged(thing, renews, _record_of(thing, records), now)) for thing in things]
     at_stake: dict[str, set[Verdict]] = {}
@@ -197,7 +200,7 @@ def judged(
 
 
 def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Verdict]) -> tuple[Thing, Verdict, str]:
-    """Return a thing with its verdict and reason, adjusted to the instances of its pool.
+    """Return a thing with its verdict ("live", "lost" or "unknown") and reason, adjusted to the instances of its pool.
 
     A resource that is no instance becomes live if an instance of its pool is live. If none is live and an instance is
     unknown, a lost resource becomes unknown. Instances are returned unchanged.
@@ -218,8 +221,8 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
 def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
     """Return the ledger's record of the pool of a thing (machine or other resource); None if there is no record.
 
-    For an instance with a token, the pool must have rented that instance, as another client may use the same pool name.
-    For anything else, the record of the newest pool of that name is returned.
+    An instance with a token belongs to the pool that rented the instance. Any other thing belongs to the newest pool of
+    its pool name.
     """
     same = [each for each in records if each.pool == thing.pool]
     if not isinstance(thing, Instance) or not thing.token:
@@ -249,13 +252,14 @@ def _clock(time: float) -> str:
 
 
 def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = silently) -> None:
-    """Terminate these things and prove it: at each provider first the instances, then the other resources.
+    """Terminate these things, and prove that they have ended. Blocks until then, or until the time is over.
 
-    Blocks. A failing provider does not keep the others from being tried. Does nothing if `found` is empty.
+    At each provider, instances are terminated before other resources. If a provider fails, the other providers are
+    still tried. Does nothing if `found` is empty.
 
     Args:
         found: the things (machines and other resources).
-        patience: seconds for which failures of each provider are tried again. Default 120.
+        patience: seconds for which a provider that fails is tried again. Default 120.
         say: called with each error before the next attempt.
 
     Raises:
@@ -290,13 +294,13 @@ def _terminate_group(group: Sequence[Found]) -> None:
 def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list[str]:
     """Close the ledger's records of pools that have no process and no resource left, and delete these pools' ssh keys.
 
-    A record stays open if one of the pool's providers was not asked or did not answer. It also stays open if machines
-    may still appear, or may run where they cannot be seen from here.
+    A record stays open if one of the pool's providers was not asked or did not answer. A record also stays open if
+    machines may still appear, or may run without being listed to this computer.
 
     Args:
         ledger: the ledger (the local database of rented machines).
         seen: the result of `survey`.
-        ended: things (machines and other resources) of `seen` that were ended since then.
+        ended: things (machines and other resources) of `seen` that were ended after the survey.
 
     Returns:
         The names of the closed pools, the oldest first; [] if there are none.

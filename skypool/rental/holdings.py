@@ -1,4 +1,4 @@
-"""Keeps track of the machines of one pool, from the order to the proof of their end, and records them in the ledger.
+"""Records the machines of one pool in the ledger, from the order of each machine to the proof of its end.
 
 The ledger is the local database of rented machines. An order is a request to a provider to create machines.
 """
@@ -24,8 +24,8 @@ _LISTING = 10.0
 _LATE = 120.0
 """Seconds for which machines of an order without an answer are looked for while the pool runs."""
 _QUIET = 5.0
-"""Seconds of silence. If a node was silent for longer, skypool checks before it terminates the machine whether the
-machine died earlier."""
+"""Seconds of silence of a node after which its machine may have died. Before skypool terminates such a machine, it asks
+the provider whether the machine still exists."""
 
 _Key = tuple[str, str]
 """The provider and the id of a machine."""
@@ -37,11 +37,10 @@ def _key(instance: Instance) -> _Key:
 
 
 class Holdings:
-    """The record of the machines that one pool has rented. Its methods block, and any thread may call them.
+    """The record of the machines that one pool has rented. Any thread may call the methods, which may block.
 
-    The pool's launcher reports to this object as its `Book` (see `launch`). Drivers report to it as the `Progress` of
-    an order (a request to a provider to create machines). Without a ledger, as before the pool begins, nothing is
-    written to disk.
+    The pool's launcher and the drivers report to this object what becomes of each order: a request to a provider to
+    create machines. Before the pool begins, there is no ledger, and nothing is written to disk.
 
     Args:
         terms: checked arguments of the pool.
@@ -107,7 +106,7 @@ class Holdings:
     # --- orders of a launch ----------------------------------------------------------------------------------
 
     def intend(self, order: Order, offer: Offer) -> None:
-        """Record that an order (a request for machines) is about to be sent. If this raises, it must not be sent.
+        """Record that an order (a request for machines) is about to be sent. If this raises, do not send the order.
 
         The user gets a notice if machines of this offer go on costing money when the client is killed. Without a
         ledger, the order is noted in memory only.
@@ -128,10 +127,10 @@ class Holdings:
             self.ledger.intend(self.session, order.token, offer, order.nodes)
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
-        """Note the time at which the request for each node's machine is first sent. Some providers bill from then on.
+        """Note that the request for each node's machine is sent now. Some providers bill from that time on.
 
-        A node that has such a time already keeps it. The times are kept in memory, and written to the ledger when the
-        machines are made.
+        A node for which such a time was noted before keeps the earlier time. The times are kept in memory. They are
+        written to the ledger when the machines are made.
         """
         asked = self._asked.setdefault(order.token, {})
         now = clock.now()
@@ -139,9 +138,10 @@ class Holdings:
             asked.setdefault(node, now)
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record machines of an order that is not answered yet, as they cost something even if the launch fails later.
+        """Record machines of an order (a request for machines) that is not answered yet.
 
-        This may be called several times for an order. Without a ledger, the machines are noted in memory only.
+        These machines cost something even if the launch fails later. This may be called several times for an order.
+        Without a ledger, the machines are noted in memory only.
         """
         self._made.setdefault(order.token, {}).update({_key(each): each for each in instances})
         if self.ledger is not None:
@@ -154,9 +154,9 @@ class Holdings:
             )
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that these machines have ended: an unfinished launch made them and terminated them again.
+        """Record that an unfinished launch has terminated machines that it had made.
 
-        The order itself stays open.
+        The order (the request for the machines) stays open.
         """
         for each in instances:
             self._made.get(order.token, {}).pop(_key(each), None)
@@ -190,7 +190,7 @@ class Holdings:
             self.ledger.refused(self.session, order.token, str(error))
 
     def failed(self, order: Order) -> None:
-        """Terminate the machines of an order that is given up, as they cost something and serve nobody.
+        """Terminate the machines of an order (a request for machines) that is given up.
 
         If the order got no answer, its machines are looked for now, and again by later calls of `terminate_lost`. If
         the end of a machine is not proved, nothing is raised: the machine is then in `there`, and its provider in
@@ -214,14 +214,15 @@ class Holdings:
     # --- while they run --------------------------------------------------------------------------------------
 
     def runs(self, instance: Instance) -> None:
-        """Record that an instance runs. If its provider bills it only from then on, its cost begins.
+        """Record that an instance runs. If its provider bills machines from the moment they run, its cost begins now.
 
-        Only the first call for an instance has an effect. If its provider bills it from another time, none has.
+        Only the first call for an instance has an effect. If the provider bills machines from another moment, no call
+        has an effect.
         """
         self._run([instance])
 
     def _run(self, instances: Iterable[Instance]) -> None:
-        """Record that these instances run, as `runs` does for one."""
+        """Record that these instances run. If their provider bills machines once they run, their cost begins now."""
         new = [each for each in instances if _key(each) not in self._billed and self._waits_of([each])]
         self._billed |= {_key(each) for each in new}
         if new and self.ledger is not None:
@@ -245,12 +246,12 @@ class Holdings:
 
         Args:
             instances: instances to terminate.
-            silent: for nodes that gave a sign of life, the seconds since the last one, by node number. If such a
-                machine no longer exists, its last sign of life is recorded as its end, and its cost stops there.
-                Silence of at most 5 s is ignored.
+            silent: a dict from node numbers to the seconds since the node's last sign of life. If the machine of such a
+                node no longer exists, this last sign of life is recorded as its end, and its cost stops there. Silence
+                of at most 5 s is ignored.
 
         Returns:
-            The errors of instances whose end could not be proved, by node; empty if all have ended.
+            A dict from node numbers to the errors of instances whose end could not be proved. Empty if all have ended.
         """
         errors: dict[int, StillRunning] = {}
         for driver in self._terms.drivers:
@@ -297,7 +298,7 @@ class Holdings:
         self._note_ended([instance])
 
     def _note_ended(self, instances: Sequence[Instance]) -> None:
-        """Record that these instances have ended, as `note_ended` does for one."""
+        """Record that these instances have ended. Do not call this while an instance may still cost something."""
         for each in instances:
             self._there.pop(_key(each), None)
         self._write_ends(instances)
@@ -305,8 +306,7 @@ class Holdings:
     def _write_ends(self, instances: Iterable[Instance]) -> None:
         """Record in the ledger that these instances have ended now. Do nothing without a ledger.
 
-        There is one transaction for each provider and not for each instance, because every transaction waits for the
-        disk.
+        There is one transaction for each provider, because every transaction waits for the disk.
         """
         if self.ledger is None:
             return
@@ -317,15 +317,15 @@ class Holdings:
             self.ledger.ended(self.session, provider, *some)
 
     def _settle(self, driver: Driver, instances: Sequence[Instance], silent: Mapping[int, float]) -> None:
-        """Record which of these instances died earlier, and which have begun to be billed, before they are terminated.
+        """Record which instances died earlier, and which have begun to be billed. Call this before the termination.
 
         If the provider cannot be asked, the user is told, and nothing is recorded. Does nothing without a ledger.
 
         Args:
             driver: driver of the instances.
             instances: instances that are about to be terminated.
-            silent: for nodes that gave a sign of life, the seconds since the last one, by node number. Silence of at
-                most 5 s is ignored.
+            silent: a dict from node numbers to the seconds since the node's last sign of life. Silence of at most 5 s
+                is ignored.
         """
         now = clock.now()
         quiet = {each.id: silent[each.node] for each in instances if silent.get(each.node, 0.0) > _QUIET}

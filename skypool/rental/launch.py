@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState, Retrying
 
 _PATIENCE = 60.0
-"""Seconds for which one order is repeated. It is also the longest pause that a provider may ask for."""
+"""Seconds for which one order is repeated. If a provider asks for a longer pause, the pause is cut to this length."""
 _ATTEMPTS = 6
 """Largest number of times that one order is sent."""
 _FAILOVER = (
@@ -46,7 +46,7 @@ _FAILOVER = (
     NoAnswer,
     RateLimitError,
 )
-"""Errors after which the next offer is tried."""
+"""Errors of an order after which the next offer is tried."""
 Attempts = list[tuple[Offer, ProviderError]]
 """Offers that were refused, each with its error."""
 
@@ -54,8 +54,8 @@ Attempts = list[tuple[Offer, ProviderError]]
 class Book(Protocol):
     """A record of orders (requests for machines): each is written down before it is sent, and then what became of it.
 
-    `intend` is called before each attempt to send an order. `rented` or `refused` is called when the order is answered,
-    and `failed` when it is given up.
+    `intend` is called before each attempt to send an order. `rented` or `refused` is called when the order is answered.
+    `failed` is called when the order is given up.
     """
 
     def intend(self, order: Order, offer: Offer) -> None: ...
@@ -70,7 +70,7 @@ class Rented:
 
     Attributes:
         instances: instances that were rented; () for none.
-        error: if they are fewer than asked for, the error that says why; otherwise None.
+        error: the error that says why fewer instances than asked for were rented; None if none is missing.
     """
 
     instances: tuple[Instance, ...]
@@ -97,9 +97,9 @@ class Launcher:
         book: record of the orders.
         attempts: offers that were refused so far, each with its error.
         stopping: event that is set when nothing more is to be rented.
-        lacking: errors of places that accepted an order and then had no machine. The function `place` gives the key of
-            a place. These places are not tried.
-        together: True if one order must make the machines of all nodes, as they need a private network.
+        lacking: the places that accepted an order and then had no machine; these places are not tried. Keys are as
+            returned by the function `place`; values are the errors.
+        together: True if one order must make the machines of all nodes, because the nodes need a private network.
     """
 
     drivers: Sequence[Driver]
@@ -115,16 +115,16 @@ class Launcher:
 
         The offers are tried in order. After a refusal, other offers that the same refusal covers are skipped. If an
         offer has machines for some of the nodes only, the other nodes are tried on the next offer, unless `together` is
-        True. An order without an answer stays open in `book`, as it may have made machines.
+        True. An order without an answer stays open in `book`, because the order may have made machines.
 
         Args:
-            offers: offers, the best first.
+            offers: the offers, in the order in which to try them.
             nodes: node numbers. For a slice (several machines rented together at one price), the number of its first
                 machine; its other machines get the numbers that follow.
 
         Returns:
-            The instances, and an error if they are fewer than asked for. That is a LaunchError if all offers were
-            tried, or else the error that ended the launch.
+            The instances, and an error if fewer were rented than asked for. The error is a LaunchError if all offers
+            were tried. Otherwise it is the error that ended the launch.
         """
         launched: list[Instance] = []
         barred: dict[_Bar, int] = {}
@@ -163,7 +163,8 @@ class Launcher:
             The instances of each order, so that they are known even if a later order is refused.
 
         Raises:
-            QuotaError: the quota does not allow even one more machine. With `together`: it does not allow all machines.
+            QuotaError: the quota does not allow one more machine. With `together`: the quota does not allow all
+                machines.
             ProviderError: the provider refused for another reason.
         """
         most = len(nodes)
@@ -183,8 +184,8 @@ class Launcher:
     def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
         """Send one order (a request for machines), and return its instances.
 
-        The order is recorded in `book` before it is sent, and again when it is answered. It is sent again with the same
-        token if the provider asks to wait, or if the provider's reply was lost. After a lost reply, a refusal is not
+        The order is recorded in `book` before it is sent, and again when it is answered. If the provider asks to wait,
+        or if its reply was lost, the order is sent again with the same token. After a lost reply, a refusal is not
         recorded: the lost attempt may have made machines, so the order stays open. Fewer instances than ordered may be
         returned.
 
@@ -233,7 +234,7 @@ class Launcher:
 def _patiently(stopping: threading.Event) -> Retrying:
     """Return a tenacity retry object that repeats an order (a request for machines) after RateLimitError and NoAnswer.
 
-    It makes up to 6 attempts in up to 60 s, and then raises the last error. Pauses are random and grow up to 30 s, or
+    There are up to 6 attempts in up to 60 s; then the last error is raised. Pauses are random and grow up to 30 s, or
     are as long as the provider asks, up to 60 s. A pause ends when `stopping` is set.
     """
     from tenacity import (
@@ -276,7 +277,7 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
-    """Return text that says how the instances of a launch differ from the order; "" if they do not.
+    """Return text that says how the instances of a launch differ from the order; "" if they agree with the order.
 
     The machines must be those of the first nodes of the order. There must be at least one, and with a private network
     as many as were ordered. Slices (several machines rented together at one price) must be complete and separate.
@@ -297,22 +298,23 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
 
 
 def place(offer: Offer) -> tuple[str, ...]:
-    """Return the key of an offer's place, under which a shortage there is remembered.
+    """Return the key of an offer's place, under which a shortage at this place is remembered.
 
-    It is (provider, machine type, accelerator, region, zone, market).
+    The key is (provider, machine type, accelerator, region, zone, market).
     """
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.region, offer.zone, offer.market
 
 
 _Bar = tuple[str, str, str]
-"""A key that offers share: (provider, region, quota). "" stands for all regions, or for all quotas. A refusal of one
-offer bars a key, and so all offers that have this key."""
+"""The key of a group of offers: (provider, region, quota). "" stands for all regions, or for all quotas. When a refusal
+of one offer bars a key, no offer of this group is tried."""
 
 
 def _bars(offer: Offer) -> list[_Bar]:
     """Return the keys under which other offers' refusals may bar this offer.
 
-    They stand for its provider, its region at this provider, and its quota.
+    The keys stand for all offers of the provider, for the provider's offers in the same region, and for the provider's
+    offers of the same quota.
     """
     return [(offer.provider, "", ""), (offer.provider, offer.region, ""), (offer.provider, "", offer.quota)]
 
@@ -352,7 +354,7 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
     """Return what two refused attempts must have in common to be reported in one line.
 
-    That is (provider, machine type, accelerator, market, name of the error's class, error code).
+    The result is (provider, machine type, accelerator, market, name of the error's class, error code).
     """
     offer, error = attempt
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.market, type(error).__name__, error.code

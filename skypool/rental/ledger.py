@@ -38,15 +38,16 @@ from skypool.rental.records import Intent, Record, newest, read
 KEEP = 366 * 86400.0
 """Seconds for which a pool that has ended is kept, for `skypool cost`."""
 _BILLED_FROM = "max({launched}, min(COALESCE(?, {launched}), ?))"
-"""SQL for the time since when a machine is billed, as its provider says. Clocks differ, so it is not earlier than the
-request and not later than the answer. If the provider does not say, it is the time of the request."""
+"""SQL for the time since when a machine is billed, as its provider says. Clocks differ, so a time before the request
+counts as the time of the request, and a time after the answer counts as the time of the answer. If the provider does
+not say, the time of the request is used."""
 _FACTS = ("type", "region", "zone", "market", "usd_per_hour", "least_billed")
-"""Columns that describe the offer of an order or of an instance; see `_facts`."""
+"""Columns of the ledger's tables that describe the offer of an order or of an instance."""
 _OF_POOL = "session IN (SELECT session FROM pools WHERE pool = ?) AND provider = ?"
 """SQL condition for the rows of one provider in all pools of a name."""
 _KEPT = 20_000
-"""Changes that are kept in memory while the file cannot be written; older ones are dropped. A pool makes up to four for
-each machine, and one at each sign of life."""
+"""Largest number of changes that are kept in memory while the file cannot be written; older ones are dropped. A pool
+makes up to four changes for each machine, and one at each sign of life."""
 Statement = tuple[str, Sequence[object]]
 """An SQL statement and its parameters."""
 
@@ -94,21 +95,21 @@ class Ledger:
     def begin(
         self, pool: str, session: str, *, lease: float, budget: Budget | None = None, drivers: Sequence[Driver] = ()
     ) -> None:
-        """Record that this process begins a pool. Call it before anything is rented.
+        """Record that this process begins a pool. Call this before anything is rented.
 
-        It also deletes the records of pools that ended more than a year ago.
+        Records of pools that ended more than a year ago are deleted.
 
         Args:
             pool: name of the pool.
             session: id of this run of the pool.
-            lease: seconds for which its machines live on without this process.
-            budget: limit of its cost; None for no limit.
-            drivers: drivers of its providers. They are recorded without their secrets.
+            lease: seconds for which the pool's machines live on without this process.
+            budget: limit of the pool's cost; None for no limit.
+            drivers: drivers of the pool's providers. Their secrets are not recorded.
 
         Raises:
-            LedgerError: the file cannot be written; rent nothing.
-            UsageError: a pool of that name is running or is being ended. Or its process is gone, but its machines may
-                still run, as the lease is not over.
+            LedgerError: the ledger cannot be written; rent nothing.
+            UsageError: a pool of that name is running, is being ended, or has lost its process while its machines may
+                still run.
         """
         now = time.time()
         me = Process.this()
@@ -134,13 +135,14 @@ class Ledger:
 
         Args:
             pool: name of the pool.
-            lease: seconds for which its machines live on without this process. None or 0 keeps the recorded lease.
+            lease: seconds for which the pool's machines live on without this process. None or 0 keeps the recorded
+                lease.
 
         Returns:
-            The pool's record as it was before; None if there is no such pool.
+            The pool's record before the change; None if there is no such pool.
 
         Raises:
-            LedgerError: the file cannot be written.
+            LedgerError: the ledger cannot be written.
             UsageError: another process runs the pool or is ending it.
         """
         now = time.time()
@@ -163,19 +165,19 @@ class Ledger:
         return self._file.write(work, holds=lambda record: record.session if record else "")
 
     def intend(self, session: str, token: str, offer: Offer, nodes: Sequence[int]) -> None:
-        """Record that an order (a request for machines) is about to be sent. Call it before each attempt to send it.
+        """Record that an order (a request for machines) is about to be sent. Call this before each attempt to send it.
 
-        An order that is recorded already counts as unanswered again. It keeps the time when it was first sent, unless
-        the provider had refused it.
+        An order that is recorded already counts as unanswered again. Such an order keeps the time when it was first
+        sent, unless the provider had refused it.
 
         Args:
             session: id of the run of the pool.
             token: token of the order.
-            offer: offer that it is for.
-            nodes: node numbers of its machines.
+            offer: offer on which the machines are ordered.
+            nodes: node numbers of the machines.
 
         Raises:
-            LedgerError: the file cannot be written, or does not have the session; do not send the order.
+            LedgerError: the ledger cannot be written, or does not have the session; do not send the order.
             PoolClosed: the pool has ended, or another process is ending it; do not send the order.
         """
 
@@ -222,10 +224,10 @@ class Ledger:
         Args:
             session: id of the run of the pool.
             token: token of the order.
-            instances: its machines.
-            asked: time when the request for each node was sent, by node number, in seconds since 1970. Other nodes get
-                the time when the order was first sent.
-            waits: True if the provider bills a machine only once it runs (see `billed`).
+            instances: the machines.
+            asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
+                Other nodes get the time when the order was first sent.
+            waits: True if the provider bills a machine only once it runs.
         """
         self._note(_answered(session, token, "rented", ""), *self._made(session, token, instances, asked or {}, waits))
 
@@ -240,8 +242,16 @@ class Ledger:
     ) -> None:
         """Record machines of an order (a request for machines) that is not answered yet.
 
-        The arguments are as in `rented`. The order stays open. Machines that are recorded already keep their records.
-        Does not raise if the file cannot be written.
+        The order stays open. Machines that are recorded already keep their records. Does not raise if the ledger
+        cannot be written.
+
+        Args:
+            session: id of the run of the pool.
+            token: token of the order.
+            instances: the machines.
+            asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
+                Other nodes get the time when the order was first sent.
+            waits: True if the provider bills a machine only once it runs.
         """
         self._note(*self._made(session, token, instances, asked or {}, waits))
 
@@ -250,8 +260,16 @@ class Ledger:
     ) -> list[Statement]:
         """Return the SQL statements that record machines of an order. Nothing is written.
 
-        The arguments are as in `rented`. The statements do nothing for an instance that is recorded already, or whose
-        order is not recorded. There is one statement for each instance, in the given order.
+        There is one statement for each instance, in the given order. A statement does nothing if the instance is
+        recorded already, or if the order is not recorded.
+
+        Args:
+            session: id of the run of the pool.
+            token: token of the order.
+            instances: the machines.
+            asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
+                Other nodes get the time when the order was first sent.
+            waits: True if the provider bills a machine only once it runs.
         """
         now = clock.now()
         todo = list[Statement]()
@@ -275,13 +293,14 @@ class Ledger:
     def billed(self, session: str, instances: Sequence[Instance], *, since_request: bool = False) -> None:
         """Record since when these instances are billed: the time that their provider says, or else now.
 
-        Instances that are billed already, or have ended, are not changed. Does not raise if the file cannot be written.
+        Instances that are billed already, or have ended, are not changed. Does not raise if the ledger cannot be
+        written.
 
         Args:
             session: id of the run of the pool.
             instances: the instances. Their `billed_from` is the time that the provider says.
-            since_request: if True, use the time of the request instead of now where the provider does not say. It is
-                meant for machines that nobody watched until now.
+            since_request: which time counts if the provider does not say since when it bills an instance. True means
+                the time of the request. False (the default) means now.
         """
         now = clock.now()
         unsaid = "launched" if since_request else "?"
@@ -297,13 +316,13 @@ class Ledger:
     def sent(self, session: str, token: str, at: float) -> None:
         """Correct the time when an order (a request for machines) was sent. Does nothing if the order was answered.
 
-        Machines of the order that are found later get this time as the time of their launch. Does not raise if the file
-        cannot be written.
+        Machines of the order that are found later get this time as the time of their launch. Does not raise if the
+        ledger cannot be written.
 
         Args:
             session: id of the run of the pool.
             token: token of the order.
-            at: time when it was sent, in seconds since 1970.
+            at: time when the order was sent, in seconds since 1970.
         """
         self._note(
             ("UPDATE orders SET at = ? WHERE session = ? AND token = ? AND state = 'intended'", (at, session, token))
@@ -315,7 +334,7 @@ class Ledger:
         """Record machines that were found at providers by their tags, and since when the running ones are billed.
 
         Such machines may belong to orders (requests for machines) without an answer. Machines that are recorded already
-        are not added again. Does not raise if the file cannot be written.
+        are not added again. Does not raise if the ledger cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -335,12 +354,12 @@ class Ledger:
     def repriced(self, session: str, prices: Mapping[tuple[str, str], float]) -> None:
         """Record new prices of instances, valid from now on. Earlier prices are kept with the time of the change.
 
-        Instances that have ended or already have this price are not changed. Does not raise if the file cannot be
+        Instances that have ended or already have this price are not changed. Does not raise if the ledger cannot be
         written.
 
         Args:
             session: id of the run of the pool.
-            prices: US dollars per hour, by (provider, id of the instance).
+            prices: a dict from (provider, id of the instance) to US dollars per hour.
         """
         now = clock.now()
         todo = list[Statement]()
@@ -354,7 +373,7 @@ class Ledger:
     def refused(self, session: str, token: str, error: str) -> None:
         """Record that the provider refused an order (a request for machines), so that no machine of it exists.
 
-        Does not raise if the file cannot be written.
+        Does not raise if the ledger cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -366,7 +385,7 @@ class Ledger:
     def ended(self, session: str, provider: str, *ids: str) -> None:
         """Record that these instances have ended now. Instances on record as ended are not changed.
 
-        Does not raise if the file cannot be written.
+        Does not raise if the ledger cannot be written.
 
         Args:
             session: id of the run of the pool.
@@ -379,14 +398,15 @@ class Ledger:
     def ended_at(self, session: str, provider: str, times: Mapping[str, float]) -> None:
         """Record when these instances have ended. Instances on record as ended are not changed.
 
-        A time in the future counts as now. A time before billing began counts as the time when it began. If billing has
-        not begun, a time before the launch counts as the time of the launch. Does not raise if the file cannot be
+        A time in the future counts as now. A time before the beginning of billing counts as that beginning. If billing
+        has not begun, a time before the launch counts as the time of the launch. Does not raise if the ledger cannot be
         written.
 
         Args:
             session: id of the run of the pool.
             provider: name of the driver.
-            times: times when the instances ended, in seconds since 1970, by id; if empty, nothing is recorded.
+            times: a dict from instance ids to the time of the end, in seconds since 1970. If empty, nothing is
+                recorded.
         """
         now = clock.now()
         sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), min(?, ?))"
@@ -398,13 +418,13 @@ class Ledger:
         """Record that a provider has no machines of the pools of this name any more, whichever process ran the pools.
 
         All instances of these pools at this provider count as ended. Orders (requests for machines) without an answer
-        count as refused. Does not raise if the file cannot be written.
+        count as refused. Does not raise if the ledger cannot be written.
 
         Args:
             pool: name of the pools.
             provider: name of the driver.
-            seen: ids of instances that existed just now. They count as ended now. All others must have ended before:
-                they count as ended when their pool's lease was over, or now if it is not over yet.
+            seen: ids of instances that existed just now. They count as ended now. All other instances must have ended
+                before. They count as ended when their pool's lease was over, or now if the lease is not over yet.
         """
         now = clock.now()
         marks = ", ".join("?" * len(seen))
@@ -420,7 +440,7 @@ class Ledger:
     def beat(self, session: str) -> bool:
         """Record that the process that runs the pool is alive. Return False if a process has begun to end the pool.
 
-        Otherwise return True, also if the file cannot be read or does not have the pool. Does not raise if the file
+        Otherwise return True, also if the ledger cannot be read or does not have the pool. Does not raise if the ledger
         cannot be written.
         """
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
@@ -432,11 +452,11 @@ class Ledger:
         return found is None or found[0] is None
 
     def ending(self, pool: str) -> None:
-        """Record that this process begins to end the pools of this name. No process can rent anything more for them.
+        """Record that this process begins to end the pools of this name, so that no process rents more for these pools.
 
         From now on, this process is on record as the pools' process. If a process has begun to end a pool already, the
-        recorded time of that is kept. Pools that have ended are not changed. Does not raise if the file cannot be
-        written.
+        recorded time of that beginning is kept. Pools that have ended are not changed. Does not raise if the ledger
+        cannot be written.
         """
         me = Process.this()
         sql = "UPDATE pools SET ending = COALESCE(ending, ?), host = ?, pid = ?, birth = ?"
@@ -445,7 +465,7 @@ class Ledger:
     def end(self, session: str, error: str = "") -> None:
         """Record that a pool is over. Instances that were not recorded as ended stay on record as running.
 
-        If the pool is recorded as over already, its time of end is kept. Does not raise if the file cannot be read or
+        If the pool is recorded as over already, its time of end is kept. Does not raise if the ledger cannot be read or
         written.
 
         Args:
@@ -484,12 +504,12 @@ class Ledger:
     # --- reading ---------------------------------------------------------------------------------------------
 
     def pools(self, name: str | None = None) -> list[Record]:
-        """Return the recorded pools of this name, or all if it is None, the oldest first. Returns [] if there are none.
+        """Return the recorded pools of this name, or all pools for None, the oldest first; [] if there are none.
 
         Pools that ended over a year ago may be missing.
 
         Raises:
-            LedgerError: the file cannot be read.
+            LedgerError: the ledger cannot be read.
         """
         now = clock.now()
         return self._file.read(lambda book: read(book, now) if name is None else read(book, now, "p.pool = ?", name))
@@ -497,10 +517,10 @@ class Ledger:
     def record(self, session: str) -> Record | None:
         """Return the record of a pool by its session; None if the ledger does not have it.
 
-        If the file was replaced while this process runs the pool, the pool is first written into the new file.
+        If the ledger's file was replaced while this process runs the pool, the pool is first written into the new file.
 
         Raises:
-            LedgerError: the file cannot be read, or the pool cannot be written into the new file.
+            LedgerError: the ledger cannot be read, or the pool cannot be written into the new file.
         """
         found = self._file.read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
         if found is None and self._file.holds(session):
@@ -509,9 +529,9 @@ class Ledger:
         return found
 
     def receipt(self, session: str, now: float | None = None) -> Receipt:
-        """Return what a pool's instances cost so far, as a `Receipt`. It has no lines if the pool is not known.
+        """Return what a pool's instances cost so far, as a `Receipt`; without lines if the pool is not known.
 
-        If the file cannot be read or written, what this process has in memory is used. So budgets work without the
+        If the ledger cannot be read or written, what this process has in memory is used. So budgets work without the
         file, too.
 
         Args:
@@ -519,7 +539,7 @@ class Ledger:
             now: time until which costs are counted, in seconds since 1970; None is now.
 
         Raises:
-            LedgerError: the file cannot be read, and this process neither runs the pool nor has read its receipt
+            LedgerError: the ledger cannot be read, and this process neither runs the pool nor has read its receipt
                 before.
         """
         at = clock.now() if now is None else now
@@ -536,15 +556,16 @@ class Ledger:
         return found.receipt(at) if found else Receipt("", (), at)
 
     def _unwritten(self, session: str) -> Record | None:
-        """Return the record of a pool, from memory, with changes that could not be written to the file yet.
+        """Return the record of a pool, from memory, with changes that could not be written to the ledger's file yet.
 
-        Returns None if there are no such changes, or if this process does not run the pool. Does not read the file.
+        Returns None if there are no such changes, or if this process does not run the pool. Does not read the ledger's
+        file.
         """
         with self._lock:
             return self._known(session) if self._owed else None
 
     def _known(self, session: str) -> Record | None:
-        """Return the record of a pool that this process runs, from memory and without the file.
+        """Return the record of a pool that this process runs, from memory and without the ledger's file.
 
         Changes that could not be written yet are included. Returns None if this process does not run the pool.
         """
@@ -556,24 +577,30 @@ class Ledger:
     def spent(self, session: str) -> float:
         """Return what a pool has cost so far, in US dollars; 0 if the pool is not known.
 
-        Raises LedgerError as `receipt` does.
+        Raises:
+            LedgerError: the ledger cannot be read, and this process neither runs the pool nor has read its receipt
+                before.
         """
         return self.receipt(session).usd
 
     def rate(self, session: str) -> float:
         """Return the current price of a pool in US dollars per hour; 0 if the pool is not known.
 
-        Instances that have ended, or are not billed yet, do not count. Raises LedgerError as `receipt` does.
+        Instances that have ended, or are not billed yet, do not count.
+
+        Raises:
+            LedgerError: the ledger cannot be read, and this process neither runs the pool nor has read its receipt
+                before.
         """
         return self.receipt(session).usd_per_hour
 
     def open_orders(self, session: str) -> tuple[Intent, ...]:
-        """Return the orders (requests for machines) of a pool of which it is unknown if the provider carried them out.
+        """Return a pool's open orders: requests for machines for which it is unknown if the provider carried them out.
 
-        They are sorted by time. Returns () if there are none, or if the ledger does not have the pool.
+        The orders are sorted by time. Returns () if there are none, or if the ledger does not have the pool.
 
         Raises:
-            LedgerError: the file cannot be read.
+            LedgerError: the ledger cannot be read.
         """
         found = self.record(session)
         return found.intents if found else ()
@@ -586,7 +613,7 @@ class Ledger:
 
         Raises:
             UsageError: no pool has this name, or a driver cannot be made again. The message suggests similar names.
-            LedgerError: the file cannot be read.
+            LedgerError: the ledger cannot be read.
         """
         found = newest(self.pools(name))
         if found is None:
@@ -599,12 +626,12 @@ class Ledger:
         return tuple(map(registry.made, found.notes))
 
     def check(self) -> None:
-        """Check the whole file for damage, and that it can be written. No pool is added or changed.
+        """Check the whole ledger file for damage, and that it can be written. No pool is added or changed.
 
-        A damaged file is renamed, and a fresh one takes its place; the user is told.
+        A damaged file is renamed, a fresh file takes its place, and the user is told.
 
         Raises:
-            LedgerError: the file cannot be written, or is damaged and cannot be renamed.
+            LedgerError: the ledger cannot be written, or is damaged and cannot be renamed.
         """
         self._file.write(lambda book: book.execute("DELETE FROM pools WHERE session = ''"), thoroughly=True)
 
@@ -626,8 +653,8 @@ def _answered(session: str, token: str, state: str, error: str) -> Statement:
 def _refuse_taken(record: Record, now: float) -> None:
     """Raise UsageError if the name of this recorded pool is taken. Otherwise do nothing.
 
-    It is taken while a process runs or ends the pool. It is also taken while the lease of a lost process lasts and
-    machines may still run, because somebody may take them over.
+    The name is taken while a process runs or ends the pool. It is also taken while the lease of a lost process lasts
+    and machines may still run, because somebody may take the machines over.
 
     Args:
         record: a pool that is not recorded as ended.

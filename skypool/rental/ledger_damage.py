@@ -51,7 +51,7 @@ def _passes(error: BaseException) -> bool:
 
 
 def version(book: sqlite3.Connection) -> int:
-    """Return the version of a ledger's tables, a number from 1. It may be the version of a newer skypool.
+    """Return the version of a ledger's tables, a number from 1. A newer skypool may have written a higher version.
 
     Raises:
         Damaged: the version and its second copy (see `MARK`) do not match, or the file has no version.
@@ -69,7 +69,7 @@ def version(book: sqlite3.Connection) -> int:
 
 
 def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | None:
-    """Check a whole ledger file for damage, and return text that says what is wrong. Returns None if nothing is.
+    """Check a whole ledger file for damage. Return text that says what is wrong, or None if the file is good.
 
     A file of a newer skypool counts as good, without a check of its content. An empty file counts as damaged.
 
@@ -103,11 +103,11 @@ def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | No
 
 
 def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
-    """Check a ledger for damage: every page and index with SQLite, and every value. Return nothing if all is good.
+    """Check a ledger for damage: every page and index with SQLite, and every value. Raise an error if there is any.
 
     Args:
         book: connection to the ledger.
-        schema: the expected tables and indexes; None if they are those of an earlier version.
+        schema: the expected tables and indexes; None to accept those of an earlier version.
 
     Raises:
         Damaged: something is wrong with the content, or the tables and indexes differ from `schema`.
@@ -126,7 +126,7 @@ def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
 def schema_of(book: sqlite3.Connection) -> Schema:
     """Return the tables and indexes of a database, each as (type, name, table, SQL statement that made it).
 
-    They are sorted by type and name. The SQL is None for an index that SQLite made by itself.
+    The list is sorted by type and name. The SQL is None for an index that SQLite made by itself.
     """
     return book.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
 

@@ -24,15 +24,14 @@ from skypool.rental.records import Damaged
 
 T = TypeVar("T")
 PATIENCE = 30.0
-"""Seconds to wait while another process holds the file. A transaction takes milliseconds. On a slow disk, or with many
-pools that begin or end at once, the wait may be long. A failed command would cost the user more than the wait."""
+"""Seconds to wait while another process holds the file. On a slow disk, or with many pools that begin or end at once,
+the wait may be long."""
 _POLL = 0.01
-"""Seconds between two attempts to get the lock."""
+"""Seconds between two attempts to lock the ledger's lock file."""
 _ROOM = 64 * 1024
 """Free bytes below which a disk counts as full. SQLite extends the files beside the ledger by 32 KiB at a time."""
 _TROUBLE = (sqlite3.Error, OSError, UnicodeDecodeError, Damaged)
-"""Errors that a file can cause. sqlite3 decodes the file's text, even in error messages, so UnicodeDecodeError is one
-of them."""
+"""Errors that a ledger file can cause. UnicodeDecodeError is one of them, because sqlite3 decodes the file's text."""
 
 
 class LedgerFile:
@@ -49,7 +48,7 @@ class LedgerFile:
         self._held: dict[str, Rows] = {}
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in a read transaction, and return its result.
+        """Call `work` with a connection to the file, in a read transaction, and return the result of `work`.
 
         If the file is damaged, a fresh one takes its place, and `work` runs again on the fresh file. Waits up to 30 s
         while another process locks the file. An exception of `work` that the file did not cause is raised unchanged.
@@ -67,18 +66,19 @@ class LedgerFile:
         thoroughly: bool = False,
         holds: Callable[[T], str] = lambda _: "",
     ) -> T:
-        """Run `work` in one write transaction, and return its result. All of its changes are made, or none.
+        """Run `work` in one write transaction, and return the result of `work`. All of its changes are made, or none.
 
-        If `work` raises, nothing is changed, and its exception is raised. If the file is damaged, a fresh one takes its
+        If `work` raises, nothing is changed, and the exception is raised. If the file is damaged, a fresh one takes its
         place, and `work` runs again on the fresh file. Pools that this process runs are first written back if the file
         does not have them.
 
         Args:
-            work: makes the changes on a connection. It may be called twice.
+            work: function that makes the changes on a connection. It may be called twice.
             patience: seconds to wait while another process locks the file; None means 30.
-            thoroughly: check the whole file for damage first.
-            holds: called with the result of `work`. It returns the session (id of one run of a pool) that this process
-                runs from now on, whose rows are then kept in memory. If it returns "", no further session is kept.
+            thoroughly: True checks the whole file for damage first.
+            holds: function that takes the result of `work`, and returns the session (id of one run of a pool) that this
+                process runs from now on. The rows of this session are then kept in memory. "" means no session; this is
+                what the default returns.
 
         Raises:
             LedgerError: the file cannot be written, or is locked for longer than `patience`.
@@ -114,7 +114,7 @@ class LedgerFile:
 
     @contextmanager
     def remembered(self) -> Iterator[sqlite3.Connection]:
-        """Return a context with a ledger in memory, which has the rows of the pools that this process runs.
+        """Return a context manager for a temporary ledger in memory, with the rows of the pools that this process runs.
 
         The file is not used. Changes in this temporary ledger are lost when the context ends.
         """
@@ -124,7 +124,7 @@ class LedgerFile:
             yield book
 
     def _restore(self, book: sqlite3.Connection) -> None:
-        """Write into the ledger `book` the rows in memory of those pools of this process that the ledger lacks.
+        """Copy the rows of this process's pools from memory into the ledger `book`, for pools that the ledger lacks.
 
         Pools that the ledger has are not changed.
         """
@@ -138,7 +138,7 @@ class LedgerFile:
         says that another process locks the file. Exceptions that the file did not cause are raised unchanged.
 
         Args:
-            attempt: uses the file.
+            attempt: function that uses the file.
             patience: seconds to wait for exclusive use of the file, to check and replace it.
 
         Raises:
@@ -158,8 +158,8 @@ class LedgerFile:
     def _set_aside(self, patience: float) -> None:
         """Check the file and, if it is damaged, rename it, make a fresh one in its place, and tell the user.
 
-        Does nothing if there is no file, or if the file is good. It is good, for example, if another process has just
-        replaced it.
+        Does nothing if there is no file, or if the file is good. For example, another process may have replaced the
+        damaged file already.
 
         Args:
             patience: seconds to wait for other processes that use the file.
@@ -198,7 +198,7 @@ class LedgerFile:
 
     @contextmanager
     def _opened(self, patience: float) -> Iterator[sqlite3.Connection]:
-        """Return a context with a connection to the file. The file is made if it does not exist.
+        """Return a context manager for a connection to the file. The file is made if it does not exist.
 
         Tables of an earlier version are brought up to date. A shared lock keeps other processes from replacing the file
         while the context lasts.
@@ -233,10 +233,11 @@ class LedgerFile:
 
     @contextmanager
     def _locked(self, patience: float) -> Iterator[int]:
-        """Return a context with the open lock file, as a file descriptor that is not locked yet.
+        """Return a context manager for the open lock file, as a file descriptor that is not locked yet.
 
-        The caller locks it with `_take`: shared to use the ledger, exclusive to make or replace it. The context closes
-        the descriptor at its end, which releases the lock. The lock file and its folder are made if they do not exist.
+        The caller locks the descriptor with `_take`: shared to use the ledger, exclusive to make or replace the ledger.
+        At its end, the context closes the descriptor, which releases the lock. The lock file and its folder are made if
+        they do not exist.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -302,8 +303,8 @@ def _is_locked(error: BaseException) -> bool:
 def _is_full(file: Path, error: BaseException) -> bool:
     """Return True if the error says that the disk of the file is full, or if less than 64 KiB of the disk are free.
 
-    The free space is checked because SQLite may report a full disk as an I/O error. Returns False if the error says
-    nothing of the kind and the free space cannot be read.
+    The free space is checked because SQLite may report a full disk as an I/O error. If the free space cannot be read,
+    only the error counts.
 
     Args:
         file: the ledger file.
@@ -321,8 +322,8 @@ def _is_full(file: Path, error: BaseException) -> bool:
 def _trouble(file: Path, error: BaseException) -> str:
     """Return the message for an error of the file: what is wrong, and what to do.
 
-    There are three messages: another process locks the file, its disk is full, or it cannot be written for another
-    reason.
+    There are three messages: another process locks the file, the disk is full, or the file cannot be written for
+    another reason.
     """
     if _is_locked(error):
         return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"

@@ -40,14 +40,17 @@ CREATE TABLE IF NOT EXISTS earlier_prices (
 );
 """,
 )
-"""SQL that brings the tables from each version to the next; the first makes them in an empty file. Users have files of
-every version, so only add to this. `orders.at` is when an order was first sent, `orders.sent` when it was last sent."""
+"""SQL steps that bring the tables from each version to the next. The first step makes the tables in an empty file.
+
+Users have files of every version, so only add steps. `orders.at` is the time when an order was first sent, and
+`orders.sent` the time when it was last sent.
+"""
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""
 KEPT = ("pools", "orders", "instances", "earlier_prices")
-"""Tables whose rows a process keeps in memory for the pools that it runs; here all tables."""
+"""The tables whose rows a process keeps in memory for the pools that the process runs. These are all tables."""
 Rows = dict[str, list[tuple[object, ...]]]
-"""The rows of one session (one run of a pool), by table."""
+"""The rows of one session (one run of a pool): a dict from table names to lists of rows."""
 
 
 def bring_up(book: sqlite3.Connection, version: int) -> None:
@@ -76,20 +79,20 @@ def schema() -> ledger_damage.Schema:
 
 
 def rows_of(book: sqlite3.Connection, session: str) -> Rows:
-    """Return all rows of one session (one run of a pool) in the ledger, by table.
+    """Return all rows of one session (one run of a pool) in the ledger, as a dict from table names to lists of rows.
 
-    Every table is a key. Its list is empty if the table has no rows of the session.
+    Every table is a key. The list is empty if the table has no rows of the session.
     """
     return {each: book.execute(f"SELECT * FROM {each} WHERE session = ?", (session,)).fetchall() for each in KEPT}
 
 
 def put_back(book: sqlite3.Connection, session: str, rows: Rows) -> None:
-    """Write the rows of a session (one run of a pool) into the ledger. Do nothing if they are there already.
+    """Write the rows of a session (one run of a pool) into the ledger. Do nothing if the ledger has the session.
 
     Args:
         book: connection to the ledger, in a transaction.
         session: id of the run of the pool.
-        rows: the rows by table, as `rows_of` returned them.
+        rows: a dict from table names to lists of rows.
     """
     if book.execute("SELECT 1 FROM pools WHERE session = ?", (session,)).fetchone() is not None:
         return

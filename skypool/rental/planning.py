@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _STALE = 300.0
 """Age of a plan in seconds after which a new one is made before more is rented."""
 FIRST_PAUSE = 2.0
-"""Seconds until offers that are out of stock are tried again the first time. Later pauses double."""
+"""Seconds until offers that are out of stock are tried again the first time. Each later pause is twice as long."""
 LONGEST_PAUSE = 120.0
-"""Longest pause in seconds between two such attempts."""
+"""Longest pause in seconds between two attempts to rent machines that are out of stock."""
 
 Pause = Callable[[float], Awaitable[None]]
 """A function that sleeps for so many seconds, or less if the pool is stopped."""
 
 
 class Planning:
-    """The plan of one pool: the offers that meet its requirements, the best first.
+    """The plan of one pool: the offers that meet the pool's requirements, in the order in which they are tried.
 
     A new plan is made when the last one is 5 minutes old, or when too few machines were in stock.
 
@@ -42,8 +42,8 @@ class Planning:
 
     Attributes:
         plan: the last plan; None before the first one, and after a shortage until a new one is made.
-        lacking: errors of places that accepted an order and then had no machine. `launch.place` gives the key of a
-            place. The launcher skips these places. A new plan clears them.
+        lacking: the places that accepted an order and then had no machine; the launcher skips these places. Keys are as
+            returned by `launch.place`; values are the errors. A new plan clears the dict.
     """
 
     def __init__(self, terms: Terms, tell: Tell, stopping: threading.Event) -> None:
@@ -60,7 +60,7 @@ class Planning:
         self._terms = replace(self._terms, budget=budget)
 
     async def look(self) -> Plan:
-        """Return the plan: the offers on which machines would be rented now, the best first.
+        """Return the plan: the offers on which machines would be rented now, in the order in which they are tried.
 
         A plan that is at most 5 minutes old is returned again.
 
@@ -68,7 +68,7 @@ class Planning:
             NoOffers: no offer meets the requirements.
             PoolClosed: the pool is stopped.
             UsageError: offers meet the requirements, but none of them can keep the budget.
-            ProviderError: the error of the provider, if it is the only one and could not be asked.
+            ProviderError: the pool's only provider could not be asked.
         """
         if self._stopping.is_set():
             raise PoolClosed(
@@ -113,13 +113,12 @@ class Planning:
     def waiting(self, pause: Pause) -> AsyncRetrying:
         """Return a tenacity retry object that repeats a function after a shortage, until the pool's `wait` is over.
 
-        The function is repeated if it raises an error for which `is_short` is True. It is also repeated if it returns a
-        `Rented` that has such an error and no instances. When the time is over, the last result is returned, or the
-        last error raised. The pauses grow from about 2 s to about 2 minutes. Before each pause, the user is told, and
-        the plan is dropped.
+        A shortage is an error for which `is_short` is True. The function may raise this error, or return a `Rented`
+        with this error and no instances. When the time is over, the last result is returned, or the last error raised.
+        The pauses grow from about 2 s to about 2 minutes. Before each pause, the user is told, and the plan is dropped.
 
         Args:
-            pause: sleeps between two attempts; called with seconds.
+            pause: function that sleeps between two attempts. It is called with the number of seconds.
         """
         from tenacity import (
             AsyncRetrying,

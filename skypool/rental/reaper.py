@@ -1,7 +1,7 @@
 """Terminates all machines of a pool, and proves that they have ended.
 
-The machines are found by their tags, and never from the ledger (the local database of rented machines). Their ends are
-recorded in the ledger. `reaper_process` does this in a process of its own.
+The machines are found by their tags, and never from the ledger (the local database of rented machines). The ends of
+machines are recorded in the ledger. `reaper_process` runs this module in a process of its own.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def terminate_all(
     stubborn: bool = False,
     say: Say = silently,
 ) -> None:
-    """Terminate everything that a pool has at these providers, and prove it. Machines are found by their tags.
+    """Terminate everything that a pool has at these providers, and prove that it has ended.
 
-    After that all runs of the pool are closed in the ledger, and the pool's ssh keys are deleted. The function blocks.
-    It starts no threads, so it also works while the interpreter exits. A pool without machines is no error.
+    Machines are found by their tags. A pool without machines is no error. At the end, all runs of the pool are closed
+    in the ledger, and the pool's ssh keys are deleted. The function blocks. It starts no threads, so it also works
+    while the interpreter exits.
 
     Args:
         drivers: providers that may have machines of the pool.
         pool: name of the pool.
         ledger: records what has ended; None for no record.
         session: id of this run of the pool; None if unknown. This run is closed even if the ledger cannot be read.
-        patience: seconds for which failures are tried again, with pauses of up to a minute. Default 120.
-        stubborn: if True, try again even after errors that do not pass by themselves, as the user may renew
-            credentials.
+        patience: seconds for which a failed attempt is repeated, with pauses of up to a minute. Default 120.
+        stubborn: if True, try again even after errors that do not pass by themselves, such as wrong credentials.
         say: called with each line of progress.
 
     Raises:
@@ -77,7 +77,7 @@ def terminate_all(
 
 
 def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -> None:
-    """Call `work` until it succeeds. Give up if the time is over, or if its error cannot pass by itself.
+    """Call `work` until it succeeds. Give up if the time is over, or if the error of `work` cannot pass by itself.
 
     On giving up, the last error is raised. The pauses between two calls double from half a second up to an eighth of
     the time limit, but at most a minute.
@@ -125,7 +125,7 @@ class _Errand:
         pool: name of the pool.
         ledger: records what has ended; None for no record.
         say: called with each line of progress.
-        seen: ids of the instances that were seen in any attempt, by provider.
+        seen: a dict from provider names to the ids of the instances that were seen there in any attempt.
     """
 
     drivers: tuple[Driver, ...]
@@ -137,7 +137,7 @@ class _Errand:
     def run(self) -> None:
         """Make one attempt at every provider to end all machines of the pool, and record what has ended.
 
-        A provider that fails does not keep the others from being tried.
+        If a provider fails, the other providers are still tried.
 
         Raises:
             StillRunning: instances may still run.
@@ -184,9 +184,9 @@ class _Errand:
             )
 
     def _write_down_found(self, driver: Driver, instances: Sequence[Instance]) -> None:
-        """Record these instances in the ledger if it lacks them, so that the pool's cost includes them.
+        """Record these instances in the ledger, unless they are there already, so that the pool's cost includes them.
 
-        Such instances may come from orders without an answer. Instances of pools that the ledger does not have are
+        The ledger may lack instances of orders without an answer. Instances of pools that the ledger does not have are
         ignored.
 
         Args:
@@ -215,10 +215,10 @@ class _Errand:
             return []
 
     def _late(self, provider: str) -> list[str]:
-        """Return tokens of open orders, and ids of instances never listed, whose machines a provider may list late.
+        """Return what is so new that the provider may not have listed it yet: tokens of open orders, ids of instances.
 
-        An open order is a request for machines that got no answer. Only orders and instances of the last 30 s are
-        returned. The provider would list the machines of older ones by now.
+        An open order is a request for machines that got no answer. Only orders and running instances of the last 30 s
+        are returned. Instances that the provider has listed are left out.
         """
         seen = self.seen.get(provider, ())
         new = [each for record in self.records() for each in record.since(clock.now() - SETTLING)]

@@ -32,9 +32,9 @@ _READY = b"ready\n"
 def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str) -> int:
     """Start a process that terminates all machines of a pool, and return its pid once it is at work.
 
-    The new process outlives this one and its terminal. It tries for up to a day, and writes a log to
-    `log_of(pool, session)`. It gets the drivers, secrets included, through a pipe, and never from disk. This function
-    waits until the new process has read its task, but not for the end of the machines.
+    The new process outlives this process and its terminal. It tries for up to a day, and writes a log to
+    `log_of(pool, session)`. The drivers, with their secrets, are sent to it through a pipe, and never written to disk.
+    This function waits until the new process has read its task, but not for the end of the machines.
 
     Args:
         drivers: providers that may have machines of the pool.
@@ -62,10 +62,10 @@ def _not_begun(pool: str, why: str) -> str:
 
 
 def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
-    """Start the process that ends a pool, and return it without waiting for it.
+    """Start the process that ends a pool, and return the process at once.
 
     The process waits for its task on stdin, answers on stdout, and logs to `file`. It is detached from the terminal, so
-    signals of the terminal, as after Ctrl-C, do not reach it.
+    signals of the terminal, as after Ctrl-C, do not reach the process.
 
     Raises:
         OSError: the process could not be started.

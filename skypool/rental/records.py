@@ -43,7 +43,7 @@ class Intent:
         type: machine type.
         place: zone, or region if no zone is known.
         nodes: node numbers of the machines.
-        at: time when it was last sent, in seconds since 1970.
+        at: time when the order was last sent, in seconds since 1970.
     """
 
     token: str
@@ -66,12 +66,12 @@ class Record:
         beat: time of the last sign of life of `client`.
         lease: seconds for which machines live on without `client`.
         budget: limit of the cost; None for none.
-        ending: time since when a process ends the pool; None if none does.
+        ending: time when a process began to end the pool; None before, and again after a process took the pool over.
         ended: time when the pool's end was complete; None before.
         error: the error that ended the pool; "" for none.
         lines: the pool's instances and their costs, ordered by launch.
         intents: the pool's orders (requests for machines) without an answer, ordered by time.
-        notes: the pool's drivers as JSON objects (see `registry.noted`).
+        notes: the pool's drivers and their settings, as JSON objects.
     """
 
     pool: str
@@ -104,8 +104,8 @@ class Record:
     def client_lives(self, now: float) -> bool:
         """Return True if a process still runs or ends the pool. Return False for a pool that has ended.
 
-        A process on another host cannot be checked. It counts as alive until `lasts`, one lease after its last sign of
-        life.
+        A process on another host cannot be checked. Such a process counts as alive until `lasts`, one lease after its
+        last sign of life.
 
         Args:
             now: the time in seconds since 1970.
@@ -116,8 +116,8 @@ class Record:
     def has(self, instance: Instance) -> bool:
         """Return True if this pool rented the instance.
 
-        That is so if the instance's token begins with this pool's session, or is the token of one of its open orders.
-        It is also so if the pool has a receipt line for the same provider and instance id.
+        The pool rented the instance if the instance's token begins with the pool's session, or is the token of an open
+        order of the pool. The pool also rented it if a receipt line has the same provider and instance id.
         """
         return (
             instance.token.rpartition("-")[0] == self.session
@@ -128,7 +128,8 @@ class Record:
     def since(self, time: float) -> list[tuple[str, str]]:
         """Return the open orders that were sent, and the running instances that were launched, after `time`.
 
-        A provider's lists may lack these machines so far. An open order is a request for machines that got no answer.
+        A provider's list of machines may not have these machines yet. An open order is a request for machines that got
+        no answer.
 
         Args:
             time: the time in seconds since 1970.
@@ -144,8 +145,8 @@ class Record:
         """Return the state of the pool at the time `now`, in seconds since 1970.
 
         Returns:
-            "live" if its client runs it, "ending" if a process ends it, "left" if no process does and machines may
-            still run, and otherwise "ended". A pool that was closed while machines may still run is "left".
+            "live" if its client runs the pool, "ending" if a process ends the pool. Otherwise "left" if machines may
+            still run, and "ended" if none may.
         """
         if self.client_lives(now):
             return "live" if self.ending is None else "ending"
@@ -178,7 +179,7 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
 
     Raises:
         Damaged: a value is not one that skypool writes.
-        sqlite3.Error, UnicodeDecodeError: the file cannot be read.
+        sqlite3.Error, UnicodeDecodeError: the ledger cannot be read.
     """
     lines: dict[str, list[Line]] = {}
     sql = "SELECT i.* FROM instances i JOIN pools p USING (session) WHERE {} ORDER BY i.launched, i.rank"
@@ -196,10 +197,15 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
 def _earlier_prices(
     book: sqlite3.Connection, where: str, values: Sequence[object]
 ) -> dict[tuple[object, object, object], list[tuple[float, float]]]:
-    """Return the earlier prices of instances, by (session, provider, id), the oldest first.
+    """Return the earlier prices of instances: a dict from (session, provider, id) to prices, the oldest first.
 
-    Instances whose price never changed are missing. Each price is a pair as in `Line.earlier`: (time until which the
-    price was valid, US dollars per hour). The arguments are as in `read`.
+    Each price is a pair (time until which the price was valid, US dollars per hour). Instances whose price never
+    changed are missing.
+
+    Args:
+        book: connection to the ledger.
+        where: an SQL condition that selects pools, in which `p` is the table of pools.
+        values: parameters of the condition.
 
     Raises:
         Damaged: a time or price is not a valid number.
@@ -316,10 +322,10 @@ def _plain(value: object, kind: type[T]) -> T:
 
 
 def _note(value: object) -> DriverNote:
-    """Return a value unchanged, after checking that it has the form of a driver's JSON (see `registry.noted`).
+    """Check that a value has the form in which the ledger records a driver, and return the value unchanged.
 
     Raises:
-        Damaged: it has another form.
+        Damaged: the value has another form.
     """
     if isinstance(value, dict) and _texts(value.get("without", [])):
         match value:

@@ -41,7 +41,9 @@ every small rise of the price.
 
 
 class Rental:
-    """The rented instances of one pool, and their cost. Any thread may call the methods; those not `async` may block.
+    """The rented instances of one pool, and their cost.
+
+    Any thread may call the methods. Methods that are not `async` may block.
 
     Args:
         terms: checked arguments of the pool.
@@ -80,12 +82,12 @@ class Rental:
 
     @property
     def session(self) -> str:
-        """The id of this run of the pool in the ledger, the local database of rented machines."""
+        """The id of this run of the pool in the ledger (the local database of rented machines)."""
         return self._holdings.session
 
     @property
     def plan(self) -> Plan | None:
-        """The last plan: the offers that meet the pool's requirements, and why others do not.
+        """The last plan: the offers that meet the pool's requirements, and why other offers do not.
 
         None before the first plan. Also None after machines were out of stock, until a new plan is made.
         """
@@ -100,8 +102,8 @@ class Rental:
     def receipt(self) -> Receipt:
         """The cost of each instance, until its end or until now.
 
-        The receipt has no lines before `begin` or `adopt`. It also has none if the ledger does not have the pool that
-        `adopt` took over.
+        The receipt has no lines before `begin` or `adopt`. If `adopt` took over a pool that the ledger does not have,
+        the receipt has no lines either.
         """
         return self._holdings.receipt
 
@@ -116,20 +118,25 @@ class Rental:
     # --- before anything is rented ---------------------------------------------------------------------------
 
     async def look(self) -> Plan:
-        """Return the plan: the offers on which machines would be rented now, the best first.
+        """Return the plan: the offers on which machines would be rented now, in the order in which they are tried.
 
         A plan that is at most 5 minutes old is returned again.
 
         Raises:
-            NoOffers, PoolClosed, UsageError, ProviderError: there is no plan. `Planning.look` says when each is raised.
+            NoOffers: no offer meets the requirements.
+            PoolClosed: the pool is stopped.
+            UsageError: no offer can keep the budget.
+            ProviderError: the pool's only provider could not be asked.
         """
         return await self._planning.look()
 
     async def look_out(self, pause: Pause) -> Plan:
-        """Return the plan, as `look` does. If machines are out of stock, look again until the pool's `wait` is over.
+        """Return the plan: the offers on which machines would be rented now. Wait while machines are out of stock.
+
+        The wait lasts until the pool's `wait` time is over.
 
         Args:
-            pause: sleeps between two attempts; called with seconds.
+            pause: function that sleeps between two attempts. It is called with the number of seconds.
 
         Raises:
             NoOffers: no offer meets the requirements. It is raised at once if waiting cannot help, and otherwise when
@@ -147,7 +154,7 @@ class Rental:
 
         Raises:
             UsageError: a pool of this name is running, or its machines may still run.
-            BudgetExceeded: the first hour of the fewest nodes that the pool needs costs more than the budget.
+            BudgetExceeded: the nodes with which the pool starts cost more in their first hour than the budget.
             LedgerError: the ledger cannot be written.
         """
         terms = self._terms
@@ -194,23 +201,23 @@ class Rental:
 
         A slice (several machines that are rented together at one price) counts as one machine here. If too few
         machines are in stock, another attempt is made, until the pool's `wait` time is over. The machines of the
-        earlier attempt are terminated first, so that they cost nothing while they wait for others. If the end
-        of a machine is not proved, that machine is returned, and there is no other attempt. The machines of the last
-        attempt are kept, even if they are too few.
+        earlier attempt are terminated first, so that they cost nothing during the wait. If the end of a machine is not
+        proved, that machine is returned, and there is no other attempt. The machines of the last attempt are kept, even
+        if they are too few.
 
         Args:
-            nodes: node numbers; for a slice, that of its first host.
+            nodes: node numbers; for a slice, the node number of its first host.
             hosts: use only offers with this many hosts (1, or the size of a slice); None for any.
-            pause: sleeps between two attempts; called with seconds.
+            pause: function that sleeps between two attempts. It is called with the number of seconds.
 
         Returns:
-            The instances, and an error if they are fewer than asked for.
+            The instances, and an error if fewer were rented than asked for.
 
         Raises:
             NoOffers: no offer meets the requirements.
             PoolClosed: the pool is stopped.
             UsageError: no offer can keep the budget.
-            ProviderError: the error of the provider, if it is the only one and could not be asked.
+            ProviderError: the pool's only provider could not be asked.
         """
         until = time.monotonic() + self._terms.wait
 
@@ -371,7 +378,7 @@ class Rental:
         )
 
     def runs(self, instance: Instance) -> None:
-        """Record that an instance runs. If its provider bills it only from then on, its cost begins.
+        """Record that an instance runs. If its provider bills machines from the moment they run, its cost begins now.
 
         Only the first call for an instance has an effect.
         """
@@ -386,11 +393,11 @@ class Rental:
 
         Args:
             instances: instances to terminate.
-            silent: for nodes that gave a sign of life, the seconds since the last one, by node number. If such a
-                machine no longer exists, it is charged only until its last sign of life.
+            silent: a dict from node numbers to the seconds since the node's last sign of life. If the machine of such a
+                node no longer exists, the machine is charged only until this last sign of life.
 
         Returns:
-            The errors of instances whose end could not be proved, by node; empty if all have ended.
+            A dict from node numbers to the errors of instances whose end could not be proved. Empty if all have ended.
         """
         return self._holdings.terminate(instances, silent)
 
@@ -402,9 +409,9 @@ class Rental:
         self._holdings.note_ended(instance)
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
-        """Remove resources that the pool still has at its providers, and close its record in the ledger.
+        """Remove resources that the pool still has at its providers, and close the pool's record in the ledger.
 
-        Call this after all known instances were terminated. What remains is machines that orders without an answer may
+        Call this after all known instances were terminated. This removes machines that orders without an answer may
         have made, and leftovers such as key pairs. The pool's local ssh keys are deleted, too.
 
         Args:

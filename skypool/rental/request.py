@@ -51,8 +51,8 @@ class Terms:
         replaces: True if lost nodes are replaced.
         order_by: criterion by which offers are ranked.
         budget: limit of the pool's cost; None for none.
-        trust: "full" if results of nodes may be unpickled, "data" if they are read as plain data only. None leaves that
-            to the offers.
+        trust: "full" if results of nodes may be unpickled, "data" if they are read as plain data only. None: the offer
+            of each machine decides.
         allow_results: names of the classes that results may contain besides plain data, if they are read as data.
 
     Raises:
@@ -92,7 +92,7 @@ def pool_name(name: str | None) -> str:
     """Return the name if it is a valid pool name. For None, return a random one such as "pool-1f0a9c3e".
 
     Raises:
-        UsageError: the name is not text of 1 to 40 of a-z, 0-9 and "-", or begins or ends with "-".
+        UsageError: the name does not consist of 1 to 40 characters a-z, 0-9 and "-", or begins or ends with "-".
     """
     if name is None:
         return f"pool-{secrets.token_hex(4)}"
@@ -134,7 +134,7 @@ def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
     A class in `allow_results` becomes its full name. Names are not looked up, so the classes need not exist here.
 
     Args:
-        trust: "full", "data", or None to leave it to the offers.
+        trust: "full", "data", or None if the offer of each machine decides.
         allow_results: classes that results may contain besides plain data: a class, a name such as "mypkg.Point", or
             "mypkg.*" for all classes of a package. Several of these are given as a list, tuple or set.
 
@@ -151,14 +151,14 @@ def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
 
 
 def packed(image: Any, progress: Any = None) -> tuple[Any, dict[str, str]]:
-    """Return an archive of the image's files, and the image's secrets as a dict by name.
+    """Return an archive of the image's files, and the image's secrets as a dict from names to values.
 
     The archive is None if the image has no files. Files and environment variables are read now, before anything is
     rented. The function blocks until all are read.
 
     Args:
         image: the image.
-        progress: called with the bytes read so far and the total, as in `skypool_images.payload.pack`; or None.
+        progress: function that is called as (bytes read so far, bytes in all). Default None: nothing is called.
 
     Raises:
         UsageError: a local file or an environment variable is missing, or has an invalid value.
