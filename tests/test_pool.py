@@ -18,6 +18,8 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.calls import call as calls
+from skypool.pool import states
+from skypool.pool.engine import PoolEngine
 from tests.conftest import eventually, nodes
 from tests.work import add, count, nap, until, where
 
@@ -772,3 +774,20 @@ def test_a_pool_grows_to_its_most_nodes_while_calls_wait(tmp_path: Path) -> None
         eventually(lambda: list(mine.nodes.values()).count("ready") == 3, what="the third node")
         go_on.touch()
         assert [f.result() for f in futures] == [str(go_on)] * 8
+
+
+def test_a_node_that_is_said_to_be_ready_takes_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for `pool.nodes` and then calls every node must not miss one that is not admitted yet."""
+    seen: list[tuple[int, str]] = []
+    perform = PoolEngine._perform
+
+    def watched(engine: PoolEngine, action: states.Action) -> None:
+        if isinstance(action, states.Admit):
+            seen.append((action.node, engine.words()[action.node]))
+        perform(engine, action)
+
+    monkeypatch.setattr(PoolEngine, "_perform", watched)
+    with sky.ComputePool(nodes=2, console="off") as pool:
+        assert dict(pool.nodes) == {0: "ready", 1: "ready"}
+    assert sorted(node for node, _ in seen) == [0, 1]
+    assert [word for _, word in seen if word == "ready"] == []

@@ -69,7 +69,7 @@ class PoolEngine:
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
         self.terms = terms
         self.emit = stream.emit
-        self.state = states.Pool(terms.minimum, terms.maximum)
+        self.state = self._performed = states.Pool(terms.minimum, terms.maximum)
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
         self.rental = Rental(terms, stream.emit)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
@@ -104,7 +104,7 @@ class PoolEngine:
 
         A ready node whose connection is down is "reconnecting". Nodes that have ended are included.
         """
-        return {node: self._word(state) for node, state in sorted(self.state.nodes.items())}
+        return {node: self._word(state) for node, state in sorted(self._performed.nodes.items())}
 
     def _word(self, node: states.Node) -> str:
         link = self._links.get(node.node)
@@ -237,6 +237,7 @@ class PoolEngine:
         self._tell_phases(before, self.state)
         for action in actions:
             self._perform(action)
+        self._performed = self.state  # who reads that a node is ready may send it calls
         self._changed.set()
 
     def _tell_phases(self, before: states.Pool, after: states.Pool) -> None:
@@ -513,7 +514,7 @@ class PoolEngine:
                 nodes[instance.node] = states.Node(instance.node, Phase.READY, instance, host=host)
         fewest = len(slices) if self.terms.replaces else 0
         most = max(len(slices), self.terms.maximum) if self.terms.replaces else len(slices)
-        self.state = states.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices)))
+        self.state = self._performed = states.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices)))
         self._trust_levels.announce()
         for node, link in self._links.items():
             for call in self._welcomes[node].streams:
