@@ -28,7 +28,7 @@ from skypool_aws import _api, _catalog, _requests
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
-    from types_boto3_ec2.type_defs import InstanceTypeDef, SubnetTypeDef
+    from types_boto3_ec2.type_defs import ImageTypeDef, InstanceTypeDef, SubnetTypeDef
 
 _PRICES = 12.0
 """Seconds for which a request for prices is repeated after a rate limit or a lost answer."""
@@ -373,9 +373,7 @@ class AWS(Regional):
         """
         asked = need.bases.get(self.name) or self.ami or ""
         name, disk_gb = _catalog.base(asked, offer, need)
-        if not name.startswith("ami-"):
-            name = _requests.image_parameter(_api.ssm(self.profile, offer.region), name)
-        image = _requests.image(ec2, name)
+        image = self._image_record(ec2, name)
         ami = image["ImageId"]
         arch = image["Architecture"]
         root = image["RootDeviceName"]
@@ -385,6 +383,20 @@ class AWS(Regional):
                 f"processors: ask for machines of the other kind with arch={arch!r}, or choose another image with ami="
             )
         return ami, root, max(disk_gb, _requests.disk_size(image))
+
+    def _image_record(self, ec2: EC2Client, name: str) -> ImageTypeDef:
+        """Return EC2's record of an image.
+
+        Args:
+            ec2: the client of the region.
+            name: the id of an AMI (Amazon machine image), or the name of an SSM parameter that holds such an id.
+
+        Raises:
+            ProviderError: AWS does not know the image or the parameter.
+        """
+        if not name.startswith("ami-"):
+            name = _requests.image_parameter(_api.ssm(self.profile, ec2.meta.region_name), name)
+        return _requests.image(ec2, name)
 
     def _subnets(self, ec2: EC2Client) -> list[SubnetTypeDef]:
         """Return the subnets in which machines may be placed, sorted by id.
@@ -652,9 +664,7 @@ class AWS(Regional):
         region = ec2.meta.region_name
         plain = Offer("aws", "c5.large", region, "", market, 0.0, arch="x86_64")
         name, disk_gb = _catalog.base(self.ami or "", plain, Need())
-        if not name.startswith("ami-"):
-            name = _requests.image_parameter(_api.ssm(self.profile, region), name)
-        found = _requests.image(ec2, name)
+        found = self._image_record(ec2, name)
         request = _requests.InstanceRequest(
             token=f"{_requests.TRIAL_NAME}-{secrets.token_hex(8)}",
             instance_type="c5.large" if found["Architecture"] == "x86_64" else "c6g.large",

@@ -112,7 +112,7 @@ Card = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What a machine must have to run in a reservation (capacity reserved before). Google compares it.
+    """The demands of a reservation (capacity reserved before) on its machines. Google refuses a machine without them.
 
     Attributes:
         policies: The paths of the placement policies of the reservation. Empty for none.
