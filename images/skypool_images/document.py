@@ -7,7 +7,6 @@ import binascii
 import dataclasses
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,6 +70,8 @@ def from_toml(text: str) -> dict[str, Any]:
     Raises:
         ImageError: the text is not valid TOML, or a base64 text is not valid.
     """
+    import tomllib  # imported here because most images are not read from a file
+
     try:
         return _unpacked(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:

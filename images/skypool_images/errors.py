@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 
@@ -17,6 +16,8 @@ def nearest(word: str, choices: Mapping[str, str]) -> str:
         word: the mistyped word.
         choices: a dict from possible spelling to the name to suggest.
     """
+    import difflib  # imported here because only a mistake needs it
+
     by_fold = {spelling.casefold(): meant for spelling, meant in choices.items()}
     found = difflib.get_close_matches(word.casefold(), by_fold, 1, 0.5)
     return f"; did you mean {by_fold[found[0]]}?" if found else ""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Set
-from importlib.metadata import Distribution, distributions
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 _OURS = {"skypool", "pip", "setuptools", "wheel", "uv"}
 _PARTS_OF_TORCH = re.compile(r"nvidia-.*-cu\d+|triton|pytorch-triton(-rocm)?")
@@ -24,6 +27,8 @@ def here(but: Set[str]) -> tuple[list[str], list[str]]:
     Returns:
         Two sorted lists of texts: the requirements, and a note for each local or editable package that is left out.
     """
+    from importlib.metadata import distributions  # imported here because it takes long, and few images need it
+
     asked = {}
     notes = []
     for each in distributions():

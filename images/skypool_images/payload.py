@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import fnmatch
-import gzip
 import hashlib
 import io
 import os
-import tarfile
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from skypool_images.errors import ImageError
 from skypool_images.spec import Spec
+
+if TYPE_CHECKING:
+    import tarfile
 
 PLACES = {"work": "$SKYPOOL_WORK", "home": "$HOME", "root": "/"}
 """A dict from top-level folder of the archive to the place on the node where the folder is unpacked."""
@@ -42,6 +41,8 @@ class Packed:
     """
 
     def __init__(self) -> None:
+        import tempfile  # this import and those of `pack` are here because most images have no files
+
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as this object lives
         self._hash = hashlib.sha256()
         self.size = 0
@@ -104,6 +105,9 @@ def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
     entries = dict(_entries(spec))
     if not entries:
         return None
+    import gzip
+    import tarfile
+
     packed = Packed()
     total = sum(_size(source) for source, _ in entries.values())
     read = _Counter(progress or (lambda done, total: None), total)
@@ -152,6 +156,8 @@ def _add(archive: tarfile.TarFile, place: str, source: Path | bytes, field: str,
     Raises:
         ImageError: the local file cannot be read, or became shorter while it was read.
     """
+    import tarfile
+
     member = tarfile.TarInfo(place)
     if isinstance(source, bytes):
         member.size, member.mode, read.file = len(source), 0o644, io.BytesIO(source)
@@ -294,6 +300,8 @@ def _matches(path: Path, glob: str) -> bool:
     "data" matches "a/data/b". A glob with a slash matches the path or a folder above it, and "/**" at its end is
     ignored: "data/**" matches "data/b", but not "a/data/b".
     """
+    import fnmatch
+
     if "/" not in glob.rstrip("/"):
         return any(fnmatch.fnmatchcase(part, glob.rstrip("/")) for part in path.parts)
     wanted = glob.rstrip("/").removesuffix("/**")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -82,7 +81,9 @@ class WantedPackages:
 
         Optional dependencies are not included.
         """
-        return list(tomllib.loads(self.project)["project"].get("dependencies", [])) if self.project else []
+        if not self.project:
+            return []
+        return list(_toml(self.project, "pyproject: the file")["project"].get("dependencies", []))
 
     @property
     def distributions(self) -> list[str]:
@@ -200,6 +201,8 @@ def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
 
 
 def _toml(text: str, what: str) -> dict[str, Any]:
+    import tomllib  # imported here because most images have no pyproject.toml
+
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

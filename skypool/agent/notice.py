@@ -6,14 +6,13 @@ of the provider's driver that waits for it.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
 import os
 import select
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -236,7 +235,9 @@ def _tell(attended: Attended, interruption: Interruption) -> None:
     """
     try:
         done = attended.on_interruption(interruption)
-        if inspect.iscoroutine(done):
+        if isinstance(done, types.CoroutineType):
+            import asyncio  # imported here because few nodes need it, and it would delay the start of each
+
             asyncio.run(done)
     except BaseException as e:  # noqa: BLE001 - the call itself goes on
         name = getattr(attended.on_interruption, "__qualname__", repr(attended.on_interruption))

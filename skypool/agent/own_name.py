@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import ipaddress
 import os
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Collection, Mapping
 
@@ -68,6 +66,8 @@ def _mend(address: str) -> bool:
 
     If the file cannot be read or written, an error is printed to stderr and False is returned.
     """
+    import subprocess  # imports in functions of this module are there because few nodes need them at their start
+
     name = socket.gethostname()
     try:
         with open(HOSTS) as file:
@@ -113,6 +113,8 @@ def _is_loopback(words: Collection[str]) -> bool:
     Args:
         words: the words of the line.
     """
+    import ipaddress
+
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(next(iter(words), "")).is_loopback
     return False
@@ -131,6 +133,8 @@ def _write(text: str) -> None:
             file.write(text)
             file.truncate()
         return
+    import subprocess
+
     argv = ["sudo", "-n", "sh", "-c", f"cat > {HOSTS}"]
     subprocess.run(argv, input=text, text=True, check=True, capture_output=True, timeout=20)
 
@@ -143,6 +147,8 @@ def interface(address: str) -> str:
                 told = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(told[20:24]) == address:
                     return name
+    import ipaddress
+
     with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
         for line in file:
             digits, *_, name = line.split()

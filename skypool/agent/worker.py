@@ -5,7 +5,6 @@ The agent, the node's main process, forks one worker for each slot (a place wher
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import mmap
@@ -407,7 +406,7 @@ class Worker:
         else:
             value = function(*args, **kwargs)
         if type(value) is types.CoroutineType:
-            value = asyncio.run(value)
+            value = _run_coroutine(value)
         if "stream" in header:
             value = Sender(self._channel, id_, name, header["stream"]).send_all(value)
         return codec.dump_result(value, f"the result of {name}")
@@ -423,7 +422,7 @@ class Worker:
         try:
             value = function(*args, **kwargs)
             if type(value) is types.CoroutineType:
-                value = asyncio.run(value)
+                value = _run_coroutine(value)
         except BaseException as e:
             if printed := end():
                 e.add_note(f"what the call printed:\n{printed}")
@@ -496,3 +495,14 @@ class Worker:
     def _flush(self) -> None:
         self._out.flush()
         self._err.flush()
+
+
+def _run_coroutine(coroutine: types.CoroutineType[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end, and return its value.
+
+    Raises:
+        BaseException: what the coroutine raised.
+    """
+    import asyncio  # imported here because few calls need it, and it would delay the start of every node
+
+    return asyncio.run(coroutine)

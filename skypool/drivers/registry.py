@@ -10,11 +10,13 @@ import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from skypool.drivers.contract import Driver
 from skypool.errors import SkypoolError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "skypool.providers"
 """Entry-point group of drivers."""
@@ -46,6 +48,8 @@ def providers(group: str = GROUP) -> dict[str, EntryPoint]:
     Raises:
         UsageError: two installed packages provide different drivers of the same name.
     """
+    from importlib.metadata import entry_points  # imported here because it takes long, and few pools need it
+
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         other = found.setdefault(point.name, point)
@@ -111,6 +115,8 @@ def install_command(provider: str, package: str) -> str:
         provider: name of the driver.
         package: name of the missing package.
     """
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=GROUP, name=provider):
         if point.dist is not None and provider in (point.dist.metadata.get_all("Provides-Extra") or ()):
             return f"pip install '{point.dist.name}[{provider}]'"

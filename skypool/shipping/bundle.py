@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import io
@@ -11,18 +12,21 @@ import os
 import shlex
 import struct
 import sys
-import tempfile
-import zipfile
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from skypool.errors import UsageError
 from skypool.wire.handshake import AgentConfig
 
-_LEFT_OUT = ("cli",)
+if TYPE_CHECKING:
+    import zipfile
+
+_LEFT_OUT = ("skypool/cli",)
+"""Folders that nodes do not need."""
 _SENT = (".py", ".csv", ".json", ".sh")
 """File name endings of the files that nodes get: Python modules, and the tables and programs that these modules read.
 """
@@ -120,52 +124,101 @@ class Bundle(NamedTuple):
 def bundle() -> Bundle:
     """Return skypool, the installed drivers and cloudpickle as one zip, compiled for this version of Python.
 
-    The zip is kept in the user's cache folder for later processes, and in this process after the first call.
+    The zip is kept in the user's cache folder for later processes, and in this process after the first call. A file
+    beside the zip says from which files the zip was made. While none of these files has changed, they are not read.
 
     Raises:
         ImportError: skypool, a driver or cloudpickle is not installed here, or is a single file instead of a package.
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
-    sources = dict(_sources())
-    digest = hashlib.sha256(repr(sys.version_info[:3]).encode())
-    for name, data in sorted(sources.items()):
-        digest.update(name.encode() + struct.pack("!Q", len(data)) + data)
-    key = digest.hexdigest()[:16]
-    kept = Path(platformdirs.user_cache_dir("skypool")) / f"bundle-{key}.zip"
-    try:
-        return Bundle(kept.read_bytes(), key)
-    except OSError:
-        data = _pack(sources)
-        _keep(kept, data)
-        return Bundle(data, key)
+    folder = Path(platformdirs.user_cache_dir("skypool"))
+    place = repr((__file__, sys.version_info[:3])).encode()
+    record = folder / f"bundle-of-{hashlib.sha256(place).hexdigest()[:16]}.json"
+    # Without a usable record or a zip, or if a package is no longer found, the files are read.
+    with contextlib.suppress(OSError, ValueError, TypeError, ImportError):
+        packages, stamp, key = json.loads(record.read_bytes())
+        if stamp == _stamp(_files(packages)):
+            return Bundle((folder / f"bundle-{key}.zip").read_bytes(), key)
+    return _made(folder, record)
 
 
-def _sources() -> list[tuple[str, bytes]]:
-    """Return the files that go into the zip, as a list of (path in the zip, contents).
+def _made(folder: Path, record: Path) -> Bundle:
+    """Read all files that go into the zip, make the zip if it is not in the cache, and write the record.
+
+    Args:
+        folder: the user's cache folder for skypool.
+        record: the file that says from which files the zip was made.
 
     Raises:
         ImportError: skypool, a driver or cloudpickle is not installed here, or is a single file instead of a package.
     """
-    from importlib.metadata import distribution  # imported here because nodes do not need it
+    packages = _packages()
+    files = _files(packages)
+    stamp = _stamp(files)  # taken before the files are read, so that a later change gives another stamp
+    sources = {name: path.read_bytes() for name, path in files.items()}
+    digest = hashlib.sha256(repr(sys.version_info[:3]).encode())
+    for name, data in sorted(sources.items()):
+        digest.update(name.encode() + struct.pack("!Q", len(data)) + data)
+    key = digest.hexdigest()[:16]
+    kept = folder / f"bundle-{key}.zip"
+    try:
+        data = kept.read_bytes()
+    except OSError:
+        data = _pack(sources)
+        _keep(kept, data)
+    _keep(record, json.dumps([packages, stamp, key]).encode())
+    return Bundle(data, key)
 
-    found = []
+
+def _packages() -> list[str]:
+    """Return the names of the packages that go into the zip.
+
+    Drivers are sent too, because a user's module may name one where it is imported.
+
+    Raises:
+        ImportError: skypool is not installed here.
+    """
+    from importlib.metadata import distribution  # imported here because it takes long
+
     points = distribution("skypool").entry_points.select(group="skypool.providers")
-    drivers = sorted({point.module.partition(".")[0] for point in points})
-    # Drivers are sent too, because a user's module may name one where it is imported.
-    for package in ("skypool", "cloudpickle", "skypool_images", *drivers):
-        left_out = _LEFT_OUT if package == "skypool" else ()
+    return ["skypool", "cloudpickle", "skypool_images", *sorted({each.module.partition(".")[0] for each in points})]
+
+
+def _files(packages: Sequence[str]) -> dict[str, Path]:
+    """Return the files of these packages that go into the zip, as a dict from path in the zip to local path.
+
+    Raises:
+        ImportError: a package is not installed here, or is a single file.
+    """
+    found: dict[str, Path] = {}
+    for package in packages:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise ImportError(
                 f"{package} cannot be sent to nodes, because it is not installed as a package here; reinstall skypool"
             )
-        root = Path(spec.submodule_search_locations[0])
-        for path in sorted(root.rglob("*")):
-            relative = path.relative_to(root)
-            if path.suffix in _SENT and relative.parts[0] not in left_out:
-                found.append((f"{package}/{relative.as_posix()}", path.read_bytes()))
+        root = spec.submodule_search_locations[0]
+        for folder, folders, names in os.walk(root):
+            inside = f"{package}{folder.removeprefix(root)}"
+            folders[:] = sorted(each for each in folders if f"{inside}/{each}" not in _LEFT_OUT)
+            found.update({f"{inside}/{each}": Path(folder, each) for each in sorted(names) if each.endswith(_SENT)})
     return found
+
+
+def _stamp(files: Mapping[str, Path]) -> str:
+    """Return a hash of the paths, sizes and times of change of these files, and of the folder of installed packages.
+
+    The folder's time of change differs after every installation, so that a new version may have other packages.
+
+    Raises:
+        OSError: a file has disappeared.
+    """
+    seen = []
+    for path in (Path(sysconfig.get_path("purelib")), *files.values()):
+        about = os.stat(path)
+        seen.append((str(path), about.st_size, about.st_mtime_ns, about.st_ctime_ns))
+    return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
 def _pack(sources: dict[str, bytes]) -> bytes:
@@ -176,6 +229,8 @@ def _pack(sources: dict[str, bytes]) -> bytes:
     Raises:
         SyntaxError: a ".py" file cannot be compiled.
     """
+    import zipfile  # imported here, as in other functions, because the zip is rarely made
+
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in sources.items():
@@ -193,16 +248,20 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
     The date in the entry is fixed, so that the same sources make the same zip.
     """
+    import zipfile
+
     entry = zipfile.ZipInfo(name, _EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
     return entry
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Write the zip to the cache for later processes, which see the complete zip or none.
+    """Write a file to the cache for later processes, which see the complete file or none.
 
-    A failure is ignored. The zip is then made again by the next process.
+    A failure is ignored. The file is then made again by the next process.
     """
+    import tempfile
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
