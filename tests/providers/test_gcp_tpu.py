@@ -295,6 +295,17 @@ def test_what_is_there_under_the_same_name_is_the_same(tpu_api: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "operation"])
+@pytest.mark.parametrize("status", ["RESOURCE_EXHAUSTED", "INTERNAL", "UNAVAILABLE"])
+def test_a_slice_that_failed_for_a_passing_reason_is_not_waited_for(tpu_api: World, how: str, status: str) -> None:
+    """Its state is final: asking again would find the same, for half an hour."""
+    (offer,) = sold("v5p-16")
+    tpu_api.doom(how, status, "The valid until time of the queued resource has passed.")
+    with pytest.raises(CapacityError, match="until time .* could not make it: try another zone"):
+        backend().launch(offer, order(0, 1))
+    assert tpu_api.left() == {}
+
+
+@pytest.mark.parametrize("how", ["failed", "operation"])
 @pytest.mark.parametrize(
     ("text", "kind"),
     [

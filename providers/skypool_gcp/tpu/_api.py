@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from skypool.drivers import retry
+from skypool.errors import NoAnswer, ProviderError, RateLimitError
 from skypool_gcp import _api
 from skypool_gcp._sdk import exceptions, field_mask_pb2, grpc, locations_pb2, tpu_transports, tpu_v2
 
@@ -308,7 +309,7 @@ def is_over(operation: Operation, what: str) -> bool:
     if over:
         error = operation.exception()
         if error is not None:
-            raise _api.error_of(error, what) from error
+            raise _final(error, what) from error
     return over
 
 
@@ -322,10 +323,26 @@ def raise_status(status: Status, what: str) -> NoReturn:
         what: The request in words, for the error's message.
 
     Raises:
-        ProviderError: Always. The subclass depends on the code and the text of the status.
+        ProviderError: Always. The subclass depends on the code and the text of the status. It is neither NoAnswer nor
+            RateLimitError, because a repeated request would only find the same status.
     """
     error = exceptions.from_grpc_status(status.code, status.message)
-    raise _api.error_of(error, what) from error
+    raise _final(error, what) from error
+
+
+def _final(error: BaseException, what: str) -> ProviderError:
+    """Return, without raising it, skypool's error for an error that Google has stored, so that repeating is of no use.
+
+    An error that would otherwise be NoAnswer or RateLimitError is a CapacityError here.
+
+    Args:
+        error: The error of the SDK.
+        what: The request in words, for the message.
+    """
+    found = _api.error_of(error, what)
+    if isinstance(found, (NoAnswer, RateLimitError)):
+        return _api.REFUSALS.error(what, "FAILED", found.text)
+    return found
 
 
 def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
