@@ -29,8 +29,8 @@ class Installed:
             assert spec.submodule_search_locations
             source = spec.submodule_search_locations[0]
             shutil.copytree(source, self.site / package, ignore=shutil.ignore_patterns("__pycache__"))
-        for source in Path(__file__).parent.parent.glob("providers/skypool_*"):
-            shutil.copytree(source, self.site / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+        for driver in Path(__file__).parent.parent.glob("providers/skypool_*"):
+            shutil.copytree(driver, self.site / driver.name, ignore=shutil.ignore_patterns("__pycache__"))
 
     def run(self, code: str = SHOW) -> str:
         env = {**os.environ, "PYTHONPATH": str(self.site), "XDG_CACHE_HOME": str(self.cache), "HOME": str(self.cache)}

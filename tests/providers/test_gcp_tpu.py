@@ -300,7 +300,7 @@ def test_a_slice_that_failed_for_a_passing_reason_is_not_waited_for(tpu_api: Wor
     """Its state is final: asking again would find the same, for half an hour."""
     (offer,) = sold("v5p-16")
     tpu_api.doom(how, status, "The valid until time of the queued resource has passed.")
-    with pytest.raises(CapacityError, match="until time .* could not make it: try another zone"):
+    with pytest.raises(CapacityError, match=r"until time .* could not make it: try another zone"):
         backend().launch(offer, order(0, 1))
     assert tpu_api.left() == {}
 
