@@ -1,4 +1,7 @@
-"""The zip of skypool and cloudpickle that nodes (rented machines) get, and the programs that unpack and start it."""
+"""Makes the zip of Python packages for nodes (rented machines), and shell text that starts the loader there.
+
+The zip has skypool, its own drivers, skypool_images and cloudpickle. The loader is the program that unpacks the zip.
+"""
 
 from __future__ import annotations
 
@@ -122,13 +125,15 @@ class Bundle(NamedTuple):
 
 @cache
 def bundle() -> Bundle:
-    """Return skypool, the installed drivers and cloudpickle as one zip, compiled for this version of Python.
+    """Return a zip of skypool, its own drivers, skypool_images and cloudpickle, compiled for this version of Python.
 
-    The zip is kept in the user's cache folder for later processes, and in this process after the first call. A file
-    beside the zip says from which files the zip was made. While none of these files has changed, they are not read.
+    Drivers of other distributions are not in the zip. The zip is kept in the user's cache folder for later processes,
+    and in this process after the first call. A file beside the zip has the names of the packages, and a hash of the
+    paths, sizes and times of change of their files. While this hash is the same, the files are not read.
 
     Raises:
-        ImportError: skypool, a driver or cloudpickle is not installed here, or is a single file instead of a package.
+        ImportError: one of the packages is not installed here, or is a single file instead of a package.
+        SyntaxError: a ".py" file of a package cannot be compiled.
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
@@ -144,14 +149,16 @@ def bundle() -> Bundle:
 
 
 def _made(folder: Path, record: Path) -> Bundle:
-    """Read all files that go into the zip, make the zip if it is not in the cache, and write the record.
+    """Read all files of the packages, make the zip if it is not in the cache, write the record, and return the zip.
 
     Args:
         folder: the user's cache folder for skypool.
-        record: the file that says from which files the zip was made.
+        record: path of the file with the packages' names, the hash of their files' times, and the zip's hash.
 
     Raises:
-        ImportError: skypool, a driver or cloudpickle is not installed here, or is a single file instead of a package.
+        ImportError: a package is not installed here, or is a single file.
+        OSError: a file disappeared meanwhile.
+        SyntaxError: a ".py" file of a package cannot be compiled.
     """
     packages = _packages()
     files = _files(packages)
@@ -172,9 +179,10 @@ def _made(folder: Path, record: Path) -> Bundle:
 
 
 def _packages() -> list[str]:
-    """Return the names of the packages that go into the zip.
+    """Return the names of the packages in the zip: skypool, cloudpickle, skypool_images, and skypool's own drivers.
 
-    Drivers are sent too, because a user's module may name one where it is imported.
+    Drivers are sent because a node may import a user's module that uses a driver, such as `sky.RunPod()`. Only drivers
+    that skypool's own distribution declares are sent.
 
     Raises:
         ImportError: skypool is not installed here.
@@ -207,9 +215,10 @@ def _files(packages: Sequence[str]) -> dict[str, Path]:
 
 
 def _stamp(files: Mapping[str, Path]) -> str:
-    """Return a hash of the paths, sizes and times of change of these files, and of the folder of installed packages.
+    """Return a hash of the paths, sizes and times of change of these files, and of the folder site-packages.
 
-    The folder's time of change differs after every installation, so that a new version may have other packages.
+    An installation into this folder changes its time. skypool's list of drivers is then read again. An installation
+    into another folder, such as the one of `pip install --user`, does not change it.
 
     Raises:
         OSError: a file has disappeared.
