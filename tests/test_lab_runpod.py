@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+import pytest
 import requests
 
-from tests.lab.runpod import RunPod
+from tests.lab.runpod import RunPod, _command
 
 CREATE = "mutation($input: PodFindAndDeployOnDemandInput!) { podFindAndDeployOnDemand(input: $input) { id } }"
 LOOK = "query($id: String!) { pod(input: {podId: $id}) { desiredStatus runtime { ports { privatePort isIpPublic } } } }"
@@ -95,3 +96,138 @@ def test_a_container_knows_itself_and_is_started_anew_when_its_command_ends(runp
     assert (seen["RUNPOD_POD_ID"], seen["RUNPOD_API_KEY"], seen["RUNPOD_DC_ID"]) == (id, pod.key, "CA-MTL-1")
     with socket.create_connection((seen["RUNPOD_PUBLIC_IP"], int(seen["RUNPOD_TCP_PORT_22"])), timeout=5):
         pass  # mapped, though nobody listens in there
+
+
+POD = {"name": "x", "image": "ubuntu", "gpu": {"id": "NVIDIA A40"}, "args": "sleep 60", "ports": ["22/tcp"]}
+
+
+def ask(world: RunPod, method: str, path: str, body: Any = None, key: str = "", **query: Any) -> requests.Response:
+    headers = {"Authorization": f"Bearer {key or world.key}"}
+    return requests.request(method, f"{world.url}/v2{path}", json=body, params=query, headers=headers, timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"name": ""}, "$.name: '' should be non-empty"),
+        ({"name": None}, "$.name: None is not of type 'string'"),
+        ({"bogus": 1}, "$: Unevaluated properties are not allowed ('bogus' was unexpected)"),
+        ({"imageName": "ubuntu"}, "('imageName' was unexpected)"),
+        ({"cloud": "ALL"}, "$.cloud: 'ALL' is not one of ['SECURE', 'COMMUNITY']"),
+        ({"gpu": {"id": "NVIDIA A40", "count": 0}}, "$.gpu.count: 0 is less than the minimum of 1"),
+        ({"gpu": {"count": 1}}, "$.gpu: 'id' is a required property"),
+        ({"gpu": {"id": "NVIDIA A40", "minCudaVersion": "12"}}, "$.gpu.minCudaVersion: '12' does not match"),
+        ({"gpu": {"id": "NVIDIA A40", "bidPerGpu": 1}}, "('bidPerGpu' was unexpected)"),
+        ({"disk": "50"}, "$.disk: '50' is not of type 'integer'"),
+        ({"disk": 0}, "$.disk: 0 is less than the minimum of 1"),
+        ({"ports": "22/tcp"}, "$.ports: '22/tcp' is not of type 'array'"),
+        ({"env": [{"key": "A", "value": "b"}]}, "is not of type 'object'"),
+        ({"env": {"A": 1}}, "$.env.A: 1 is not of type 'string'"),
+        ({"dataCenterIds": "CA-MTL-1"}, "$.dataCenterIds: 'CA-MTL-1' is not of type 'array'"),
+        ({"mounts": {"network": [{"volumeId": "v"}]}}, "$.mounts.network[0]: 'path' is a required property"),
+        ({"mounts": {"network": [{"volumeId": "v", "path": "/w"}] * 2}}, "is too long"),
+        ({"startSsh": "no"}, "$.startSsh: 'no' is not of type 'boolean'"),
+        ({"terminateAfter": "2030-01-01T00:00:00Z"}, "('terminateAfter' was unexpected)"),
+        ({"templateId": ""}, "$.templateId: '' should be non-empty"),
+    ],
+)
+def test_a_request_that_does_not_fit_the_published_schema_is_refused(
+    runpod_api: RunPod, change: dict[str, Any], says: str
+) -> None:
+    told = ask(runpod_api, "POST", "/pods", POD | change)
+    assert told.status_code == 422
+    assert says in "; ".join(told.json()["errors"])
+    assert runpod_api.left() == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "says"),
+    [
+        ({"cpu": {"id": "cpu3c", "vcpuCount": 2}}, 400, "exactly one of gpu or cpu"),
+        ({"gpu": {"id": "NVIDIA A40", "count": 9}}, 400, "no longer any instances"),
+        ({"gpu": {"id": "A40"}}, 400, "no longer any instances"),
+        ({"gpu": {"id": "NVIDIA A40", "minCudaVersion": "99.0"}}, 400, "no longer any instances"),
+        ({"dataCenterIds": ["XX-1"]}, 400, "no longer any instances"),
+        ({"mounts": {"network": [{"volumeId": "other", "path": "/w"}]}}, 400, "no longer any instances"),
+        ({"env": {f"V{n}": "x" for n in range(51)}}, 400, "environment variables"),
+    ],
+)
+def test_what_breaks_a_rule_and_what_is_not_in_stock_are_both_bad_requests(
+    runpod_api: RunPod, change: dict[str, Any], status: int, says: str
+) -> None:
+    told = ask(runpod_api, "POST", "/pods", POD | change)
+    assert (told.status_code, told.json()["status"]) == (status, status)
+    assert says in told.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "disk", "status"),
+    [
+        ({"id": "cpu3c", "vcpuCount": 2}, 20, 201),
+        ({"id": "cpu3c", "vcpuCount": 2}, 21, 400),
+        ({"id": "cpu5c", "vcpuCount": 2}, 30, 201),
+        ({"id": "cpu3c", "vcpuCount": 3}, 20, 400),
+        ({"id": "cpu9c", "vcpuCount": 2}, 20, 400),
+        ({"id": "cpu3c", "vcpuCount": 1}, 10, 422),
+        ({"id": "cpu3c", "vcpuCount": 2, "memory": 4}, 20, 422),
+    ],
+)
+def test_cpu_pods_have_the_sizes_of_their_flavor(
+    runpod_api: RunPod, cpu: dict[str, Any], disk: int, status: int
+) -> None:
+    body = {key: value for key, value in POD.items() if key != "gpu"} | {"cpu": cpu, "disk": disk}
+    assert ask(runpod_api, "POST", "/pods", body).status_code == status
+
+
+def test_the_catalogue_tells_stock_only_to_who_says_for_what(runpod_api: RunPod) -> None:
+    assert "availability" not in ask(runpod_api, "GET", "/catalog/gpus").json()["gpus"][0]
+    queries: list[dict[str, Any]] = [{"include": "AVAILABILITY"}, {"product": "POD"}, {"count": 2}]
+    for query in queries:
+        assert ask(runpod_api, "GET", "/catalog/gpus", **query).status_code == 400
+    assert ask(runpod_api, "GET", "/catalog/gpus", include="STOCK", product="POD").status_code == 422
+    assert ask(runpod_api, "GET", "/catalog/gpus", gpus="A40").status_code == 422
+    runpod_api.capacity(0, "NVIDIA A40", "CA-MTL-1")
+    told = ask(runpod_api, "GET", "/catalog/gpus", include="AVAILABILITY", product="POD", count=4).json()["gpus"]
+    [a40] = [each for each in told if each["id"] == "NVIDIA A40"]
+    assert [each["id"] for each in a40["dataCenters"]] == ["EU-RO-1", "US-TX-3"]
+
+
+def test_a_pod_tells_where_its_ssh_is_once_it_runs_and_is_gone_when_it_is_deleted(runpod_api: RunPod) -> None:
+    runpod_api.delays.starting = 30
+    id = ask(runpod_api, "POST", "/pods", POD).json()["id"]
+    seen = ask(runpod_api, "GET", f"/pods/{id}").json()
+    assert (seen["status"], seen["ssh"]["direct"], seen["runtime"]) == ("STARTING", None, None)
+    runpod_api.clock.advance(31)
+    seen = ask(runpod_api, "GET", f"/pods/{id}").json()
+    assert (seen["status"], seen["ssh"]["direct"]["port"], seen["cost"]) == ("RUNNING", 10022, 0.35)
+    other = ask(runpod_api, "POST", "/pods", POD).json()["id"]
+    key = runpod_api.rentals[id].key
+    for method, path, status in (
+        ("GET", "/pods", 403),
+        ("DELETE", f"/pods/{other}", 403),
+        ("DELETE", f"/pods/{id}", 204),
+    ):
+        assert ask(runpod_api, method, path, key=key).status_code == status
+    assert ask(runpod_api, "DELETE", f"/pods/{id}").status_code == 404
+    assert [each["id"] for each in ask(runpod_api, "GET", "/pods").json()["pods"]] == [other]
+    assert ask(runpod_api, "GET", "/pods", key="stranger").status_code == 401
+
+
+def test_what_is_sold_is_told_without_a_key_by_graphql_alone(runpod_api: RunPod) -> None:
+    asked = {"query": "{ gpuTypes { id memoryInGb } countryCodes myself { id } }"}
+    told = requests.post(f"{runpod_api.url}/graphql", json=asked, timeout=10).json()
+    assert {"id": "NVIDIA A40", "memoryInGb": 48} in told["data"]["gpuTypes"]
+    assert told["data"]["myself"] is None
+    assert told["errors"][0]["extensions"]["code"] == "FORBIDDEN"
+    assert requests.get(f"{runpod_api.url}/v2/catalog/gpus", timeout=10).status_code == 401
+
+
+def test_a_pod_without_a_start_command_does_what_its_image_does(runpod: RunPod) -> None:
+    id = ask(runpod, "POST", "/pods", {key: value for key, value in POD.items() if key != "args"}).json()["id"]
+    runpod.wait(lambda: runpod.rentals[id].machine is not None and runpod.rentals[id].runtime is not None, 20)
+    assert runpod.rentals[id].starts == 1
+
+
+def test_the_start_command_is_json_with_its_own_entry_point_or_the_image_runs_it() -> None:
+    assert _command('{"entrypoint": ["sh", "-c"], "cmd": ["echo a b"]}') == ["sh", "-c", "echo a b"]
+    assert _command("sleep 60") == ["sleep", "60"]

@@ -1,18 +1,20 @@
-"""RunPod in the lab: GraphQL as it is asked for stock and pods, and what REST v2 has that GraphQL has not.
+"""RunPod in the lab: its API REST v2, and GraphQL as it is asked for stock and pods.
 
 Pods are containers: the start command of each is process 1 of a machine, its ports are mapped to others of the lab's
-gateway, and it is started anew when that command ends. Errors of GraphQL come with HTTP 200.
+gateway, and it is started anew when that command ends. Every request and reply of REST v2 is checked against the schema
+that RunPod publishes (tests/lab/runpod_v2.json). Errors of GraphQL come with HTTP 200.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import re
+import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar
 
 from graphql import (
@@ -26,9 +28,11 @@ from graphql import (
 )
 
 from skypool.accelerators import parse as accelerator
+from skypool.errors import UnknownAccelerator
 from tests.lab import repository
 from tests.lab.cloud import Answer, Cloud, Refused, Rental, Request
 from tests.lab.machines import Lab, Machine
+from tests.lab.openapi import Document
 from tests.lab.prices import snapshot
 from tests.lab.relay import Relay
 from tests.lab.runpod_schema import SCHEMA
@@ -36,14 +40,22 @@ from tests.lab.world import Fault
 
 CENTERS = {"CA-MTL-1": "CA", "EU-RO-1": "RO", "US-TX-3": "US"}
 COUNTRIES = ("CA", "SE", "US")
-FLAVORS = {"cpu3c": (2, 0.03), "cpu3g": (4, 0.04), "cpu5c": (2, 0.035)}
-"""GB of memory and USD an hour for each vCPU."""
+FLAVORS = {"cpu3c": (2, 0.03, 10), "cpu3g": (4, 0.04, 10), "cpu5c": (2, 0.035, 15)}
+"""GB of memory, USD an hour and GB of disk for each vCPU (https://docs.runpod.io/flash/configuration/cpu-types, read
+2026-11-23)."""
+FEWEST_VCPUS, MOST_VCPUS = 2, 32
 GONE = (
     "There are no longer any instances available with the requested specifications. Please refresh and try again.",
     "SUPPLY_CONSTRAINT",
 )
+TITLES = {
+    400: "Bad Request", 401: "Unauthorized", 402: "Payment Required", 403: "Forbidden", 404: "Not Found",
+    409: "Conflict", 422: "Unprocessable Entity", 429: "Too Many Requests", 500: "Internal Server Error",
+}  # fmt: skip
 TROUBLE = ("Something went wrong. Please try again later or contact support.", "INTERNAL_SERVER_ERROR")
-MOST_GPUS, MOST_VARIABLES = 8, 50
+PUBLIC = ("gpuTypes", "cpuFlavors", "dataCenters", "countryCodes")
+"""What GraphQL tells without a key."""
+MOST_GPUS, MOST_VARIABLES, LONGEST_NAME = 8, 50, 191
 DRIVER = "570.172.08"
 
 
@@ -71,7 +83,8 @@ class Pod(Rental):
 
 @dataclass
 class Delays:
-    """Seconds of the world's clock: until a container runs (its image is fetched), and until lists have a new pod."""
+    """Seconds of the world's clock: until a container runs (its image is fetched), and until RunPod knows a new pod, in
+    lists and by its id."""
 
     starting: float = 0.0
     listing: float = 0.0
@@ -88,6 +101,7 @@ class RunPod(Cloud[Pod]):
         bad_keys: keys that are not known.
         spoilt: fields of pods, with what is said of them: each time a pod is told of, the last one fails, and is null
             in data that come with that error.
+        odd: fields of pods that REST v2 tells otherwise than they are.
     """
 
     name: ClassVar[str] = "runpod"
@@ -102,18 +116,28 @@ class RunPod(Cloud[Pod]):
         self.least, self.most_cuda = (16, 120), (13, 0)
         self.bad_keys: set[str] = set()
         self.spoilt: list[tuple[str, str]] = []
+        self.odd: dict[str, Any] = {}
         self.prices: dict[tuple[str, str], tuple[float, float | None]] = {}
         on_demand = {each.instance_type: each.usd_per_hour for each in snapshot("runpod") if each.market != "spot"}
         spot = {each.instance_type: each.usd_per_hour for each in snapshot("runpod") if each.market == "spot"}
         for kind, usd in on_demand.items():
             for cloud in ("SECURE", "COMMUNITY"):
                 self.prices[kind, cloud] = usd, spot.get(kind)
-        self.routes = {
-            "POST /graphql": self._graphql,
-            "PATCH /v2/pods/{id}": self._patch,
+        self.schema = Document(Path(__file__).parent / "runpod_v2.json")
+        rest = {
             "GET /v2/pods": lambda request: {"pods": [self._v2(each) for each in self._listed()]},
+            "POST /v2/pods": self._create,
+            "GET /v2/pods/{id}": lambda request: self._v2(self._there(request)),
+            "PATCH /v2/pods/{id}": self._patch,
+            "DELETE /v2/pods/{id}": self._delete,
+            "GET /v2/network-volumes": self._volumes,
+            "GET /v2/catalog/gpus": self._catalog_gpus,
+            "GET /v2/catalog/cpus": self._catalog_cpus,
+            "GET /v2/catalog/datacenters": lambda request: {"dataCenters": [_center(each) for each in CENTERS]},
         }
-        self._asking = ""
+        self.routes = {"POST /graphql": self._graphql}
+        self.routes |= {route: functools.partial(self._checked, route, do) for route, do in rest.items()}
+        self._asking, self._nobody = "", False
         self._numbers = itertools.count(1)
 
     @property
@@ -149,7 +173,10 @@ class RunPod(Cloud[Pod]):
         self.wait(lambda: id not in self.rentals, 30)
 
     def refuse(self, action: str, text: str, code: str = "", times: int | None = 1) -> Fault:
-        """GraphQL refuses a field, as it does: with HTTP 200."""
+        """REST v2 refuses a call with this status, which is 400 without one; GraphQL a field, with HTTP 200."""
+        if " " in action:
+            status = int(code or 400)
+            return self.fail(action, status, _problem(status, TITLES[status], text).body, times=times)
         error = {"message": text, "path": [action], **({"extensions": {"code": code}} if code else {})}
         return self.fail(action, 200, {"errors": [error], "data": {action: None}}, times=times)
 
@@ -169,9 +196,15 @@ class RunPod(Cloud[Pod]):
     def check(self, request: Request) -> None:
         key = request.headers.get("authorization", "").removeprefix("Bearer ") or request.query.get("api_key", "")
         self._asking = next((pod.id for pod in self.rentals.values() if pod.key == key), "")
+        self._nobody = not key and request.path == "/graphql"  # who may ask what is sold
+        if self._nobody:
+            return
         if (not self._asking and not key.startswith("rpa_")) or key in self.bad_keys:
+            if request.path != "/graphql":
+                raise _problem(401, "Unauthorized", "Invalid or missing API key.")
             raise Refused(401, {"errors": [{"message": "Unauthorized", "extensions": {"code": "UNAUTHENTICATED"}}]})
-        if self._asking and request.path != "/graphql":
+        own = f"/v2/pods/{self._asking}"
+        if self._asking and request.path != "/graphql" and (request.path, request.method) != (own, "DELETE"):
             raise _problem(403, "Forbidden", "this key may not do that")
 
     def throttled(self, request: Request) -> Refused:
@@ -212,12 +245,14 @@ class RunPod(Cloud[Pod]):
             "podRentInterruptable": lambda info, input: self._deploy(input, "spot"),
             "deployCpuPod": lambda info, input: self._deploy(input, "on-demand"),
         }
-        return {
-            **(dict.fromkeys(fields, denied) if mine else fields),
+        own = {
             "pod": self._pod,
             "podTerminate": lambda info, input: self._terminated(input["podId"]),
             "podStop": lambda info, input: self._stopped(input["podId"]),
         }
+        if self._nobody:
+            return {**dict.fromkeys({**fields, **own}, denied), **{name: fields[name] for name in PUBLIC}}
+        return {**(dict.fromkeys(fields, denied) if mine else fields), **own}
 
     # --- what is sold ----------------------------------------------------------------------------------------
 
@@ -231,7 +266,7 @@ class RunPod(Cloud[Pod]):
         secure, community = self.prices.get((kind, "SECURE")), self.prices.get((kind, "COMMUNITY"))
         return {
             "id": kind, "displayName": kind.removeprefix("NVIDIA "), "manufacturer": kind.split()[0],
-            "memoryInGb": 0, "cudaCores": 0, "secureCloud": bool(secure), "communityCloud": bool(community),
+            "memoryInGb": _memory(kind), "cudaCores": 0, "secureCloud": bool(secure), "communityCloud": bool(community),
             "securePrice": secure and secure[0], "communityPrice": community and community[0],
             "secureSpotPrice": secure and secure[1], "communitySpotPrice": community and community[1],
             "maxGpuCount": MOST_GPUS, "maxGpuCountSecureCloud": MOST_GPUS if secure else 0,
@@ -264,6 +299,7 @@ class RunPod(Cloud[Pod]):
     def _place(self, kind: str, cloud: str, market: str, asked: Mapping[str, Any]) -> str | None:
         """Where there is room for one more."""
         places: Iterable[str] = CENTERS if cloud == "SECURE" else COUNTRIES
+        places = [each for each in places if each in (asked.get("dataCenterIds") or places)]
         only = asked.get("dataCenterId") or asked.get("countryCode")
         wanted = [each for each in places if only in (None, each) or CENTERS.get(each) == asked.get("countryCode")]
         if volume := asked.get("networkVolumeId"):
@@ -279,8 +315,8 @@ class RunPod(Cloud[Pod]):
 
         return [
             {"id": each, "displayName": each, "groupName": each, "minVcpu": 2, "maxVcpu": 32, "ramMultiplier": ram,
-             "diskLimitPerVcpu": 10, "specifics": lambda info, input=None, each=each: specifics(each, input)}
-            for each, (ram, _) in FLAVORS.items()
+             "diskLimitPerVcpu": disk, "specifics": lambda info, input=None, each=each: specifics(each, input)}
+            for each, (ram, _, disk) in FLAVORS.items()
         ]  # fmt: skip
 
     # --- pods ------------------------------------------------------------------------------------------------
@@ -334,10 +370,14 @@ class RunPod(Cloud[Pod]):
         return made
 
     def _deploy(self, asked: Mapping[str, Any], market: str) -> dict[str, Any]:
+        return self._record(self._placed(asked, market))
+
+    def _placed(self, asked: Mapping[str, Any], market: str) -> Pod:
+        """A new pod, as GraphQL is told of it."""
         cpu = asked.get("instanceId") or ""
         kind, count = cpu or asked.get("gpuTypeId") or "", 1 if cpu else asked.get("gpuCount") or 1
         asked = {"cloudType": "SECURE", "gpuCount": count, **asked}
-        if not asked.get("dockerArgs") or not asked.get("imageName") or len(asked.get("env") or ()) > MOST_VARIABLES:
+        if not asked.get("imageName") or len(asked.get("env") or ()) > MOST_VARIABLES:
             raise _error(*TROUBLE)
         clouds = ("SECURE", "COMMUNITY") if asked["cloudType"] == "ALL" else (asked["cloudType"],)
         found = ((cloud, place) for cloud in clouds if (place := self._place(kind, cloud, market, asked)))
@@ -353,7 +393,7 @@ class RunPod(Cloud[Pod]):
             raise _error("You do not have enough money to deploy this pod.")
         if self.spend_limit is not None and self._spends() + usd * count > self.spend_limit:
             raise _error("This would exceed the spend limit of your account.")
-        return self._record(self._made(kind, place, market, asked, usd))
+        return self._made(kind, place, market, asked, usd)
 
     def _cost(self, kind: str, cloud: str, market: str) -> tuple[float, float | None]:
         if kind.startswith("cpu"):
@@ -401,8 +441,13 @@ class RunPod(Cloud[Pod]):
             if not pod.kind.startswith("cpu"):
                 _dress(machine, pod.kind, pod.asked["gpuCount"])
 
-        start = shlex.join(shlex.split(pod.asked["dockerArgs"]))
-        lab.machine(start=start, env=given | own, minute=self.minute, prepare=prepare, wait=False)
+        lab.machine(
+            start=shlex.join(_command(pod.asked.get("dockerArgs") or "")),
+            env=given | own,
+            minute=self.minute,
+            prepare=prepare,
+            wait=False,
+        )
 
     def off(self, rental: Pod) -> None:
         """A container whose command ends is started anew, its disk as it was."""
@@ -444,18 +489,233 @@ class RunPod(Cloud[Pod]):
 
     # --- REST v2 ---------------------------------------------------------------------------------------------
 
+    def _checked(self, route: str, do: Callable[[Request], Any], request: Request) -> Any:
+        """An answer to a request that fits the schema; both are looked at.
+
+        Raises:
+            Refused: it does not fit.
+        """
+        method, _, path = route.partition(" ")
+        wrong = self.schema.wrong_request(method, path, request.query, request.body or None)
+        try:
+            if wrong:
+                raise _problem(422, TITLES[422], "Request validation failed.", errors=wrong)
+            answer = do(request)
+        except Refused as e:
+            self._check_reply(method, path, e.status, e.body)
+            raise
+        if not isinstance(answer, Answer):
+            answer = Answer(answer)
+        self._check_reply(method, path, answer.status, answer.body)
+        return answer
+
+    def _check_reply(self, method: str, path: str, status: int, body: Any) -> None:
+        if wrong := self.schema.wrong_reply(method, path, status, body):
+            self.errors.append(AssertionError(f"the lab's reply to {method} {path} is not RunPod's: {wrong}"))
+
+    def _there(self, request: Request) -> Pod:
+        pod = self.rentals.get(request.by["id"])
+        if pod is None or not pod.living or pod.seen_at > self.clock.now():
+            raise _problem(404, TITLES[404], "Pod not found.")
+        return pod
+
+    def _create(self, request: Request) -> Answer:
+        """A body that fits the schema may still break rules: https://docs.runpod.io/api-reference-v2/pods/create-a-pod."""
+        body = request.body
+        gpu, cpu, mounts = body.get("gpu"), body.get("cpu"), body.get("mounts") or {}
+        network = (mounts.get("network") or [{}])[0]
+        if (gpu is None) == (cpu is None):
+            raise _problem(400, TITLES[400], "exactly one of gpu or cpu must be set")
+        if "persistent" in mounts and (cpu or "network" in mounts):
+            raise _problem(400, TITLES[400], "mounts.persistent cannot be combined with cpu or mounts.network")
+        if len(body.get("env") or {}) > MOST_VARIABLES:
+            raise _problem(400, TITLES[400], "too many environment variables")
+        asked = {
+            "name": body["name"], "imageName": body["image"], "dockerArgs": body.get("args", ""),
+            "env": [{"key": key, "value": value} for key, value in (body.get("env") or {}).items()],
+            "ports": ",".join(body.get("ports") or ()), "containerDiskInGb": body.get("disk"),
+            "cloudType": body.get("cloud", "SECURE"), "dataCenterIds": body.get("dataCenterIds"),
+            "networkVolumeId": network.get("volumeId"), "volumeMountPath": network.get("path"),
+        }  # fmt: skip
+        if cpu is not None:
+            asked |= {"instanceId": _instance(cpu, body.get("disk", 0)), "gpuCount": 1}
+        else:
+            asked |= {
+                "gpuTypeId": gpu["id"], "gpuCount": gpu.get("count", 1), "minCudaVersion": gpu.get("minCudaVersion"),
+                "supportPublicIp": False,
+            }  # fmt: skip
+        try:
+            pod = self._placed(asked, "on-demand")
+        except GraphQLError as e:
+            status = 402 if "enough money" in e.message else 400
+            raise _problem(status, TITLES[status], e.message) from e
+        return Answer(self._v2(pod), 201)
+
     def _patch(self, request: Request) -> dict[str, Any]:
-        pod, body = self.rentals.get(request.by["id"]), request.body
-        if pod is None or not pod.living:
-            raise _problem(404, "Not Found", "Pod not found.")
-        if not isinstance(body, dict) or not re.fullmatch(r".{1,191}", str(body.get("name", ""))):
-            raise _problem(422, "Unprocessable Entity", "Request validation failed.")
-        pod.name = body["name"]
+        pod = self._there(request)
+        name = request.body.get("name", pod.name)
+        if len(name) > LONGEST_NAME:
+            raise _problem(400, TITLES[400], "the name is too long")
+        pod.name = name
         return self._v2(pod)
 
+    def _delete(self, request: Request) -> Answer:
+        pod = self._there(request)
+        if not pod.survives():
+            self._terminate(pod)
+        return Answer(None, 204)
+
     def _v2(self, pod: Pod) -> dict[str, Any]:
+        """`createdAt` is the world's time; `ssh` tells of port 22 once it is mapped and public."""
         status = pod.state if pod.state != "RUNNING" or pod.runtime is not None else "STARTING"
-        return {"id": pod.id, "name": pod.name, "status": status, "cost": pod.usd, "locked": False}
+        asked, cpu = pod.asked, pod.kind.startswith("cpu")
+        ports = self._mapped(pod) if status == "RUNNING" else []
+        public = next((each for each in ports if each["privatePort"] == 22 and each["isIpPublic"]), None)
+        started = None if pod.runtime is None else datetime.fromtimestamp(pod.runtime, UTC).isoformat()
+        runtime = {
+            "uptime": int(self.clock.now() - (pod.runtime or 0.0)),
+            "ports": [
+                {"private": each["privatePort"], "public": each["publicPort"], "type": each["type"], "ip": each["ip"]}
+                for each in ports
+            ],
+        }
+        network = [{"volumeId": asked.get("networkVolumeId"), "path": asked.get("volumeMountPath")}]
+        if cpu:
+            flavor, vcpus, memory = pod.kind.split("-")
+            compute: dict[str, Any] = {"cpu": {"id": flavor, "vcpuCount": int(vcpus), "memory": int(float(memory))}}
+        else:
+            compute = {"gpu": {"id": pod.kind, "count": asked["gpuCount"]}}
+        return {
+            "id": pod.id, "name": pod.name, "status": status, "actions": ["terminate"], "image": asked["imageName"],
+            "args": asked.get("dockerArgs") or "", "disk": asked.get("containerDiskInGb") or 20,
+            "mounts": {"network": network} if network[0]["volumeId"] else {},
+            "ports": [each for each in (asked.get("ports") or "").split(",") if each],
+            "env": {each["key"]: each["value"] for each in asked.get("env") or ()}, "registry": None,
+            "cloud": asked["cloudType"], "dataCenterId": pod.place if pod.place in CENTERS else None,
+            "cudaVersion": None if cpu else "{}.{}".format(*self.most_cuda),
+            "ssh": {
+                "proxy": {
+                    "host": "ssh.runpod.io", "port": 22, "username": f"{pod.id}-64410000",
+                    "command": f"ssh {pod.id}-64410000@ssh.runpod.io",
+                },
+                "direct": public and {
+                    "host": public["ip"], "port": public["publicPort"], "username": "root",
+                    "command": f"ssh root@{public['ip']} -p {public['publicPort']}",
+                },
+            },
+            "template": None, "cost": 0.0 if status in ("EXITED", "TERMINATED") else pod.usd, "locked": False,
+            "globalNetworking": {"enabled": False}, "runtime": runtime if status == "RUNNING" else None,
+            "createdAt": datetime.fromtimestamp(pod.created, UTC).isoformat(), "startedAt": started, **compute,
+            **self.odd,
+        }  # fmt: skip
+
+    def _volumes(self, request: Request) -> dict[str, Any]:
+        made = [
+            {"id": id, "name": id, "size": 100, "dataCenter": place, "type": "STANDARD"}
+            for id, place in self.volumes.items()
+        ]
+        return {"networkVolumes": made}
+
+    def _catalog_gpus(self, request: Request) -> dict[str, Any]:
+        query = request.query
+        stocked = _with_stock(query)
+        kinds = dict.fromkeys(kind for kind, _ in self.prices)
+        asked = {"gpuCount": int(query.get("count", 1)), "minCudaVersion": query.get("minCudaVersion")}
+        return {"gpus": [self._catalog_gpu(kind, query.get("cloud", "SECURE"), asked, stocked) for kind in kinds]}
+
+    def _catalog_gpu(self, kind: str, cloud: str, asked: Mapping[str, Any], stocked: bool) -> dict[str, Any]:
+        secure, community = self.prices.get((kind, "SECURE")), self.prices.get((kind, "COMMUNITY"))
+        maker = kind.split()[0]
+        told: dict[str, Any] = {
+            "id": kind, "name": kind.removeprefix("NVIDIA "), "pool": None,
+            "manufacturer": maker if maker in ("NVIDIA", "AMD") else "UNKNOWN", "memory": _memory(kind),
+            "secure": bool(secure), "community": bool(community),
+            "price": {"secure": secure[0] if secure else 0.0, "community": community[0] if community else 0.0},
+            "maxCount": {"secure": MOST_GPUS if secure else 0, "community": MOST_GPUS if community else 0},
+        }  # fmt: skip
+        if stocked:
+            fits = (kind, cloud) in self.prices and self._fits(asked) and asked["gpuCount"] <= MOST_GPUS
+            told |= self._stock_of(kind, cloud, fits)
+        return told
+
+    def _stock_of(self, kind: str, cloud: str, fits: bool) -> dict[str, Any]:
+        """Where there is some; nothing is told of places where there is none."""
+        places = [
+            each
+            for each in CENTERS
+            if fits and self._place(kind, cloud, "on-demand", {"dataCenterIds": [each]}) == each
+        ]
+        if cloud == "COMMUNITY" and fits and self._place(kind, cloud, "on-demand", {}):
+            return {"availability": "LOW"}
+        if not places:
+            return {"availability": "NONE"}
+        return {"availability": "LOW", "dataCenters": [{"id": p, "name": p, "availability": "LOW"} for p in places]}
+
+    def _catalog_cpus(self, request: Request) -> dict[str, Any]:
+        stocked, vcpus = _with_stock(request.query), int(request.query.get("vcpuCount", FEWEST_VCPUS))
+        made = []
+        for each, (ram, usd, _) in FLAVORS.items():
+            told: dict[str, Any] = {
+                "id": each, "name": each, "group": each, "vcpu": {"min": FEWEST_VCPUS, "max": MOST_VCPUS},
+                "ramGbPerVcpu": float(ram), "price": {"securePerVcpu": usd, "serverlessPerVcpu": usd},
+            }  # fmt: skip
+            made.append(told | (self._stock_of(f"{each}-{vcpus}-{vcpus * ram:g}", "SECURE", True) if stocked else {}))
+        return {"cpus": made}
+
+
+def _with_stock(query: Mapping[str, str]) -> bool:
+    """Whether a catalogue is asked for with its stock.
+
+    Raises:
+        Refused: that is asked for in part.
+    """
+    stocked = query.get("include") == "AVAILABILITY"
+    if stocked != ("product" in query) or (not stocked and query):
+        raise _problem(400, TITLES[400], "include=AVAILABILITY and product belong together")
+    return stocked
+
+
+def _center(id: str) -> dict[str, Any]:
+    region = "NORTH_AMERICA" if CENTERS[id] in ("CA", "US") else "EUROPE"
+    return {
+        "id": id, "name": id, "region": region, "networkVolumeTypes": ["STANDARD"], "compliance": [],
+        "globalNetwork": False,
+    }  # fmt: skip
+
+
+def _instance(cpu: Mapping[str, Any], disk: int) -> str:
+    """What GraphQL calls it.
+
+    Raises:
+        Refused: the flavor has no such instance.
+    """
+    vcpus = cpu["vcpuCount"]
+    if cpu["id"] not in FLAVORS or vcpus & (vcpus - 1) or not FEWEST_VCPUS <= vcpus <= MOST_VCPUS:
+        raise _problem(400, TITLES[400], "cpu.vcpuCount is not valid for the flavor")
+    memory, _, most = FLAVORS[cpu["id"]]
+    if disk > most * vcpus:
+        raise _problem(400, TITLES[400], f"disk is larger than {most} GB for each vCPU")
+    return f"{cpu['id']}-{vcpus}-{vcpus * memory}"
+
+
+def _memory(kind: str) -> int:
+    """GB of one GPU of this type; 0 where nobody here knows it."""
+    try:
+        return round(accelerator(kind, dialect="runpod").memory_gb)
+    except UnknownAccelerator:
+        return 0
+
+
+def _command(args: str) -> list[str]:
+    """The start command of a container: JSON has its own entry point, and other text is for that of the image, which
+    runs what it is given (https://docs.runpod.io/pods/templates/manage-templates, read 2026-11-23). Without any, it
+    does what the image does: the lab's images do nothing."""
+    if not args:
+        return ["sleep", "1000000"]
+    if not args.startswith("{"):
+        return shlex.split(args)
+    told = json.loads(args)
+    return [*told.get("entrypoint", ()), *told.get("cmd", ())]
 
 
 def _tcp(asked: Mapping[str, Any]) -> list[int]:
@@ -486,8 +746,11 @@ def _read(query: str) -> tuple[DocumentNode, list[GraphQLError]]:
     return document, validate(SCHEMA, document)
 
 
-def _problem(status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> Refused:
-    return Refused(status, {"title": title, "status": status, "detail": detail}, headers)
+def _problem(
+    status: int, title: str, detail: str, headers: Mapping[str, str] | None = None, errors: Iterable[str] = ()
+) -> Refused:
+    more = {"errors": [*errors]} if errors else {}
+    return Refused(status, {"title": title, "status": status, "detail": detail, **more}, headers)
 
 
 def _dress(machine: Machine, kind: str, count: int) -> None:
