@@ -21,7 +21,7 @@ def trial(rate: float) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    clouds = sys.argv[1:] or ["aws", "gcp", "runpod"]
+    clouds = sys.argv[1:] or ["aws", "gcp", "vastai"]
     rates = [0.3 / 2**n for n in range(12)]
     with sky.ComputePool(
         clouds,

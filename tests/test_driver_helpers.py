@@ -36,12 +36,6 @@ def test_a_mistyped_word_is_told_the_nearest() -> None:
         settings.words("region", "far1", r"[a-z]+-\d", "'x-1'", ["fra-1", "lon-1"])
 
 
-def test_a_shape_is_filled_with_values_and_their_parts() -> None:
-    shape = {"a": ["$x", {"b": "$y.real"}], "c": "$none", "d": "$z.key", "e": "plain", "f": 1}
-    values = {"x": [1], "y": 7, "none": None, "z": {"key": "k"}}
-    assert settings.filled(shape, values) == {"a": [[1], {"b": 7}], "d": "k", "e": "plain", "f": 1}
-
-
 # --- questions -----------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from tests.lab.launches import Client, Matrix
 from tests.lab.runpod import RunPod
 
 pytestmark = pytest.mark.usefixtures("own_state")
-CLIENT = Client("runpod", "sky.RunPod()", create="deployCpuPod", reads="cpuFlavors|myself|pod")
+CLIENT = Client("runpod", "sky.RunPod()", create="POST /v2/pods")
+SPOT = dataclasses.replace(CLIENT, driver="sky.RunPod(graphql=True)")
 
 
 @pytest.mark.timeout(240)
@@ -50,7 +52,7 @@ RUNS = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("example", "terms"), RUNS)
 def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], runpod: RunPod) -> None:
-    examples.run(example, CLIENT.driver, terms)
+    examples.run(example, (SPOT if "market" in terms else CLIENT).driver, terms)
     assert runpod.left() == {}
 
 
@@ -84,7 +86,7 @@ def test_a_pod_whose_client_was_killed_ends_itself(runpod: RunPod, terms: str) -
 @pytest.mark.timeout(240)
 def test_a_pod_that_is_outbid_is_replaced_and_its_disk_is_paid_for_no_longer(runpod: RunPod) -> None:
     seen: list[events.Event] = []
-    driver = sky.RunPod()
+    driver = sky.RunPod(graphql=True)
     with sky.ComputePool(
         driver, accelerator="A40", nodes=2, slots=1, market="spot", liveness="6s", console="off"
     ) as pool:

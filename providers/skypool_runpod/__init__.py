@@ -1,34 +1,45 @@
 """Driver for RunPod: rents pods (containers with or without GPUs), on demand and spot, billed by the second.
 
-API: https://docs.runpod.io/sdks/graphql/manage-pods, https://graphql-spec.runpod.io (read 2026-11-21).
+API: https://docs.runpod.io/api-reference-v2/overview (read 2026-11-23).
 
-- RunPod's GraphQL API is used for nearly everything. Only this API has stock and prices by number of GPUs,
-  interruptible pods, and `terminateAfter` (the time at which RunPod ends a pod). RunPod's own SDK has none of
-  the three (runpod 1.12.0, read 2026-11-22).
-- RunPod's API REST v2 is used only to rename pods. Pods have no tags, so their names hold the pool, owner, token, node
-  number and end of the lease. A lease is renewed by writing a new name.
-- `terminateAfter` cannot be postponed, so it is used only for the pool's lifetime. The lease is enforced by the guard,
-  a process in the pod. The guard ends the pod with the key that RunPod gives each pod.
+- RunPod's API REST v2 is used for everything that it can do. It has no spot pods, no way to ask for a public address in
+  the community cloud, and no lower limits of vCPUs and memory. For these the setting `graphql` allows the GraphQL API,
+  which RunPod retires in early 2027.
+- RunPod's own SDK speaks GraphQL only (runpod 1.12.0, read 2026-11-22), so it is not used. The key is found where the
+  SDK finds it.
+- Tags are not used, because RunPod attaches them to a pod by a separate request. Each pod's name holds the pool, owner,
+  token, node number and expiry time. A new expiry time is written as a new name.
+- The lease and the pool's lifetime are enforced by the guard, a process in the pod. The guard ends the pod with the key
+  that RunPod gives each pod. Only the GraphQL API can be told when RunPod itself ends the pod (`terminateAfter`).
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import Regional, chosen, each_done, everywhere
-from skypool.errors import NoAnswer, UsageError
-from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
-from skypool_runpod import _api, _catalog
-from skypool_runpod._catalog import FACTS
+from skypool.errors import CapacityError, NoAnswer, RateLimitError, UsageError
+from skypool.model import Access, Finding, Instance, Leftover, Market, Need, Offer, Order
+from skypool_runpod import _api, _catalog, _graphql, _requests
+from skypool_runpod._catalog import Size
+
+_SHAPES: Mapping[str, settings.Shape] = {
+    "cloud": ("secure|community|any", "'secure', 'community' or 'any'", False),
+    "region": ("[A-Z]{2,3}(-[A-Z0-9]+)*", "'CA-MTL-1', or 'CA' in the community cloud", True),
+    "image": (r"[A-Za-z0-9][\w.:/@-]*", "'runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404'", False),
+    "min_cuda": (r"\d+\.\d+", "'12.8'", False),
+    "volume": ("[A-Za-z0-9_-]+", "'agv6w2qcg7'", False),
+}
+"""The required forms of the driver's settings."""
 
 _PULLING = 1200.0
 """Seconds that a pod may need until its image is pulled and its ssh port can be reached from outside."""
@@ -37,10 +48,16 @@ _LAG = 6.0
 """Seconds after the creation of a pod during which RunPod's lists may lack the pod."""
 
 _BOOT = 600.0
-"""Seconds that a pod may need to boot. RunPod ends the pod after the pool's lifetime and this time."""
+"""Seconds for the boot that are added to the order's lifetime in the time at which RunPod itself ends a pod.
 
-_FRESH = 60.0
-"""A pod is not renamed if the lease in its name ends less than this many seconds before the new end."""
+Only a pod that the GraphQL API creates has such a time.
+"""
+
+_LOOK = 4.0
+"""Age in seconds of a list of pods in which the address of a pod is looked for."""
+
+_RENEWING = 20.0
+"""Age in seconds of a list of pods from which it is seen whose names must be renewed."""
 
 _TOLERANCE = 1.01
 """Largest allowed ratio of a pod's price to the offered price. A more expensive pod is ended."""
@@ -52,20 +69,26 @@ class RunPod(Regional):
     """A driver that rents pods (containers) from RunPod. Its methods block.
 
     Args:
-        cloud: "secure" for RunPod's data centres, "community" for machines of strangers, or "any". Results from
-            community machines are only accepted if they can be rebuilt without running code.
+        cloud: "secure" for RunPod's data centres, "community" for machines of strangers, or "any". All but "secure"
+            need `graphql=True`. Results from community machines are only accepted if they can be rebuilt without
+            running code.
         region: a data centre such as "CA-MTL-1", or several; in the community cloud, a country such as "CA". None
             means any.
-        image: image of the containers, with sh, base64, gzip, and curl or python3. None takes an image that fits the
-            accelerator. The base= of an Image takes precedence.
+        image: image of the containers. It needs sh, base64, gzip, and curl or python3. It also needs sshd, or apt-get,
+            apk or dnf to install sshd. None takes an image that fits the accelerator. The base= of an Image takes
+            precedence.
         min_cuda: lowest CUDA version that the driver of the pod's machine must support, such as "12.8". None takes the
             version that RunPod's own image needs, and any version for other images.
         volume: id of a network volume to mount at /workspace. Pods are then in the volume's data centre. None mounts no
             volume.
         api_key: API key. None takes $RUNPOD_API_KEY, or the key in ~/.runpod/config.toml.
+        graphql: True also uses RunPod's GraphQL API, which RunPod retires in early 2027. It is needed for spot pods,
+            for the community cloud, and for pods with GPUs and at least so many vCPUs or so much memory. By default
+            False: skypool's own requests use the API REST v2 only.
 
     Raises:
-        UsageError: a setting is invalid or unknown, or `volume` is given with another cloud than "secure".
+        UsageError: a setting is invalid or unknown. Or another cloud than "secure" is given with `volume`, or without
+            `graphql`.
     """
 
     cloud: str = "secure"
@@ -74,11 +97,20 @@ class RunPod(Regional):
     min_cuda: str | None = None
     volume: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    graphql: bool = False
     name: ClassVar[str] = "runpod"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, spot=True)
 
     def __post_init__(self) -> None:
-        settings.settle(self, FACTS["settings"], {"cloud": FACTS["clouds"]})
+        settings.settle(self, _SHAPES, {"cloud": _catalog.CLOUDS})
+        settings.plain(self, graphql=bool)
+        if not self.graphql:
+            object.__setattr__(self, "abilities", replace(RunPod.abilities, spot=False))
+        if self.cloud != "secure" and not self.graphql:
+            raise UsageError(
+                f"cloud={self.cloud!r} needs graphql=True, because RunPod's API REST v2 cannot ask for a public "
+                "address, and machines of the community cloud without one cannot be reached"
+            )
         if self.volume and self.cloud != "secure":
             raise UsageError(
                 f"volume={self.volume!r} needs cloud='secure', because only RunPod's own data centres have "
@@ -90,41 +122,102 @@ class RunPod(Regional):
 
         If the need has no GPUs, return offers of pods with CPUs only, which exist only in the secure cloud and on
         demand. Types that are out of stock are among the offers, marked as not available. The list is empty if nothing
-        fits.
+        fits. Spot pods are among the offers only with the setting `graphql`.
 
         Args:
             need: the requirements of each node.
 
         Raises:
-            UsageError: a place in the settings does not exist, or the account does not have the network volume.
+            UsageError: a place in the settings does not exist in the allowed clouds, or is not the data centre of the
+                network volume. Or the account does not have the volume, or the need requires the setting `graphql`.
             CredentialsError: there is no API key, or RunPod refuses it.
-            ProviderError: RunPod refused or did not answer. ErrorGroup if several requests failed.
+            ProviderError: RunPod refused a request, or did not answer. If several requests failed for different
+                reasons, an ErrorGroup is raised. If the API key may use only one of RunPod's APIs, the offers of the
+                other API are left out without an error.
+        """
+        sizes = _catalog.gpu_sizes(need)
+        if sizes:
+            self._check_gpus(need)
+        places = self._places(need)
+        asks: list[Callable[[], Iterable[Offer]]] = []
+        if not sizes:
+            if places["secure"] and "on-demand" in need.markets:
+                asks = self._cpu_questions(need, places["secure"])
+            return everywhere(lambda ask: ask(), asks)
+        for size in sizes:
+            graphql_markets: Sequence[Market] = [
+                each for each in need.markets if each == "spot" or need.vcpus or need.memory_gib
+            ]
+            if places["secure"] and set(need.markets) - set(graphql_markets):
+                asks.append(partial(self._gpu_offers, need, size, places["secure"]))
+            if not self.graphql:
+                continue
+            for cloud, markets in (("secure", graphql_markets), ("community", need.markets)):
+                if markets:
+                    asks += [partial(self._stock, need, size, cloud, each, markets) for each in places[cloud]]
+        return everywhere(lambda ask: ask(), asks)
+
+    def _check_gpus(self, need: Need) -> None:
+        """Raise UsageError if the pods with GPUs that are needed can only be found with the setting `graphql`."""
+        if self.graphql:
+            return
+        because = "which works until RunPod retires its GraphQL API in early 2027"
+        if need.vcpus or need.memory_gib:
+            raise UsageError(
+                "RunPod's API REST v2 cannot choose pods with GPUs by vCPUs or memory; leave vcpus= and memory= out, "
+                f"or use RunPod(graphql=True), {because}"
+            )
+        if "on-demand" not in need.markets:
+            raise UsageError(
+                f"RunPod's API REST v2 has no spot pods; use market='on-demand', or RunPod(graphql=True), {because}"
+            )
+
+    def _gpu_offers(self, need: Need, size: Size, places: Sequence[str]) -> Iterable[Offer]:
+        """Ask for pods with GPUs of one size, and return the on-demand offers in these data centres ("" for any)."""
+        _, cuda = self._image(need, size.runtime)
+        return _catalog.gpu_offers(need, size, places, self._api().gpus(size.count, cuda))
+
+    def _cpu_questions(self, need: Need, places: Sequence[str]) -> list[Callable[[], Iterable[Offer]]]:
+        """Ask for the CPU flavors, and return one function for each flavor with a sufficient size.
+
+        Each function asks for the stock of that size, and returns its offers.
+
+        Args:
+            need: the requirements of each node.
+            places: data centres; "" for any.
         """
         api = self._api()
-        places = self._places(need)
-        sizes = _catalog.gpus(need)
-        if sizes:
-            question, shape = FACTS["stock"]["gpu"]
-            given = {"gpus": _catalog.kinds(need)}
-        else:
-            question, shape = FACTS["stock"]["cpu"]
-            given = {}
-            places = [(cloud, place) for cloud, place in places if cloud == "secure" and "on-demand" in need.markets]
-            flavors = api.ask("Flavors")["cpuFlavors"] if places else ()
-            sizes = list(_catalog.cpus(need, flavors))
 
-        def sold(asked: _catalog.Terms) -> Iterable[Offer]:
-            told = api.ask(question, this=settings.filled(shape, asked), **given)["sold"]
-            return _catalog.offers(need, asked, told or ())
+        def sold(size: Size) -> Iterable[Offer]:
+            return _catalog.cpu_offers(need, size, places, api.cpus(size.vcpus))
 
-        for size in sizes:
-            _, size["cuda"] = self._image(need, size["runtime"])
-        return everywhere(sold, [_catalog.where(cloud, place) | size for cloud, place in places for size in sizes])
+        return [partial(sold, size) for size in _catalog.cpu_sizes(need, api.cpus())]
+
+    def _stock(self, need: Need, size: Size, cloud: str, place: str, markets: Sequence[Market]) -> Iterable[Offer]:
+        """Ask the GraphQL API for pods with GPUs of one size in one place, and return the offers of these markets.
+
+        Args:
+            need: the requirements of each node.
+            size: the size of the pods.
+            cloud: "secure" or "community".
+            place: a data centre of the secure cloud, or a country of the community cloud; "" for any.
+            markets: the markets to return.
+        """
+        _, cuda = self._image(need, size.runtime)
+        ids = _catalog.known_ids(need)
+        told = self._api().graphql(
+            _graphql.STOCK,
+            "to list GPU types",
+            this=_graphql.lowest_price(size, cloud, place, cuda),
+            gpus=None if ids is None else {"ids": ids},
+        )
+        return _catalog.graphql_offers(need, size, cloud, place, markets, told["sold"] or ())
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create the missing pods of an order, one after the other, and return the pods of its nodes, in order.
 
-        Pods that an earlier launch of the same order created are reused. If RunPod refuses a pod, no further pod is
+        Pods that an earlier launch of the same order created are reused, unless they differ from the offer in price or
+        data centre; then they are ended, and their nodes are tried again. If RunPod refuses a pod, no further pod is
         created, and only the pods of the nodes before it are returned. Other pods of the order are ended.
 
         RunPod cannot recognize a repeated request. If a request to create a pod gets no answer, the pod is therefore
@@ -136,13 +229,17 @@ class RunPod(Regional):
 
         Raises:
             NoAnswer: the reply was lost and the pod was not found. Repeat the same order, which searches first.
-            ProviderError: RunPod refused the first pod, or the pod's price is more than 1 % above the offered price.
+            RateLimitError: RunPod receives too many requests. Repeat the same order, which searches first.
+            ProviderError: RunPod refused the first pod. Or a pod's price is more than 1 % above the offered price, or
+                the pod is in another data centre than the offer; that pod is ended again.
             StillRunning: pods that had to be ended again may still run.
         """
         found: list[Instance] = []
         there: dict[int, Instance] = {}
         for pod in self.instances(pool=order.pool):
-            if pod.token == order.token:
+            if pod.token == order.token and self._differs(pod, offer):
+                undo(self.terminate, order, [pod])  # its node is tried again
+            elif pod.token == order.token:
                 found.append(pod)
                 there[pod.node] = pod
         missing = [node for node in order.nodes if node not in there]
@@ -150,8 +247,8 @@ class RunPod(Regional):
         for outcome in outcomes:
             if isinstance(outcome, Instance):
                 there[outcome.node] = outcome
-            elif isinstance(outcome, NoAnswer):
-                raise outcome
+            elif isinstance(outcome, (NoAnswer, RateLimitError)):
+                raise outcome  # the pool repeats the order, which then finds the pods that were created
         keep: list[Instance] = []
         for node in order.nodes:  # the pods returned must be those of the first nodes
             if node not in there:
@@ -169,13 +266,17 @@ class RunPod(Regional):
         RunPod's proxy is never used. Waits up to 20 minutes until the pod's image is pulled and the port is mapped.
 
         Raises:
-            ProviderError: the pod has ended, or the port was not mapped within 20 minutes (code "pending").
+            CapacityError: the pod does not exist, has ended, was stopped or outbid, or failed.
+            ProviderError: the port was not mapped within 20 minutes (code "pending"), or RunPod refused.
+            UsageError: a key must be created, and ssh-keygen is not installed on this computer.
         """
 
         def look() -> tuple[str, int]:
-            record = self._api().ask("Pod", id=instance.id)["pod"] or {"name": "", "desiredStatus": "gone"}
-            status = record["desiredStatus"]
-            if status not in FACTS["states"]:
+            api = self._api()
+            listed = (each for each in api.pods(age=_LOOK) if each["id"] == instance.id)  # one list for all nodes
+            record = next(listed, None) or api.pod(instance.id) or {"name": "", "status": "gone"}
+            status = record["status"]
+            if status not in _catalog.STATES:
                 raise _api.REFUSALS.error(f"ssh to {instance.id}", status, f"the pod is {status}")
             for each in _catalog.pods([record], None, "*"):
                 if each.detail["ssh"]:
@@ -189,59 +290,71 @@ class RunPod(Regional):
         return ssh_machine.access(instance, host, user="root", port=port)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Write the new end of the lease into the names of the pool's pods.
+        """Write a new expiry time into the names of the pool's pods.
 
-        A pod keeps its name if the end in the name is less than a minute before `until`. A pod whose end is later than
-        `until` is renamed, too.
+        A pod keeps its name while more than half of the time until `until` is left in the name, as RunPod allows about
+        60 requests a minute. A pod whose end is later than `until` is renamed, too.
 
         Args:
             pool: name of the pool.
-            until: the new end of the lease.
+            until: the new expiry time.
 
         Raises:
-            ProviderError: one pod could not be renamed. If several could not, an ErrorGroup is raised.
+            ProviderError: the pods could not be listed, or one pod could not be renamed. ErrorGroup if several pods
+                could not be renamed, for different reasons.
         """
-        fresh = until - timedelta(seconds=_FRESH)
+        now = datetime.now(UTC)
+        fresh = now + (until - now) / 2
         names: dict[str, str] = {}
-        for pod in self.instances(pool=pool):
+        for pod in _catalog.pods(self._api().pods(age=_RENEWING), pool, tags.owners(pool)):
             if pod.until is None or not fresh < pod.until <= until:
                 names[pod.id] = _catalog.name(pool, pod.token, pod.node, until)
 
         def rename(id: str) -> None:
             self._api().rename(id, names[id])
 
-        each_done(rename, names, "not all names could be renewed")
+        each_done(rename, names, f"the new expiry time is not in the names of all pods of pool {pool!r}")
 
     def check(self) -> Iterable[Finding]:
         """Yield two findings (results of checks): one for the ssh program, and one for the account.
 
-        The finding for the account shows the balance and the spending. The checks run when the first finding is read.
-        A failed check gives a finding, too, and does not raise.
+        The finding for the account shows what the pods cost now. With the setting `graphql`, it also shows the balance.
+        The checks run when the first finding is read. A failed check gives a finding, too, and does not raise.
         """
         return preflight.findings({"ssh on this machine": preflight.openssh, "account": self._account})
 
     def _account(self) -> str:
-        """Return one line of text with the account's id, balance (USD), spending and spending limit (USD per hour).
+        """Return one line of text about the account.
+
+        Without the setting `graphql`, the line has the number of pods and what they cost in USD per hour. With it, the
+        line has the account's id and balance (USD), and its spending and spending limit (USD per hour).
 
         Raises:
-            FundsError: the balance is zero or negative.
+            FundsError: the balance is zero or negative. Checked only with the setting `graphql`.
             CredentialsError: there is no API key, or RunPod refuses it.
         """
-        me = self._api().ask("Account")["myself"]
+        if not self.graphql:
+            pods = self._api().pods()
+            usd = sum(each["cost"] for each in pods)
+            return (
+                f"RunPod accepts the key; the pods of the account ({len(pods)}) cost {usd:.2f} USD per hour "
+                "(the balance is not checked: https://console.runpod.io/user/billing shows it)"
+            )
+        me = self._api().graphql(_graphql.ACCOUNT, "to describe the account")["myself"]
         name = me["id"]
         balance = me["clientBalance"]
         if balance <= 0:
             raise _api.REFUSALS.error("to rent", "402", f"the balance of account {name} is {balance:.2f} USD")
-        most = "no limit" if me["spendLimit"] is None else f"limit {me['spendLimit']:g}"
+        most = "no limit" if me["spendLimit"] is None else f"limit: {me['spendLimit']:g} USD per hour"
         spends = me["currentSpendPerHr"] or 0
-        return f"account {name} has {balance:.2f} USD left and spends {spends:.2f} USD an hour ({most})"
+        return f"account {name} has {balance:.2f} USD left and spends {spends:.2f} USD per hour ({most})"
 
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
         """Return the image of a container, and the CUDA version that its machine's driver must support (None for any).
 
         The image is the base image of the need, else the setting `image`, else RunPod's own image for the software
         family. The CUDA version is the setting `min_cuda`. Without this setting, the version is the one that
-        RunPod's own image needs, and None for other images.
+        RunPod's own image needs, and None for other images. It is None for other software families than "cuda".
 
         Args:
             need: the requirements, with the base image.
@@ -249,40 +362,39 @@ class RunPod(Regional):
         """
         own = need.bases.get(self.name) or self.image
         if own:
-            return own, self.min_cuda
-        image, cuda = FACTS["images"].get(runtime, FACTS["images"]["none"])
+            return own, self.min_cuda if runtime == "cuda" else None
+        image, cuda = _catalog.IMAGES.get(runtime, _catalog.IMAGES["none"])
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return image.format(python=python), self.min_cuda or cuda
+        return image.format(python=python), cuda and (self.min_cuda or cuda)
 
-    def _places(self, need: Need) -> list[tuple[str, str]]:
-        """Return pairs of a cloud ("secure" or "community") and a place in this cloud: a data centre or a country.
+    def _places(self, need: Need) -> dict[str, list[str]]:
+        """Return the allowed places of each cloud: data centres for "secure", countries for "community".
 
-        If neither the settings nor the need name a place, the place is "" (any), and no request is sent. With a network
-        volume, the place is the volume's data centre. The list may be empty.
+        If neither the settings nor the need name a place, the places of an allowed cloud are [""], which means any, and
+        no request is sent. With a network volume, the place is the volume's data centre. A list may be empty.
 
         Raises:
-            UsageError: the account does not have the network volume, or the settings name a place that does not exist.
+            UsageError: the account does not have the network volume. Or the settings name a place that does not exist
+                in the allowed clouds, or that is not the volume's data centre.
         """
-        clouds = FACTS["clouds"][self.cloud]
+        clouds = _catalog.CLOUDS[self.cloud]
+        found: dict[str, list[str]] = {"secure": [], "community": []}
         if not (self.volume or self.region or need.regions):
-            return [(cloud, "") for cloud in clouds]
-        there = self._api().ask("Places")
-        centers = {each["id"] for each in there["dataCenters"] if each["listed"]}
+            return found | {cloud: [""] for cloud in clouds}
+        api = self._api()
+        known: dict[str, Sequence[str]] = {}
         if self.volume:
-            volumes = {each["id"]: each["dataCenterId"] for each in there["myself"]["networkVolumes"] or ()}
+            volumes = api.volumes()
             if self.volume not in volumes:
-                yours = ", ".join(volumes) or "none"
-                raise UsageError(
-                    f"your RunPod account has no network volume {self.volume!r}; the ids of its network "
-                    f"volumes: {yours}. Pass one of them as volume="
-                )
-            centers = {volumes[self.volume]}
-        known = {"secure": centers, "community": there["countryCodes"]}
-        everywhere_known: set[str] = set()
-        for cloud in clouds:
-            everywhere_known.update(known[cloud])
-        named = chosen(everywhere_known, self.region or (), need.regions)
-        return [(cloud, each) for cloud in clouds for each in named if each in known[cloud]]
+                advice = f"pass one of its volumes as volume=: {', '.join(volumes)}" if volumes else "leave volume= out"
+                raise UsageError(f"your RunPod account has no network volume {self.volume!r}; {advice}")
+            known["secure"] = [volumes[self.volume]]
+        elif "secure" in clouds:
+            known["secure"] = api.data_centers()
+        if "community" in clouds:
+            known["community"] = api.graphql(_graphql.COUNTRIES, "to list countries")["countryCodes"]
+        named = chosen({place for places in known.values() for place in places}, self.region or (), need.regions)
+        return found | {cloud: [each for each in named if each in places] for cloud, places in known.items()}
 
     def _made(self, offer: Offer, order: Order, node: int) -> Instance:
         """Create one pod, and return it. A pod that costs more than 1 % above the offer is ended again.
@@ -291,22 +403,16 @@ class RunPod(Regional):
 
         Raises:
             NoAnswer: the reply was lost, and the pod was not found.
-            ProviderError: RunPod refused.
-            CapacityError: the pod costs more than 1 % above the offer.
-            StillRunning: a pod that is too expensive could not be ended.
+            ProviderError: RunPod refused, or gave the pod another name than was asked for.
+            CapacityError: the pod costs more than 1 % above the offer, or is in another data centre.
+            StillRunning: a pod that had to be ended again may still run.
         """
-        request = self._request(offer, order, node)
-        if offer.detail["instance"]:
-            create = "Cpu"
-        elif offer.market == "spot":
-            create = "Spot"
-        else:
-            create = "OnDemand"
         what = f"to rent {offer.instance_type}"
+        create = self._creation(offer, order, node, what)
         lost = _api.REFUSALS.error("to list a new pod", "502", "no answer")
         order.asking(node)
         try:
-            record = self._api().once(create, what, input=request)["pod"]
+            record = create()
         except NoAnswer as e:
             lost = e
             record = None
@@ -316,45 +422,79 @@ class RunPod(Regional):
             for each in found:
                 if each.token == order.token and each.node == node:
                     return each
+            if record is not None:  # no later list would show it as ours
+                said = {tags.POOL: order.pool, tags.TOKEN: order.token, tags.NODES: str(node)}
+                odd = tags.instance(self.name, record["id"], said, 0, "starting", {}, region="RunPod")
+                undo(self.terminate, order, [odd])
+                raise _api.REFUSALS.error(what, "name", f"RunPod named the new pod {odd.id} {record['name']!r}")
             raise lost
 
         made = replace(retry.patiently(look, _LAG), offer=offer)
         order.made(made)
-        usd = made.detail["price"]
-        if usd > offer.usd_per_hour * _TOLERANCE:
+        if differs := self._differs(made, offer):
             undo(self.terminate, order, [made])
-            raise _api.REFUSALS.error(
-                what, "price", f"the pod costs {usd} USD/h, and {offer.usd_per_hour:.4f} was offered"
+            raise CapacityError(
+                f"the pod {made.id} at RunPod ({offer.instance_type}) {differs}, so it was ended again; try another "
+                "offer",
+                provider=self.name,
+                code="differs",
+                text=differs,
             )
         return made
 
-    def _request(self, offer: Offer, order: Order, node: int) -> Any:
-        """Return the input of the GraphQL mutation that creates one pod. Sends no request.
+    def _differs(self, pod: Instance, offer: Offer) -> str:
+        """Return how a pod differs from its offer, such as "is in US-TX-3, but EU-RO-1 was asked for", or "".
 
-        The input contains the boot script. If the order has a lifetime, the input also has the time at which RunPod
-        ends the pod.
+        The price may be up to 1 % above the offer. A price of 0, which RunPod reports for a pod that does not run, is
+        not compared.
+        """
+        usd, place = pod.detail["price"], pod.detail["place"]
+        if usd > offer.usd_per_hour * _TOLERANCE:
+            return f"costs {usd:.4f} USD per hour, but {offer.usd_per_hour:.4f} was offered"
+        if offer.zone == "secure" and offer.region and place and place != offer.region:
+            return f"is in {place}, but {offer.region} was asked for"
+        return ""
+
+    def _creation(self, offer: Offer, order: Order, node: int, what: str) -> Callable[[], _api.Record]:
+        """Return a function that sends the request to create one pod. This method itself sends no request.
+
+        The function returns the pod's record in the form of the API REST v2. The request contains the boot script. A
+        request to the GraphQL API also has the time at which RunPod ends the pod, if the order has a lifetime.
+
+        Args:
+            offer: the offer that is rented.
+            order: pool, token, end of the lease, and lifetime.
+            node: number of the node.
+            what: what the request does, for error messages.
+
+        Raises:
+            UsageError: the pod's name would be too long or invalid, or ssh-keygen is needed and not installed.
         """
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
-        end = f"url={shlex.quote(_api.base())}/graphql\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
+        end = f"url={shlex.quote(_api.base())}\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
+        start = _requests.Start(
+            name=_catalog.name(order.pool, order.token, node, order.until),
+            image=image,
+            script=userdata.packed(userdata.start_script(order, end=end)),
+        )
+        api = self._api()
+        if not offer.detail["graphql"]:
+            return partial(api.create, _requests.pod(offer, start, cuda=cuda, volume=self.volume), what)
         last = None
         if order.lifetime is not None:
             last = datetime.now(UTC) + timedelta(seconds=order.lifetime + _BOOT)
-        told = {
-            **_catalog.where(offer.zone, offer.region),
-            **next(iter(_catalog.gpus(order.need)), {}),
-            **offer.detail,
-            "name": _catalog.name(order.pool, order.token, node, order.until),
-            "image": image,
-            "cuda": cuda,
-            "start": shlex.join(["sh", "-c", userdata.UNPACK]),
-            "script": userdata.packed(userdata.start_script(order, end=end)),
-            "last": tags.stamp(last) or None,
-            "bid": offer.detail["price"] if offer.market == "spot" else None,
-            "volume": self.volume,
-            "mount": "/workspace" if self.volume else None,
-        }
-        shape = FACTS["pod"] | FACTS["cpu pod" if told["instance"] else "gpu pod"]
-        return settings.filled(shape, told)
+        size = next(iter(_catalog.gpu_sizes(order.need)))
+        asked = _graphql.deploy(offer, size, start, cuda=cuda, volume=self.volume, last=last)
+        mutation = _graphql.BID if offer.market == "spot" else _graphql.RENT
+
+        def create() -> _api.Record:
+            pod = api.graphql_once(mutation, what, input=asked)["pod"]
+            if pod is None:
+                raise _api.REFUSALS.error(what, "502", "the answer has no pod")
+            api.created(pod["id"])
+            return _graphql.record(pod)
+
+        return create
 
     def _api(self) -> _api.Api:
         return _api.api(_api.key(self.api_key), _api.base())
@@ -363,7 +503,7 @@ class RunPod(Regional):
         return ("RunPod",)
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:
-        return _catalog.pods(self._api().ask("Pods")["myself"]["pods"] or (), pool, tags.owners(pool))
+        return _catalog.pods(self._api().pods(), pool, tags.owners(pool))
 
     def _left(self, region: str, pool: str | None) -> Sequence[Leftover]:
         return ()  # RunPod creates nothing but pods
@@ -371,7 +511,8 @@ class RunPod(Regional):
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
         """Ask RunPod to end pods, without waiting, and return those that have not ended.
 
-        A pod that RunPod does not know has ended, unless RunPod's list still contains the pod.
+        A pod that RunPod does not know has ended, unless RunPod's list still contains the pod, or the pod was created
+        less than 6 s ago, when RunPod may not know it yet.
 
         Args:
             region: not used, because RunPod has one list for all places.
@@ -383,13 +524,26 @@ class RunPod(Regional):
         Raises:
             ProviderError: all requests to end a pod failed, or the list of pods could not be read.
         """
-        outcomes = retry.at_once(lambda id: self._api().ask("End", f"to end {id}", id=id), instances)
-        failed: dict[str, Exception] = {}
+        api = self._api()
+        outcomes = retry.at_once(api.delete, instances)
+        left: dict[str, str] = {}
+        errors: list[Exception] = []
         for id, outcome in zip(instances, outcomes, strict=True):
-            if isinstance(outcome, Exception) and "not found" not in str(outcome).lower():
-                failed[id] = outcome
-        if len(failed) == len(instances):
-            raise next(iter(failed.values()))
-        pods = self._api().ask("Pods")["myself"]["pods"] or ()
-        there = {each["id"] for each in pods if each["desiredStatus"] != "TERMINATED"}
-        return {id: str(failed.get(id, "")) for id in instances if id in failed or id in there}
+            if isinstance(outcome, Exception):
+                left[id] = str(outcome)
+                errors.append(outcome)
+            elif not outcome and api.age(id) < _LAG:
+                left[id] = "RunPod does not know the new pod yet"
+        if len(errors) == len(instances):
+            raise errors[0]
+        there = {each["id"] for each in api.pods() if each["status"] != "TERMINATED"}
+        return {id: left.get(id, "") for id in instances if id in left or id in there}
+
+    def _terminating(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
+        """Return the pods that have not ended; end those again that RunPod may not have known before.
+
+        See `_terminate`. The list of pods is read first, so that one request is enough where all pods have ended.
+        """
+        there = {each["id"] for each in self._api().pods() if each["status"] != "TERMINATED"}
+        again = {id: pod for id, pod in instances.items() if id in there or self._api().age(id) < _LAG}
+        return self._terminate(region, again) if again else {}

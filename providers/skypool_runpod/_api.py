@@ -1,11 +1,14 @@
-"""Sends requests to RunPod, and translates its errors to skypool's. The GraphQL queries are in questions.json.
+"""Sends requests to RunPod's two APIs, and translates their errors to skypool's.
 
-GraphQL reports errors with HTTP status 200, so the error's text decides whether a request is repeated.
+The API REST v2 is used for everything that it can do. The GraphQL API reports most errors with HTTP status 200. The
+table errors.csv translates such an error by its code or its text.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache, partial
@@ -15,23 +18,34 @@ from typing import Any
 from skypool.drivers import rest
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently, quietly
-from skypool.drivers.settings import table
+from skypool.errors import ProviderError
+from skypool_runpod._requests import Pod
 
 REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
 
-_QUESTIONS = table("skypool_runpod", "questions.json")
-"""GraphQL queries and mutations by name."""
+Record = Mapping[str, Any]
+"""An object in an answer of RunPod."""
+
+_UNREAD: tuple[float, list[Record]] = (-float("inf"), [])
+"""A list of pods that was never read: the time on the monotonic clock, and the records."""
+
+_GONE = "404"
+"""The error code for a pod that does not exist."""
 
 _RENAMES = {"PATCH *": 1.0}
-"""A dict from the kind of request that renames a pod to the minimum seconds between two such requests."""
+"""Minimum pause in seconds between two requests that rename pods. The key is a pattern of the HTTP method and path.
+
+The pause leaves other requests their share of the 60 that RunPod allows in a minute.
+"""
 
 
 def base() -> str:
     """Return the address of RunPod's API: $RUNPOD_API_BASE_URL, which RunPod's own tools use, or the public one.
 
-    The address does not end with "/".
+    The address does not end with "/" or "/v2".
     """
-    return (os.environ.get("RUNPOD_API_BASE_URL") or "https://api.runpod.io").rstrip("/")
+    given = os.environ.get("RUNPOD_API_BASE_URL") or "https://api.runpod.io"
+    return given.rstrip("/").removesuffix("/v2").rstrip("/")
 
 
 def key(given: str | None) -> str:
@@ -40,12 +54,16 @@ def key(given: str | None) -> str:
     RunPod's own tools store a key in that file. Blanks around the key are removed.
 
     Raises:
-        CredentialsError: no key was found, or only blanks. Whether RunPod accepts the key is not checked.
+        CredentialsError: no key was found, or only blanks, or the file is not valid TOML. Whether RunPod accepts the
+            key is not checked.
     """
     file = Path.home() / ".runpod" / "config.toml"
     found = given or os.environ.get("RUNPOD_API_KEY")
     if not found and file.exists():
-        known = tomllib.loads(file.read_text())
+        try:
+            known = tomllib.loads(file.read_text())
+        except tomllib.TOMLDecodeError as e:
+            raise REFUSALS.error("a login", "401", f"{file} is not valid TOML: {e}") from e
         found = known.get("default", {}).get("api_key") or known.get("apikey")
     found = str(found or "").strip()
     if not found:
@@ -54,9 +72,11 @@ def key(given: str | None) -> str:
 
 
 class Api:
-    """A client of RunPod's APIs: GraphQL for nearly everything, and REST v2 for renaming pods. Any thread may use it.
+    """A client of RunPod's APIs. Any thread may use it. Creating a client sends nothing.
 
-    Creating a client sends nothing.
+    All methods except `create` and `graphql_once` repeat their request for up to 20 s if there is no answer, or if
+    RunPod receives too many requests. Every method raises ProviderError if RunPod refuses, and NoAnswer, a subclass, if
+    there is no usable answer.
 
     Args:
         key: the API key.
@@ -66,44 +86,159 @@ class Api:
     def __init__(self, key: str, base: str) -> None:
         headers = {"Authorization": f"Bearer {key}", "User-Agent": "skypool"}
         self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES)
+        self._lock = threading.Lock()  # held while the list of pods is read; guards _pods and _created
+        self._pods = _UNREAD  # when pods were listed, and their records
+        self._created: dict[str, float] = {}  # when each pod was created by this client, by id
 
-    def ask(self, question: str, what: str = "", /, **variables: Any) -> Any:
-        """Send a GraphQL query, and return the data of the answer.
+    # --- API REST v2 -----------------------------------------------------------------------------------------
 
-        The query is repeated for up to 20 s if there is no answer, or if RunPod receives too many requests. So use this
-        method only for queries that may take effect twice.
-
-        Args:
-            question: name of the query in questions.json.
-            what: what the request does, for error messages: "to end 123". "" means the name of the query.
-            variables: variables of the query.
-
-        Raises:
-            ProviderError: RunPod refused.
-            NoAnswer: there was no usable answer within 20 s.
-            KeyError: questions.json has no query of this name.
-        """
-        return patiently(partial(self.once, question, what, **variables), rest.PATIENCE)
-
-    def once(self, question: str, what: str = "", /, **variables: Any) -> Any:
-        """Send a GraphQL query once, and return the data of the answer.
-
-        Use this method for queries that must not be repeated, such as the creation of a pod.
+    def pods(self, age: float = 0.0) -> list[Record]:
+        """Return the records of all pods of the account, except members of clusters.
 
         Args:
-            question: name of the query in questions.json.
-            what: what the request does, for error messages: "to rent a pod". "" means the name of the query.
-            variables: variables of the query.
+            age: greatest age in seconds of a list that was read before and may be returned again. RunPod allows about
+                60 requests a minute, so callers that ask often should accept a list that others have just read.
+        """
+        with self._lock:
+            listed, found = self._pods
+            if time.monotonic() - listed >= age:
+                now = time.monotonic()
+                found = self._list("/v2/pods", "pods", "to list pods")
+                self._pods = now, found
+            return found
+
+    def pod(self, id: str) -> Record | None:
+        """Return the record of one pod, or None if it does not exist."""
+        ask = partial(self._rest.ask, "GET", f"/v2/pods/{id}", what=f"to describe the pod {id}")
+        found: Record | None = quietly(ask, _GONE)
+        return found
+
+    def create(self, body: Pod, what: str) -> Record:
+        """Create a pod, and return its record. The request is sent once, because RunPod cannot recognize a repetition.
+
+        The errors for the HTTP statuses 400 and 403 have the codes "create-400" and "create-403", because these
+        statuses mean something else here than for other requests: RunPod has no such pod now, or the account may not
+        rent it.
+
+        Args:
+            body: the body of the request.
+            what: what the request does, for error messages.
+        """
+        try:
+            made = self._rest.once("POST", "/v2/pods", what=what, json=body)
+        except ProviderError as e:
+            if e.code in ("400", "403"):
+                raise REFUSALS.error(what, f"create-{e.code}", e.text) from e
+            raise
+        if not isinstance(made, Mapping) or "id" not in made:
+            raise self._rest.error(what, "502", f"the answer has no pod: {str(made)[:300]}")
+        self.created(made["id"])
+        return made
+
+    def created(self, id: str) -> None:
+        """Note that a pod was created now."""
+        with self._lock:
+            self._created[id] = time.monotonic()
+            self._pods = _UNREAD
+
+    def age(self, id: str) -> float:
+        """Return the seconds since this client created a pod, or infinity if this client did not create it."""
+        with self._lock:
+            return time.monotonic() - self._created.get(id, -float("inf"))
+
+    def delete(self, id: str) -> bool:
+        """Ask RunPod to end a pod. Return False if RunPod knows no such pod, otherwise True."""
+        try:
+            self._rest.ask("DELETE", f"/v2/pods/{id}", what=f"to end {id}")
+            self._forget_list()
+        except ProviderError as e:
+            if e.code == _GONE:
+                return False
+            raise
+        return True
+
+    def rename(self, id: str, name: str) -> None:
+        """Give a pod another name. Does not raise for a pod that no longer exists.
+
+        Waits so that there is at least a second between two renames.
+        """
+        ask = partial(self._rest.ask, "PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
+        quietly(ask, _GONE)
+        self._forget_list()
+
+    def _forget_list(self) -> None:
+        """Make the next call of `pods` read the list again, because it has changed."""
+        with self._lock:
+            self._pods = _UNREAD
+
+    def gpus(self, count: int, cuda: str | None) -> list[Record]:
+        """Return the GPU types with their prices and their stock in the secure cloud.
+
+        Args:
+            count: number of GPUs of one pod.
+            cuda: CUDA version that the machine's driver must support; None for any.
+        """
+        stock: dict[str, str | int] = {"include": "AVAILABILITY", "product": "POD", "count": count, "cloud": "SECURE"}
+        if cuda:
+            stock["minCudaVersion"] = cuda
+        return self._list("/v2/catalog/gpus", "gpus", "to list GPU types", stock)
+
+    def cpus(self, vcpus: int | None = None) -> list[Record]:
+        """Return the CPU flavors (RunPod's series of CPU instances) with their prices.
+
+        Args:
+            vcpus: number of vCPUs for which the records have the stock, too. None for records without the stock.
+        """
+        stock: dict[str, str | int] | None = None
+        if vcpus is not None:
+            stock = {"include": "AVAILABILITY", "product": "POD", "vcpuCount": vcpus}
+        return self._list("/v2/catalog/cpus", "cpus", "to list CPU types", stock)
+
+    def data_centers(self) -> list[str]:
+        """Return the ids of RunPod's data centres."""
+        return [each["id"] for each in self._list("/v2/catalog/datacenters", "dataCenters", "to list data centres")]
+
+    def volumes(self) -> dict[str, str]:
+        """Return a dict from the id of each network volume of the account to its data centre."""
+        found = self._list("/v2/network-volumes", "networkVolumes", "to list network volumes")
+        return {each["id"]: each["dataCenter"] for each in found}
+
+    def _list(self, path: str, field: str, what: str, params: rest.Params | None = None) -> list[Record]:
+        """Send a GET request, and return the list in one field of the answer.
 
         Raises:
-            ProviderError: RunPod refused.
-            NoAnswer: RunPod did not answer, or the answer is unclear: neither data nor a refusal, or both a pod and an
-                error. The query may have taken effect.
-            KeyError: questions.json has no query of this name.
+            NoAnswer: the answer has no such list.
         """
-        what = what or f"to answer the query {question}"
-        asked = {"query": _QUESTIONS[question], "variables": variables}
-        answer = self._rest.once("POST", "/graphql", what=what, json=asked)
+        answer = self._rest.ask("GET", path, what=what, params=params)
+        if not isinstance(answer, Mapping) or not isinstance(answer.get(field), list):
+            raise self._rest.error(what, "502", f"the answer has no list {field!r}: {str(answer)[:300]}")
+        found: list[Record] = answer[field]
+        return found
+
+    # --- GraphQL ---------------------------------------------------------------------------------------------
+
+    def graphql(self, query: str, what: str, /, **variables: Any) -> Record:
+        """Send a GraphQL query that is safe to repeat, and return the data of the answer.
+
+        Args:
+            query: the query.
+            what: what the query does, for error messages: "to list countries".
+            variables: variables of the query.
+        """
+        return patiently(partial(self.graphql_once, query, what, **variables), rest.PATIENCE)
+
+    def graphql_once(self, query: str, what: str, /, **variables: Any) -> Record:
+        """Send a GraphQL query once, and return the data of the answer. Use it to create a pod.
+
+        NoAnswer is also raised if the answer is unclear: neither data nor a refusal, or both a pod and an error. The
+        query may have taken effect then.
+
+        Args:
+            query: the query.
+            what: what the query does, for error messages: "to rent a pod".
+            variables: variables of the query.
+        """
+        answer = self._rest.once("POST", "/graphql", what=what, json={"query": query, "variables": variables})
         if not isinstance(answer, Mapping):
             answer = {"error": str(answer)}
         errors = answer.get("errors")
@@ -111,22 +246,10 @@ class Api:
         if not isinstance(data, Mapping):
             data = {}
         if data and not errors:
-            return data
+            return dict(data)
         code, text = _said(200, answer)
         refused = errors and not data.get("pod")
         raise self._rest.error(what, code if refused else "502", text)
-
-    def rename(self, id: str, name: str) -> None:
-        """Give a pod another name. Does not raise for a pod that no longer exists.
-
-        Waits so that there is at least a second between two renames. The request is repeated for up to 20 s if there is
-        no answer.
-
-        Raises:
-            ProviderError: RunPod refused for another reason, or did not answer.
-        """
-        ask = partial(self._rest.ask, "PATCH", f"/v2/pods/{id}", what=f"to rename {id}", json={"name": name})
-        quietly(ask, "404")
 
 
 api = lru_cache(maxsize=16)(Api)
@@ -134,18 +257,22 @@ api = lru_cache(maxsize=16)(Api)
 
 
 def _said(status: int, body: Any) -> tuple[str, str]:
-    """Return the code and the text of a refusal, from the first GraphQL error in the body of the answer.
+    """Return the code and the text of a refusal.
 
-    If the GraphQL error has no code, the HTTP status is the code. If the body has no GraphQL error, the body is read as
-    an answer of the REST API.
+    Errors of the API REST v2 are problems as RFC 9457 describes them. The text is their detail, with the list of what
+    is wrong with the request. If the body has an error of the GraphQL API, its message is the text. If that error has
+    no code, the HTTP status is the code.
 
     Args:
         status: HTTP status of the answer.
         body: the body of the answer, parsed if it is JSON.
     """
     errors = body.get("errors") if isinstance(body, Mapping) else None
-    first = errors[0] if errors else None
-    if not isinstance(first, Mapping) or not first.get("message"):
-        return rest.said(status, body)
-    code = (first.get("extensions") or {}).get("code") or status
-    return str(code), str(first["message"])
+    first = errors[0] if isinstance(errors, list) and errors else None
+    if isinstance(first, Mapping) and first.get("message"):
+        code = (first.get("extensions") or {}).get("code") or status
+        return str(code), str(first["message"])
+    code, text = rest.said(status, body)
+    if isinstance(first, str):
+        text = f"{text} ({'; '.join(map(str, errors or ()))})"
+    return code, text

@@ -1,182 +1,160 @@
 """Converts RunPod's records into offers and instances, and writes and reads the names of pods.
 
-This module sends no requests. Constants such as disk sizes and images are in facts.json. A GPU's price is for one GPU
-and hour (https://docs.runpod.io/sdks/graphql/manage-pods). A CPU instance's price is for the whole instance and hour. A
-container's disk is priced by GB and month:
-https://docs.runpod.io/pods/storage/types (all read 2026-11-21).
+This module sends no requests. Records of the API REST v2 are those of
+https://docs.runpod.io/api-reference-v2/openapi.json, records of the GraphQL API those of
+https://docs.runpod.io/sdks/graphql/manage-pods. A GPU's price is for one GPU and hour, and a CPU's price for one vCPU
+and hour. A container's disk is priced by GB and month: https://docs.runpod.io/pods/storage/types (all read 2026-11-23).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
+from skypool.accelerators import Accelerator
 from skypool.accelerators.spelling import meanings, sold
 from skypool.drivers import tags
-from skypool.drivers.settings import table
 from skypool.errors import UsageError
-from skypool.model import Instance, Need, Offer
+from skypool.model import Instance, Market, Need, Offer
 
-FACTS: dict[str, Any] = table("skypool_runpod", "facts.json")
+CLOUDS: Mapping[str, Sequence[str]] = {
+    "secure": ("secure",),
+    "community": ("community",),
+    "any": ("secure", "community"),
+}
+"""A dict from values of the setting `cloud` to clouds of RunPod."""
+
+IMAGES: Mapping[str, tuple[str, str | None]] = {
+    "cuda": ("runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", "12.8"),
+    "rocm": ("runpod/pytorch:2.4.0-py3.10-rocm6.1.0-ubuntu22.04", None),
+    "none": ("python:{python}-slim", None),
+}
+"""The default container image of each software family, and the lowest CUDA version that the image needs.
+
+"{python}" stands for the client's Python version, such as "3.12". The CUDA version is None if the image needs no CUDA.
+"""
+
+_DISK_GB = {"cuda": 50, "rocm": 100, "none": 20}
+"""A dict from software family to the smallest size of a container's disk, in GB. Images for GPUs are larger."""
+
+_DISK_USD = 0.10
+"""Price of one GB of a container's disk for a month, in USD."""
 
 _MONTH_HOURS = 730
 """Hours in a month, for the price of a disk."""
 
-_LONGEST_NAME = 191
-"""Maximum length of a pod's name, in characters. RunPod would cut a longer name."""
+_DISK_PER_VCPU = {"cpu5": 15}
+"""A dict from the beginning of a flavor's id to the largest disk of its pods, in GB for each vCPU:
+https://docs.runpod.io/flash/configuration/cpu-types (read 2026-11-23).
+"""
 
-_SSH_PORT = 22
-"""Port of sshd in the container."""
+_USUAL_DISK_PER_VCPU = 10
+"""Largest disk of CPU pods of other flavors, in GB for each vCPU."""
+
+_LONGEST_NAME = 191
+"""Maximum length of a pod's name, in characters. RunPod does not document its limit."""
+
+_NAME = re.compile(r"skypool/([a-z0-9-]+)/([A-Za-z0-9@._-]+)/([a-z0-9-]{1,64})/(\d+)/([0-9TZ:-]*)")
+"""Matches the name of a pod that skypool made."""
+
+_NAME_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
+"""Keys of the values in a pod's name, in the order of the values. Other providers store these values in tags."""
 
 _LEAST_BILLED = 0.0
 """Minimum number of seconds billed: none. Pods are billed by the second, for computing and storage:
 https://docs.runpod.io/pods/pricing (read 2026-11-22).
 """
 
-_NAME_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
-"""Keys of the values in a pod's name, in the order of the values. Other providers store these values in tags."""
+State = Literal["starting", "running", "ending"]
 
-Terms = dict[str, Any]
-"""The values for one request to RunPod. Keys are the names of placeholders in the request's template in facts.json."""
+STATES: Mapping[str, State] = {"PROVISIONING": "starting", "STARTING": "starting", "RUNNING": "running"}
+"""skypool's state for each status in which a pod starts or runs. With another status, the pod has stopped or ended."""
+
+_GRAPHQL_PRICES: Mapping[Market, tuple[str, str]] = {
+    "on-demand": ("on_demand", "Price"),
+    "spot": ("spot", "SpotPrice"),
+}
+"""Where a GPU type's record of the GraphQL API has its prices, by market.
+
+The first value is the field with the current price. The second value is the end of the name of the field with the list
+price, which begins with the cloud: "Price" stands for "securePrice" and "communityPrice".
+"""
 
 
-def where(cloud: str, place: str) -> Terms:
-    """Return those values for a request to RunPod that select a cloud and a place in this cloud.
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The hardware of a pod that a need asks for.
 
-    The keys of the dict are the names of placeholders in facts.json.
-
-    Args:
-        cloud: "secure" or "community".
-        place: a data centre of the secure cloud, or a country of the community cloud; "" for any.
+    Attributes:
+        count: number of GPUs; 0 for a CPU pod.
+        runtime: software family of the GPUs, such as "cuda"; "none" for a CPU pod.
+        flavor: RunPod's series of CPU instances, such as "cpu3c"; "" for a pod with GPUs.
+        vcpus: number of vCPUs: the exact number for a CPU pod, otherwise a minimum. 0 for any.
+        memory: memory in RunPod's GB, which skypool treats as GiB. The exact size for a CPU pod, otherwise a minimum.
+            0 for any.
     """
-    secure = cloud == "secure"
-    return {
-        "cloud": cloud.upper(),
-        "secure": secure,
-        "center": (place or None) if secure else None,
-        "country": None if secure else (place or None),
-        "at": (cloud, place),
-    }
+
+    count: int
+    runtime: str
+    flavor: str = ""
+    vcpus: int = 0
+    memory: float = 0
 
 
-def gpus(need: Need) -> list[Terms]:
-    """Return the values for a request to RunPod for each pair of GPU count and software family in a need.
+class Detail(TypedDict):
+    """The driver's own data in `Offer.detail`, from which `launch` builds the request.
 
-    A software family is a text such as "cuda". The values are dicts, sorted by count and family. Their keys are the
-    names of placeholders in facts.json. Minimum vCPUs and memory (in GB) are rounded up. The list is empty if no GPUs
-    are needed.
+    `gpu` is the id of the GPU type, and `count` the number of GPUs. They are "" and 0 for a CPU pod. `flavor` and
+    `vcpus` are for CPU pods, otherwise "" and 0. `price` is in USD per hour for one GPU, or for the whole CPU pod,
+    without the disk. A spot pod bids `price` for each GPU. `disk` is in GB. `graphql` is True if the pod must be
+    created by the GraphQL API.
+    """
+
+    gpu: str
+    count: int
+    flavor: str
+    vcpus: int
+    price: float
+    disk: int
+    graphql: bool
+
+
+# --- what a need asks for ------------------------------------------------------------------------------------
+
+
+def gpu_sizes(need: Need) -> list[Size]:
+    """Return the sizes of pods for each pair of GPU count and software family in a need, sorted.
+
+    Minimum vCPUs and memory (in GB) are rounded up. The list is empty if no GPUs are needed.
     """
     asked = sorted({(each.count, each.runtime) for each in need.accelerators if each.kind != "cpu"})
-    return [
-        {
-            "count": count,
-            "runtime": runtime,
-            "instance": None,
-            "vcpus": math.ceil(need.vcpus) or None,
-            "memory": math.ceil(need.memory_gib) or None,
-        }
-        for count, runtime in asked
-    ]
+    vcpus, memory = math.ceil(need.vcpus), math.ceil(need.memory_gib)
+    return [Size(count, runtime, vcpus=vcpus, memory=memory) for count, runtime in asked]
 
 
-def kinds(need: Need) -> dict[str, Any]:
-    """Return a filter {"ids": […]} that selects RunPod's GPU types with an accelerator of the need.
+def cpu_sizes(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Size]:
+    """Yield the smallest sufficient CPU instance of each flavor (one of RunPod's series of CPU instances).
 
-    Returns {}, which selects all types, if skypool does not know RunPod's name for one of these accelerators.
-    """
-    names = {each.name for each in need.accelerators}
-    known = meanings("runpod")
-    if not names <= {has.name for has in known.values()}:
-        return {}
-    return {"ids": [id for id, has in known.items() if has.name in names]}
-
-
-def cpus(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Terms]:
-    """Yield the smallest sufficient CPU instance of each flavor, as a dict of values for a request to RunPod.
-
-    A flavor is one of RunPod's series of CPU instances. The number of vCPUs is a power of two. Memory and the largest
-    possible disk grow with this number. A flavor without a sufficient instance is left out.
+    The number of vCPUs is a power of two. Memory and the largest possible disk grow with this number. A flavor without
+    a sufficient instance is left out.
 
     Args:
         need: the requirements, of which vCPUs, memory and disk are used.
-        flavors: the records of the flavors at RunPod.
+        flavors: the API's records of the flavors.
     """
     disk = disk_gb(need, "none")
     for flavor in flavors:
-        memory_per_vcpu = flavor["ramMultiplier"]
-        disk_per_vcpu = flavor["diskLimitPerVcpu"] or disk
-        least = max(need.vcpus, need.memory_gib / memory_per_vcpu, disk / disk_per_vcpu, flavor["minVcpu"], 2)
+        per_vcpu = flavor["ramGbPerVcpu"]
+        disk_per_vcpu = _DISK_PER_VCPU.get(flavor["id"][:4], _USUAL_DISK_PER_VCPU)
+        least = max(need.vcpus, need.memory_gib / per_vcpu, disk / disk_per_vcpu, flavor["vcpu"]["min"], 2)
         vcpus = 2 ** math.ceil(math.log2(least))
-        if vcpus > flavor["maxVcpu"]:
-            continue
-        memory = vcpus * memory_per_vcpu
-        yield {
-            "count": 1,
-            "runtime": "none",
-            "instance": f"{flavor['id']}-{vcpus}-{memory:g}",
-            "vcpus": vcpus,
-            "memory": memory,
-        }
-
-
-def offers(need: Need, asked: Terms, types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
-    """Yield the offers in RunPod's answer, for each market (on demand, spot) with a price.
-
-    Prices are in USD per hour for all GPUs together, with the disk. If a type is out of stock, the offer has the type's
-    usual price, and is marked as not available. Types without a needed accelerator are left out.
-
-    Args:
-        need: the requirements of each node.
-        asked: the values that were sent in the request.
-        types: the records of GPU types or CPU flavors in RunPod's answer.
-    """
-    cloud, place = asked["at"]
-    count = asked["count"]
-    instance = asked["instance"]
-    disk = disk_gb(need, asked["runtime"])
-    names = {each.name for each in need.accelerators if each.runtime == asked["runtime"]}
-    for each in types:
-        has = None
-        if instance:
-            if not instance.startswith(f"{each['id']}-"):
-                continue
-        else:
-            has = sold("runpod", each["id"], [(each["id"], count)])
-            if not has or has.name not in names or not each[f"{cloud}Cloud"]:
-                continue
-        now = each["now"] or {}
-        for market in need.markets:
-            current, usual = FACTS["markets"][market]
-            price = now.get(current) or each.get(f"{cloud}{usual}")
-            if not price:
-                continue
-            yield Offer(
-                provider="runpod",
-                instance_type=instance or f"{count}x {each['id']}",
-                region=place,
-                zone=cloud,
-                market=market,
-                usd_per_hour=price * count + disk * FACTS["disk_usd"] / _MONTH_HOURS,
-                accelerator=has.with_count(count) if has else None,
-                detail={
-                    "gpu": None if instance else each["id"],
-                    "instance": instance,
-                    "count": count,
-                    "price": price,
-                    "disk": disk,
-                },
-                vcpus=max(asked["vcpus"] or 0, now.get("vcpus") or 0) or None,
-                memory_gib=max(asked["memory"] or 0, now.get("memory") or 0) or None,
-                arch="x86_64",
-                available=bool(now.get("stockStatus") and now.get(current)),
-                quota="spend limit",
-                trust="full" if cloud == "secure" else "data",
-                least_billed=_LEAST_BILLED,
-            )
+        if vcpus <= flavor["vcpu"]["max"]:
+            yield Size(0, "none", flavor["id"], vcpus, vcpus * per_vcpu)
 
 
 def disk_gb(need: Need, runtime: str) -> int:
@@ -185,7 +163,165 @@ def disk_gb(need: Need, runtime: str) -> int:
     The minimum depends on the software family `runtime`: images for "cuda" and "rocm" are larger than others. An
     unknown family counts as "none".
     """
-    return max(need.disk_gb, int(FACTS["disk"].get(runtime, FACTS["disk"]["none"])))
+    return max(need.disk_gb, _DISK_GB.get(runtime, _DISK_GB["none"]))
+
+
+def known_ids(need: Need) -> list[str] | None:
+    """Return the ids of RunPod's GPU types that have an accelerator of the need.
+
+    Returns None, which selects all types, if skypool does not know RunPod's name for one of these accelerators.
+    """
+    names = {each.name for each in need.accelerators}
+    known = meanings("runpod")
+    if not names <= {has.name for has in known.values()}:
+        return None
+    return [id for id, has in known.items() if has.name in names]
+
+
+# --- offers --------------------------------------------------------------------------------------------------
+
+
+def gpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
+    """Yield the on-demand offers of pods with GPUs in RunPod's data centres, from records of the API REST v2.
+
+    There is one offer for each GPU type and place. Types without a needed accelerator, and types that no machine has in
+    the needed number, are left out. A type that is out of stock is marked as not available.
+
+    Args:
+        need: the requirements of each node.
+        size: the size for which the API was asked.
+        places: data centres; "" for any data centre.
+        types: the API's records of GPU types.
+    """
+    for each in types:
+        has = _accelerator(need, size, each["id"])
+        price = each["price"]["secure"]
+        if has is None or not each["secure"] or not price or size.count > each["maxCount"]["secure"]:
+            continue
+        for place in places:
+            yield _offer(need, size, has, each["id"], price, place, _in_stock(each, place))
+
+
+def cpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
+    """Yield the offers of one size of CPU pods, one for each place, from records of the API REST v2.
+
+    Args:
+        need: the requirements of each node.
+        size: the size for which the API was asked. Records of other flavors are ignored.
+        places: data centres; "" for any data centre.
+        types: the API's records of CPU flavors.
+    """
+    for each in types:
+        price = each["price"]["securePerVcpu"]
+        if each["id"] == size.flavor and price:
+            for place in places:
+                yield _offer(need, size, None, "", price * size.vcpus, place, _in_stock(each, place))
+
+
+def graphql_offers(
+    need: Need, size: Size, cloud: str, place: str, markets: Iterable[Market], types: Iterable[Mapping[str, Any]]
+) -> Iterator[Offer]:
+    """Yield the offers of pods with GPUs in one place, for each market with a price, from the GraphQL API's records.
+
+    If a type is out of stock, the offer has the type's usual price, and is marked as not available. Types without a
+    needed accelerator are left out.
+
+    Args:
+        need: the requirements of each node.
+        size: the size for which the API was asked.
+        cloud: "secure" or "community".
+        place: a data centre of the secure cloud, or a country of the community cloud; "" for any.
+        markets: the markets to return.
+        types: the API's records of GPU types.
+    """
+    for each in types:
+        has = _accelerator(need, size, each["id"])
+        if has is None or not each[f"{cloud}Cloud"]:
+            continue
+        now = each["now"] or {}
+        for market in markets:
+            current, usual = _GRAPHQL_PRICES[market]
+            price = now.get(current) or each.get(f"{cloud}{usual}")
+            if price:
+                there = bool(now.get("stockStatus") and now.get(current))
+                yield _offer(need, size, has, each["id"], price, place, there, cloud=cloud, market=market, now=now)
+
+
+def _accelerator(need: Need, size: Size, id: str) -> Accelerator | None:
+    """Return the accelerators of a pod with GPUs of this type; None if the need does not ask for them.
+
+    Args:
+        need: the requirements of each node.
+        size: number and software family of the GPUs.
+        id: RunPod's id of the GPU type.
+    """
+    has = sold("runpod", id, [(id, size.count)])
+    names = {each.name for each in need.accelerators if each.runtime == size.runtime}
+    return has.with_count(size.count) if has and has.name in names else None
+
+
+def _in_stock(record: Mapping[str, Any], place: str) -> bool:
+    """Return True if a GPU type or CPU flavor is in stock in a data centre, or in any if `place` is ""."""
+    if not place:
+        return bool(record.get("availability", "NONE") != "NONE")
+    return any(each["id"] == place and each["availability"] != "NONE" for each in record.get("dataCenters") or ())
+
+
+def _offer(
+    need: Need,
+    size: Size,
+    has: Accelerator | None,
+    gpu: str,
+    price: float,
+    place: str,
+    available: bool,
+    *,
+    cloud: str = "secure",
+    market: Market = "on-demand",
+    now: Mapping[str, Any] | None = None,
+) -> Offer:
+    """Return an offer. Its price is in USD per hour for all GPUs together, with the disk.
+
+    Args:
+        need: the requirements of each node.
+        size: the size of the pod.
+        has: the accelerators; None for a CPU pod.
+        gpu: id of the GPU type; "" for a CPU pod.
+        price: USD per hour for one GPU, or for the whole CPU pod, without the disk.
+        place: a data centre or country; "" for any.
+        available: True if the type is in stock there.
+        cloud: "secure" or "community".
+        market: "on-demand" or "spot".
+        now: the GraphQL API's record of the current price, with vCPUs and memory. None for an offer of API REST v2.
+    """
+    disk = disk_gb(need, size.runtime)
+    told = now or {}
+    detail: Detail = {
+        "gpu": gpu,
+        "count": size.count,
+        "flavor": size.flavor,
+        "vcpus": size.vcpus if size.flavor else 0,
+        "price": price,
+        "disk": disk,
+        "graphql": now is not None,
+    }
+    return Offer(
+        provider="runpod",
+        instance_type=f"{size.flavor}-{size.vcpus}-{size.memory:g}" if size.flavor else f"{size.count}x {gpu}",
+        region=place,
+        zone=cloud,
+        market=market,
+        usd_per_hour=price * max(size.count, 1) + disk * _DISK_USD / _MONTH_HOURS,
+        accelerator=has,
+        detail=dict(detail),
+        vcpus=max(size.vcpus, told.get("vcpus") or 0) or None,
+        memory_gib=max(size.memory, told.get("memory") or 0) or None,
+        arch="x86_64",
+        available=available,
+        quota="spend limit",
+        trust="full" if cloud == "secure" else "data",
+        least_billed=_LEAST_BILLED,
+    )
 
 
 # --- pods, whose names replace tags --------------------------------------------------------------------------
@@ -206,10 +342,9 @@ def name(pool: str, token: str, node: int, until: datetime | None) -> str:
             f"RunPod cannot name a pod {text!r}, because names have at most {_LONGEST_NAME} characters; give the "
             "pool a shorter name="
         )
-    if not re.fullmatch(FACTS["name"], text):
+    if not _NAME.fullmatch(text):
         raise UsageError(
-            f"skypool cannot name a pod of RunPod {text!r}, because a part between slashes has a character that is not "
-            "allowed there; a pool's name= may have only a-z, 0-9 and '-'"
+            f"the pod name {text!r} has a character that is not allowed; a pool's name= may have only a-z, 0-9 and '-'"
         )
     return text
 
@@ -217,9 +352,9 @@ def name(pool: str, token: str, node: int, until: datetime | None) -> str:
 def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) -> list[Instance]:
     """Return the instances in RunPod's records that belong to a pool, or to all pools if `pool` is None.
 
-    Records with names that skypool did not write, and pods with the status TERMINATED, are left out. A pod has
-    the state "starting" until its ssh port is mapped. A pod with the status EXITED was outbid or stopped. The disk of
-    such a pod is still billed, so the pod is returned with the state "ending".
+    Pods with names that skypool did not write, and pods with the status TERMINATED, are left out. A running pod has the
+    state "starting" until its ssh port is mapped. A pod that was stopped or outbid (EXITED), or that failed (ERROR),
+    has the state "ending". It is returned because it exists until it is deleted.
 
     Args:
         records: RunPod's records of pods.
@@ -228,18 +363,18 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
     """
     made = []
     for record in records:
-        found = re.fullmatch(FACTS["name"], record["name"] or "")
-        status = record["desiredStatus"]
+        found = _NAME.fullmatch(record["name"] or "")
+        status = record["status"]
         if found is None or status == "TERMINATED":
             continue
         said: dict[str, str] = dict(zip(_NAME_TAGS, found.groups(), strict=True))
         if pool not in (None, said[tags.POOL]) or not fnmatchcase(said[tags.OWNER], owners):
             continue
         ssh = _ssh(record)
-        state: Literal["starting", "running", "ending"] = FACTS["states"].get(status, "ending")
-        if status == "RUNNING" and ssh is None:
+        state = STATES.get(status, "ending")
+        if state == "running" and ssh is None:
             state = "starting"
-        detail = {"ssh": ssh, "price": record.get("costPerHr") or 0.0}
+        detail = {"ssh": ssh, "price": record.get("cost") or 0.0, "place": record.get("dataCenterId")}
         made.append(tags.instance("runpod", record["id"], said, 0, state, detail, region="RunPod"))
     return made
 
@@ -249,7 +384,5 @@ def _ssh(record: Mapping[str, Any]) -> tuple[str, int] | None:
 
     An address of RunPod's proxy is not returned. `record` is RunPod's record of the pod.
     """
-    for port in (record.get("runtime") or {}).get("ports") or ():
-        if port["privatePort"] == _SSH_PORT and port["isIpPublic"]:  # the ports of RunPod's proxy are not public
-            return port["ip"], port["publicPort"]
-    return None
+    direct = (record.get("ssh") or {}).get("direct")
+    return (direct["host"], direct["port"]) if direct else None

@@ -1,8 +1,8 @@
 """Helpers for drivers: they check the user's settings, and read data tables from the driver's package.
 
 `settings_named`, `settle`, `words` and `plain` check settings, and raise UsageError for invalid settings. `table` reads
-a JSON file, and `filled` fills in a JSON template. `networks` and `public_network` return the networks from which users
-may log in. `surroundings` tells when a driver must make a new client object of the provider's SDK.
+a JSON file. `networks` and `public_network` return the networks from which users may log in. `surroundings` tells when
+a driver must make a new client object of the provider's SDK.
 """
 
 from __future__ import annotations
@@ -192,35 +192,6 @@ def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hash
     paths = [Path(os.environ.get(name) or usual).expanduser() for name, usual in files.items()]
     written = [each.stat().st_mtime_ns for each in paths if each.is_file()]
     return frozenset(each for each in os.environ.items() if each[0].startswith(start)), *written
-
-
-def filled(shape: Any, values: Mapping[str, Any]) -> Any:
-    """Return a copy of a JSON template in which strings such as "$name" and "$name.part" are replaced by values.
-
-    A string is replaced as a whole if it begins with "$". "$name" becomes `values["name"]`. "$name.part" becomes the
-    entry "part" of that value if the value is a mapping, otherwise the value's attribute `part`. There may be several
-    parts. An entry of a dict whose value becomes None is left out; in a list, None stays.
-
-    Args:
-        shape: the template: nested dicts and lists, and strings that may begin with "$". The template is not changed.
-        values: a dict from the names in the template to their values.
-
-    Raises:
-        KeyError: `values` has no such name, or a mapping has no such entry.
-        AttributeError: a value that is no mapping has no such attribute.
-    """
-    if isinstance(shape, dict):
-        made = {key: filled(each, values) for key, each in shape.items()}
-        return {key: each for key, each in made.items() if each is not None}
-    if isinstance(shape, list):
-        return [filled(each, values) for each in shape]
-    if not isinstance(shape, str) or not shape.startswith("$"):
-        return shape
-    name, *parts = shape[1:].split(".")
-    value = values[name]
-    for part in parts:
-        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
-    return value
 
 
 def networks(given: Sequence[str] | None) -> list[str]:

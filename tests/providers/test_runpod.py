@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import os
 import re
 import time
@@ -19,8 +20,8 @@ import pytest
 import skypool as sky
 from skypool.accelerators import parse
 from skypool.accelerators.spelling import meanings
-from skypool.drivers import rest, tags
-from skypool.drivers.userdata import GUARD
+from skypool.drivers import rest, retry, tags
+from skypool.drivers.userdata import GUARD, UNPACK
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -33,7 +34,7 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.model import Instance, Need, Offer, Order
+from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.wire.transport import SSH
 from skypool_runpod import RunPod, _api
@@ -43,13 +44,14 @@ from tests.lab.runpod import RunPod as World
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import LabStrings
 
-CREATE = "podFindAndDeployOnDemand"
+CREATE = "POST /v2/pods"
+RENT, BID = "podFindAndDeployOnDemand", "podRentInterruptable"
+"""The creations of the GraphQL API."""
 A40 = Need(accelerators=(parse("A40"),))
 SAYS: dict[type[ProviderError], tuple[str, str]] = {
-    AccessError: ("Not authorized to perform this operation", "FORBIDDEN"),
-    CapacityError: GONE,
-    QuotaError: ("This would exceed the spend limit of your account.", ""),
-    FundsError: ("You do not have enough money to deploy this pod.", ""),
+    CapacityError: (GONE[0], "400"),
+    QuotaError: ("This would exceed the spend limit of your account.", "400"),
+    FundsError: ("You do not have enough money to deploy this pod.", "402"),
 }
 
 
@@ -60,25 +62,19 @@ class Strings(LabStrings):
     refusals = SAYS
 
     def stock_out(self, offer: Offer, left: int) -> None:
-        kind = offer.detail["gpu"] or offer.detail["instance"]
+        kind = offer.detail["gpu"] or offer.instance_type
         self.world.capacity(0, kind, "*", offer.market)
         self.world.capacity(left, kind, "EU-RO-1", offer.market)
 
     def refuse(self, kind: type[ProviderError]) -> bool:
         if kind is CredentialsError:
-            self.world.fail(self.create, 401, {"errors": [{"message": "Unauthorized"}]})
+            self.world.refuse(self.create, "Invalid or missing API key.", "401")
         elif kind is RateLimitError:
-            problem = {"title": "Too Many Requests", "detail": "slow"}
+            problem = {"title": "Too Many Requests", "status": 429, "detail": "slow"}
             self.world.fail(self.create, 429, problem, headers={"Retry-After": "0"})
         else:
             return super().refuse(kind)
         return True
-
-
-class CpuStrings(Strings):
-    """Of pods without GPUs."""
-
-    create = "deployCpuPod"
 
 
 class TestRunPodCalls(DriverContract):
@@ -89,6 +85,7 @@ class TestRunPodCalls(DriverContract):
     @pytest.fixture
     def driver(self, runpod_api: World, monkeypatch: pytest.MonkeyPatch) -> RunPod:
         monkeypatch.setattr(RunPod, "ending", 3.0)
+        monkeypatch.setattr("skypool_runpod._LAG", 1.0)
         return RunPod()
 
     @pytest.fixture
@@ -122,7 +119,8 @@ def test_every_offer_of_the_snapshot_costs_what_it_costs_there_for_each_gpu_and_
     for row in rows:
         has = parse(row.instance_type, dialect="runpod")
         for count in (1, 8):
-            offers = sold(Need(accelerators=(has.with_count(count),), market=row.market))
+            need = Need(accelerators=(has.with_count(count),), market=row.market)
+            offers = sold(need, graphql=row.market == "spot")
             [offer] = [each for each in offers if each.instance_type == f"{count}x {row.instance_type}"]
             assert offer.usd_per_hour == pytest.approx(count * row.usd_per_hour + 50 * 0.1 / 730), row
             assert offer.accelerator == has.with_count(count)
@@ -136,7 +134,7 @@ def test_a_larger_disk_costs_more(runpod_api: World) -> None:
 
 def test_what_is_out_of_stock_is_told_with_its_usual_price(runpod_api: World) -> None:
     runpod_api.capacity(0, "NVIDIA A40", "*", "spot")
-    both = {each.market: each for each in sold(replace(A40, market="cheapest"))}
+    both = {each.market: each for each in sold(replace(A40, market="cheapest"), graphql=True)}
     assert (both["on-demand"].available, both["spot"].available) == (True, False)
     assert both["spot"].usd_per_hour == pytest.approx(0.24 + 50 * 0.1 / 730)
     runpod_api.capacity(0)
@@ -146,33 +144,36 @@ def test_what_is_out_of_stock_is_told_with_its_usual_price(runpod_api: World) ->
 
 def test_machines_of_strangers_are_trusted_as_data_and_have_a_public_address(runpod_api: World) -> None:
     runpod_api.price("NVIDIA A40", 0.2, 0.1, "COMMUNITY")
-    assert {(each.zone, each.trust) for each in sold(A40, cloud="any")} == {("secure", "full"), ("community", "data")}
-    [offer] = sold(A40, cloud="community")
+    assert {(each.zone, each.trust) for each in sold(A40, cloud="any", graphql=True)} == {
+        ("secure", "full"),
+        ("community", "data"),
+    }
+    [offer] = sold(A40, cloud="community", graphql=True)
     assert offer.usd_per_hour == pytest.approx(0.2 + 50 * 0.1 / 730)
-    _, asked = rent(runpod_api, order(), cloud="community")
+    _, asked = rent(runpod_api, order(), cloud="community", graphql=True)
     assert (asked["cloudType"], asked["supportPublicIp"]) == ("COMMUNITY", True)
 
 
 def test_a_gpu_that_one_cloud_does_not_have_is_not_offered_there(runpod_api: World) -> None:
     del runpod_api.prices["NVIDIA A40", "COMMUNITY"]
-    assert sold(A40, cloud="community") == []
-    assert [each.zone for each in sold(A40, cloud="any")] == ["secure"]
+    assert sold(A40, cloud="community", graphql=True) == []
+    assert [each.zone for each in sold(A40, cloud="any", graphql=True)] == ["secure"]
 
 
 def test_places_are_data_centres_in_the_one_cloud_and_countries_in_the_other(runpod_api: World) -> None:
     assert {each.region for each in sold(A40)} == {""}
     assert {each.region for each in sold(A40, region=["CA-MTL-1", "US-TX-3"])} == {"CA-MTL-1", "US-TX-3"}
     assert {each.region for each in sold(replace(A40, regions=("eu-*",)))} == {"EU-RO-1"}
-    assert {each.region for each in sold(A40, region="SE", cloud="community")} == {"SE"}
-    assert {(o.region, o.zone) for o in sold(replace(A40, regions=("ca*",)), cloud="any")} == {
+    assert {each.region for each in sold(A40, region="SE", cloud="community", graphql=True)} == {"SE"}
+    assert {(o.region, o.zone) for o in sold(replace(A40, regions=("ca*",)), cloud="any", graphql=True)} == {
         ("CA-MTL-1", "secure"),
         ("CA", "community"),
     }
     runpod_api.capacity(0, "NVIDIA A40", "CA-MTL-1")
     assert [each.available for each in sold(A40, region="CA-MTL-1")] == [False]
     _, asked = rent(runpod_api, order(), region="US-TX-3")
-    assert asked["dataCenterId"] == "US-TX-3"
-    _, asked = rent(runpod_api, order(token="b-1"), region="SE", cloud="community")
+    assert asked["dataCenterIds"] == ["US-TX-3"]
+    _, asked = rent(runpod_api, order(token="b-1"), region="SE", cloud="community", graphql=True)
     assert (asked["countryCode"], "dataCenterId" in asked) == ("SE", False)
     with pytest.raises(UsageError, match=r"XX-ABC-9 is not a region.*CA-MTL-1"):
         sold(A40, region="XX-ABC-9")
@@ -181,11 +182,12 @@ def test_places_are_data_centres_in_the_one_cloud_and_countries_in_the_other(run
 def test_pods_are_where_their_network_volume_is(runpod_api: World) -> None:
     assert {each.region for each in sold(A40, volume="vol0ro")} == {"EU-RO-1"}
     _, asked = rent(runpod_api, order(), volume="vol0ro")
-    assert (asked["networkVolumeId"], asked["volumeMountPath"]) == ("vol0ro", "/workspace")
-    with pytest.raises(UsageError, match="no network volume 'vol1'; the ids of its network volumes: vol0ro"):
+    assert asked["mounts"] == {"network": [{"volumeId": "vol0ro", "path": "/workspace"}]}
+    assert asked["dataCenterIds"] == ["EU-RO-1"]
+    with pytest.raises(UsageError, match="no network volume 'vol1'; pass one of its volumes as volume=: vol0ro"):
         sold(A40, volume="vol1")
     with pytest.raises(UsageError, match="cloud='secure'"):
-        RunPod(volume="vol0ro", cloud="any")
+        RunPod(volume="vol0ro", cloud="any", graphql=True)
 
 
 def test_a_gpu_that_nobody_knows_yet_is_left_out_and_one_that_is_new_there_is_found(runpod_api: World) -> None:
@@ -198,9 +200,9 @@ def test_a_gpu_that_nobody_knows_yet_is_left_out_and_one_that_is_new_there_is_fo
 
 def test_the_driver_of_the_host_must_do_the_cuda_that_the_image_needs(runpod_api: World) -> None:
     _, asked = rent(runpod_api, order())
-    assert asked["minCudaVersion"] == "12.8"
+    assert asked["gpu"] == {"id": "NVIDIA A40", "count": 1, "minCudaVersion": "12.8"}
     _, asked = rent(runpod_api, order(token="b-1"), image="ubuntu:24.04")
-    assert "minCudaVersion" not in asked
+    assert "minCudaVersion" not in asked["gpu"]
     runpod_api.most_cuda = (12, 6)
     assert [each.available for each in sold(A40)] == [False]
     assert [each.available for each in sold(A40, min_cuda="12.4")] == [True]
@@ -215,8 +217,11 @@ def test_cuda_is_no_matter_where_the_accelerators_are_amds(runpod_api: World) ->
         "1x NVIDIA A40": False,
     }
     _, asked = rent(runpod_api, order(need=Need(accelerators=(parse("MI300X"),))))
-    assert "rocm" in asked["imageName"]
-    assert "minCudaVersion" not in asked
+    assert "rocm" in asked["image"]
+    assert "minCudaVersion" not in asked["gpu"]
+    amd = order(need=Need(accelerators=(parse("MI300X"),)), token="c-1")
+    _, asked = rent(runpod_api, amd, min_cuda="12.4")
+    assert "minCudaVersion" not in asked["gpu"]
 
 
 def test_without_an_accelerator_the_smallest_cpu_instance_of_each_flavor_that_is_enough_is_offered(
@@ -226,8 +231,10 @@ def test_without_an_accelerator_the_smallest_cpu_instance_of_each_flavor_that_is
     assert set(offers) == {"cpu3c-8-16", "cpu3g-4-16", "cpu5c-8-16"}
     assert offers["cpu3g-4-16"].usd_per_hour == pytest.approx(4 * 0.04 + 20 * 0.1 / 730)
     assert (offers["cpu3g-4-16"].vcpus, offers["cpu3g-4-16"].memory_gib) == (4, 16)
-    assert [o.instance_type for o in sold(Need(disk_gib=70)) if "cpu3c" in o.instance_type] == ["cpu3c-8-16"]
-    assert sold(Need(), cloud="community") == sold(Need(market="spot")) == []
+    large = {each.instance_type for each in sold(Need(disk_gib=70))}
+    assert large == {"cpu3c-8-16", "cpu3g-8-32", "cpu5c-8-16"}
+    assert "cpu5c-2-4" in {each.instance_type for each in sold(Need(disk_gib=25))}
+    assert sold(Need(), cloud="community", graphql=True) == sold(Need(market="spot")) == []
     assert sold(Need(vcpus=64)) == []
 
 
@@ -243,6 +250,9 @@ def test_without_an_accelerator_the_smallest_cpu_instance_of_each_flavor_that_is
         ({"image": "two words"}, "such as 'runpod/pytorch"),
         ({"min_cuda": "12"}, "such as '12.8'"),
         ({"volume": "my volume"}, "such as 'agv6w2qcg7'"),
+        ({"graphql": "yes"}, "graphql must be True or False"),
+        ({"cloud": "community"}, "cloud='community' needs graphql=True"),
+        ({"cloud": "any"}, "cloud='any' needs graphql=True"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused_where_they_are_written(settings: dict[str, Any], says: str) -> None:
@@ -271,10 +281,13 @@ def test_the_address_is_the_one_that_runpods_own_tools_are_told(
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_BASE_URL", f"{runpod_api.url}/")
     [pod], asked = rent(runpod_api, order())
-    RunPod().renew("train", datetime(2031, 1, 1, tzinfo=UTC))
-    assert {call.path for call in runpod_api.journal} == {"/graphql", f"/v2/pods/{pod.id}"}
-    script = gzip.decompress(base64.b64decode(asked["env"][0]["value"])).decode()
-    assert f"url={runpod_api.url}/graphql" in script.replace("'", "").replace('"', "")
+    RunPod().renew("train", datetime(2050, 1, 1, tzinfo=UTC))
+    assert {call.path for call in runpod_api.journal} == {"/v2/catalog/gpus", "/v2/pods", f"/v2/pods/{pod.id}"}
+    script = gzip.decompress(base64.b64decode(asked["env"]["SKYPOOL_START"])).decode()
+    assert f"url={runpod_api.url}\n" in script.replace("'", "").replace('"', "")
+    for given in (f"{runpod_api.url}/v2", f"{runpod_api.url}/v2/"):
+        monkeypatch.setenv("RUNPOD_API_BASE_URL", given)
+        assert _api.base() == runpod_api.url
     monkeypatch.setenv("RUNPOD_API_BASE_URL", "")
     assert _api.base() == "https://api.runpod.io"
     monkeypatch.delenv("RUNPOD_API_BASE_URL")
@@ -286,17 +299,23 @@ def test_the_address_is_the_one_that_runpods_own_tools_are_told(
 Refuse = Callable[[World], object]
 
 
-def says(text: str, code: str = "") -> Refuse:
+def says(text: str, code: str = "400") -> Refuse:
     return lambda world: world.refuse(CREATE, text, code)
 
 
-def http(status: int, body: Any, **headers: str) -> Refuse:
-    return lambda world: world.fail(CREATE, status, body, headers=headers)
+def graphql(text: str, code: str = "") -> Refuse:
+    """As the GraphQL API says it, to a launch of a spot pod."""
+    return lambda world: world.refuse(BID, text, code)
+
+
+def wrong(world: World) -> None:
+    problem = {"title": "Unprocessable Entity", "status": 422, "detail": "Request validation failed."}
+    world.fail(CREATE, 422, problem | {"errors": ["$: additional properties 'bogus' not allowed"]})
 
 
 SPECS = "There are no longer any instances available with the request specifications. Please try again later."
 TABLE: list[tuple[str, Refuse, type[ProviderError], str]] = [
-    ("no stock", says(*GONE), CapacityError, "another type"),
+    ("no stock", says(GONE[0]), CapacityError, "another type"),
     ("no stock, in other words", says(SPECS), CapacityError, "another type"),
     (
         "no stock with such a disk",
@@ -304,36 +323,60 @@ TABLE: list[tuple[str, Refuse, type[ProviderError], str]] = [
         CapacityError,
         "another type",
     ),
-    ("SUPPLY_CONSTRAINT", says("…", "SUPPLY_CONSTRAINT"), CapacityError, "another type"),
-    ("too low a bid", says("The bid is below the current minimum bid price."), CapacityError, "current offer"),
-    ("no money", says("You do not have enough money to deploy this pod."), FundsError, "user/billing"),
-    ("402", http(402, {"title": "Payment Required", "detail": "…"}), FundsError, "user/billing"),
-    ("spend limit", says("This would exceed the spend limit of your account."), QuotaError, "user/billing"),
-    ("401", http(401, {"errors": [{"message": "Unauthorized"}]}), CredentialsError, "RUNPOD_API_KEY"),
-    ("403", http(403, {"title": "Forbidden", "detail": "…"}), AccessError, "permission"),
-    ("FORBIDDEN", says("Not authorized to perform this operation", "FORBIDDEN"), AccessError, "permission"),
-    ("429", http(429, {"title": "Too Many Requests", "detail": "…"}), RateLimitError, "wait"),
-    ("INTERNAL_SERVER_ERROR", says(*TROUBLE), NoAnswer, "uptime.runpod.io"),
-    ("502", http(502, "<html>Bad gateway</html>"), NoAnswer, "uptime.runpod.io"),
+    ("400 (no stock, or a rule is broken)", says("request could not be processed"), CapacityError, "another type"),
+    ("402", says("Insufficient balance.", "402"), FundsError, "user/billing"),
+    ("spend limit", says("This would exceed the spend limit of your account."), QuotaError, "higher limit"),
+    ("401", says("Invalid or missing API key.", "401"), CredentialsError, "RUNPOD_API_KEY"),
+    ("403", says("Your account cannot access the requested pool.", "403"), CapacityError, "another type"),
+    ("404", says("The network volume does not exist.", "404"), ProviderError, "check the settings of RunPod"),
+    ("429", says("rate limit exceeded for the minute window", "429"), RateLimitError, "wait"),
+    ("500", says("An unexpected error occurred.", "500"), NoAnswer, "uptime.runpod.io"),
     (
-        "GRAPHQL_VALIDATION_FAILED",
-        http(400, {"errors": [{"message": "…", "extensions": {"code": "GRAPHQL_VALIDATION_FAILED"}}]}),
+        "502",
+        lambda world: world.fail(CREATE, 502, "<html>Bad gateway</html>"),
+        NoAnswer,
+        "uptime.runpod.io",
+    ),
+    ("422", wrong, ProviderError, "report"),
+    ("GraphQL: no stock", graphql(*GONE), CapacityError, "another type"),
+    ("GraphQL: SUPPLY_CONSTRAINT", graphql("…", "SUPPLY_CONSTRAINT"), CapacityError, "another type"),
+    (
+        "GraphQL: too low a bid",
+        graphql("The bid is below the current minimum bid price."),
+        CapacityError,
+        "current prices",
+    ),
+    ("GraphQL: no money", graphql("You do not have enough money to deploy this pod."), FundsError, "user/billing"),
+    (
+        "GraphQL: FORBIDDEN",
+        graphql("Not authorized to perform this operation", "FORBIDDEN"),
+        AccessError,
+        "permission",
+    ),
+    ("GraphQL: INTERNAL_SERVER_ERROR", graphql(*TROUBLE), NoAnswer, "uptime.runpod.io"),
+    (
+        "GraphQL: GRAPHQL_VALIDATION_FAILED",
+        lambda world: world.fail(
+            BID, 400, {"errors": [{"message": "…", "extensions": {"code": "GRAPHQL_VALIDATION_FAILED"}}]}
+        ),
         ProviderError,
         "report",
     ),
-    ("something quite new", says("A text that nobody has seen yet."), ProviderError, "nobody has seen"),
+    ("something quite new", graphql("A text that nobody has seen yet."), ProviderError, "nobody has seen"),
 ]
 
 
-def refused(world: World, refuse: Refuse, number: int) -> ProviderError:
+def refused(world: World, what: str, refuse: Refuse, number: int) -> ProviderError:
     """What a launch says of it, which is asked once."""
-    driver = RunPod()
-    offer = next(iter(driver.offers(A40)))
+    spot = what.startswith(("GraphQL", "something"))
+    driver, need = RunPod(graphql=spot), replace(A40, market="spot" if spot else "on-demand")
+    offer = next(iter(driver.offers(need)))
     refuse(world)
-    asked = len(world.calls(CREATE))
+    create = BID if spot else CREATE
+    asked = len(world.calls(create))
     with pytest.raises(ProviderError) as error:
-        driver.launch(offer, order(token=f"abcdef-{number}"))
-    assert len(world.calls(CREATE)) == asked + 1
+        driver.launch(offer, order(token=f"abcdef-{number}", need=need))
+    assert len(world.calls(create)) == asked + 1
     assert world.left() == {}
     return error.value
 
@@ -358,7 +401,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_every_refusal_of_a_launch_has_its_kind_its_text_and_its_advice(runpod_api: World) -> None:
     for number, (what, refuse, kind, advice) in enumerate(TABLE):
-        error = refused(runpod_api, refuse, number)
+        error = refused(runpod_api, what, refuse, number)
         assert type(error) is kind, what
         assert error.provider == "runpod"
         assert error.code, what
@@ -370,8 +413,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "runpod-errors.md"
 INTRODUCTION = """# What RunPod refuses, and what you read then
 
 Every message here is one that was really raised: `tests/providers/test_runpod.py` lets RunPod refuse a launch in each
-of these ways, in RunPod's own words where they are known, and compares; the words of too low a bid and of the spend
-limit are guessed. GraphQL refuses with HTTP 200, often without a code, so its words decide. `CapacityError` goes on to
+of these ways, in RunPod's own words where they are known, and compares; the words of too low a bid, of the spend limit
+and of 402 and 403 are guessed. REST v2 says 400 both where there is no stock and where a rule is broken, so its words
+decide. GraphQL refuses with HTTP 200, often without a code, so its words decide, too. `CapacityError` goes on to
 the next offer; `QuotaError`, `FundsError` and `CredentialsError` past RunPod; `RateLimitError` and `NoAnswer` are asked
 again with the same token, then passed by; any other `ProviderError` ends the launch. The last ones are what becomes of
 a pod that was rented: `CapacityError` has it replaced, the other one ends the pool at the second time. The error's
@@ -404,7 +448,7 @@ def _ends(world: World) -> Iterator[str]:
 def test_the_page_of_refusals_says_what_a_user_reads(runpod_api: World) -> None:
     rows = []
     for number, (what, refuse, kind, _) in enumerate(TABLE[:-1]):
-        error = refused(runpod_api, refuse, number)
+        error = refused(runpod_api, what, refuse, number)
         rows.append(f"| {what} | `{kind.__name__}` | {error} |")
     rows += _ends(runpod_api)
     page = INTRODUCTION + "\n".join(rows) + "\n"
@@ -414,16 +458,19 @@ def test_the_page_of_refusals_says_what_a_user_reads(runpod_api: World) -> None:
 
 
 def test_retry_after_is_heard(runpod_api: World) -> None:
-    runpod_api.fail(CREATE, 429, {"detail": "…"}, headers={"Retry-After": "7"})
+    runpod_api.fail(CREATE, 429, {"title": "x", "status": 429, "detail": "…"}, headers={"Retry-After": "7"})
     with pytest.raises(RateLimitError) as error:
         RunPod().launch(sold(A40)[0], order())
     assert error.value.retry_after == 7
 
 
 def test_what_is_asked_is_asked_again_where_it_passes(runpod_api: World) -> None:
-    runpod_api.refuse("myself", *TROUBLE, times=2)
+    runpod_api.refuse("GET /v2/pods", TROUBLE[0], "500", times=2)
     assert RunPod().instances() == []
-    assert len(runpod_api.calls("myself")) == 3
+    assert len(runpod_api.calls("GET /v2/pods")) == 3
+    runpod_api.refuse("countryCodes", *TROUBLE, times=2)
+    assert sold(A40, region="SE", cloud="community", graphql=True)
+    assert len(runpod_api.calls("countryCodes")) == 3
 
 
 # --- launching -----------------------------------------------------------------------------------------------
@@ -433,43 +480,82 @@ def rent(world: World, placed: Order, **settings: Any) -> tuple[list[Instance], 
     """The instances, and what the last create was told."""
     driver = RunPod(**settings)
     launched = driver.launch(next(iter(driver.offers(placed.need))), placed)
-    creates = [each for each in world.journal if "input" in (each.body or {}).get("variables", {})]
-    return launched, creates[-1].body["variables"]["input"]
+    created = [each for each in world.journal if each.action in (CREATE, RENT, BID)][-1].body
+    return launched, created if "variables" not in created else created["variables"]["input"]
 
 
 def test_a_launch_says_what_the_pod_is_and_whose(runpod_api: World) -> None:
-    launched, asked = rent(runpod_api, order(nodes=(3, 5), need=replace(A40, vcpus=7.5, memory_gib=30)))
+    launched, asked = rent(runpod_api, order(nodes=(3, 5)))
     assert [each.node for each in launched] == [3, 5]
     names = sorted(each.name for each in runpod_api.rentals.values())
     assert names == [f"skypool/train/{tags.owner()}/0123456789abcdef-1/{n}/2030-01-02T03:04:05Z" for n in (3, 5)]
-    assert (asked["gpuTypeId"], asked["gpuCount"], asked["cloudType"]) == ("NVIDIA A40", 1, "SECURE")
+    assert (asked["gpu"]["id"], asked["gpu"]["count"], asked["cloud"]) == ("NVIDIA A40", 1, "SECURE")
+    assert (asked["ports"], asked["disk"], asked["startSsh"]) == (["22/tcp"], 50, False)
+    assert asked["image"] == "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
+    assert {"cpu", "mounts", "dataCenterIds"}.isdisjoint(asked)
+
+
+def test_vcpus_and_memory_are_asked_for_where_that_can_be_asked(runpod_api: World) -> None:
+    large = replace(A40, vcpus=7.5, memory_gib=30)
+    with pytest.raises(UsageError, match=r"vcpus= and memory= out, or use RunPod\(graphql=True\)"):
+        sold(large)
+    _, asked = rent(runpod_api, order(need=large), graphql=True)
     assert (asked["minVcpuCount"], asked["minMemoryInGb"]) == (8, 30)
     assert (asked["ports"], asked["containerDiskInGb"], asked["volumeInGb"]) == ("22/tcp", 50, 0)
-    assert (asked["imageName"], asked["startSsh"]) == ("runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", False)
-    assert "terminateAfter" not in asked
-    assert "bidPerGpu" not in asked
+    assert {"terminateAfter", "bidPerGpu", "dataCenterId"}.isdisjoint(asked)
+    assert runpod_api.calls("POST /v2/pods") == []
+
+
+def test_spot_pods_need_the_setting_and_other_markets_do_not(runpod_api: World) -> None:
+    with pytest.raises(UsageError, match=r"no spot pods; use market='on-demand', or RunPod\(graphql=True\).*2027"):
+        sold(replace(A40, market="spot"))
+    assert [each.market for each in sold(replace(A40, market="cheapest"))] == ["on-demand"]
+    assert {each.market for each in sold(replace(A40, market="cheapest"), graphql=True)} == {"on-demand", "spot"}
+    assert sorted(each.path for each in runpod_api.journal) == ["/graphql", "/v2/catalog/gpus", "/v2/catalog/gpus"]
+
+
+def test_without_the_setting_nothing_asks_graphql(runpod_api: World) -> None:
+    driver = RunPod()
+    for token, need in (("gpu-1", A40), ("cpu-1", Need())):
+        launched = driver.launch(next(iter(driver.offers(need))), order(need=need, token=token))
+        driver.access(launched[0])
+        driver.renew("train", datetime(2031, 1, 1, tzinfo=UTC))
+        driver.terminate(launched)
+    assert [each.good for each in driver.check()] == [True, True]
+    assert {each.path for each in runpod_api.journal if each.path == "/graphql"} == set()
+
+
+def test_the_start_command_replaces_the_entry_point_of_the_image_and_runs_as_root(runpod_api: World) -> None:
+    for more in ({}, {"graphql": True}):
+        need = replace(A40, market="spot" if more else "on-demand")
+        _, asked = rent(runpod_api, order(token=f"t-{len(more)}", need=need), **more)
+        told = json.loads(asked["dockerArgs"] if more else asked["args"])
+        assert told == {"entrypoint": ["sh", "-c"], "cmd": [UNPACK]}
+        env = {each["key"]: each["value"] for each in asked["env"]} if more else asked["env"]
+        assert set(env) == {"SKYPOOL_START", "RUNPOD_POD_USER"}
+        assert env["RUNPOD_POD_USER"] == "0"
 
 
 def test_the_start_command_holds_the_host_key_and_no_key_of_the_account(runpod_api: World) -> None:
     placed = order()
     _, asked = rent(runpod_api, placed)
-    [variable] = asked["env"]
-    assert variable["key"] == "SKYPOOL_START"
-    assert len(variable["value"]) < 10_000
-    script = gzip.decompress(base64.b64decode(variable["value"])).decode()
+    packed = asked["env"]["SKYPOOL_START"]
+    assert len(packed) < 10_000
+    script = gzip.decompress(base64.b64decode(packed)).decode()
     assert placed.keys is not None
     private, public = placed.keys.host(placed.token)
     assert private.strip() in script
     assert public in script
     assert script.count("BEGIN OPENSSH PRIVATE KEY") == 1
-    assert runpod_api.key not in script + asked["dockerArgs"]
-    assert f"url={runpod_api.url}/graphql" in script.replace("'", "").replace('"', "")
+    assert runpod_api.key not in script + asked["args"]
+    assert f"url={runpod_api.url}\n" in script.replace("'", "").replace('"', "")
 
 
-def test_runpod_itself_ends_a_pod_whose_lifetime_is_over(runpod_api: World) -> None:
+def test_runpod_itself_ends_a_spot_pod_whose_lifetime_is_over(runpod_api: World) -> None:
     """Its image never came, so it has no guard."""
     runpod_api.delays.starting = 1e9
-    launched, asked = rent(runpod_api, order(lifetime=3600.0))
+    spot = replace(A40, market="spot")
+    launched, asked = rent(runpod_api, order(lifetime=3600.0, need=spot), graphql=True)
     until = datetime.strptime(asked["terminateAfter"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     assert abs((until - datetime.now(UTC)).total_seconds() - 4200) < 10
     runpod_api.clock.advance(4100)
@@ -481,10 +567,10 @@ def test_runpod_itself_ends_a_pod_whose_lifetime_is_over(runpod_api: World) -> N
 
 def test_a_spot_pod_is_bid_for_by_gpu_at_the_price_that_was_offered(runpod_api: World) -> None:
     need = Need(accelerators=(parse("H100-SXM:8"),), market="spot")
-    launched, asked = rent(runpod_api, order(need=need))
+    launched, asked = rent(runpod_api, order(need=need), graphql=True)
     assert (asked["gpuCount"], asked["bidPerGpu"]) == (8, 1.5)
     assert launched[0].detail["price"] == pytest.approx(12.0)
-    driver = RunPod()
+    driver = RunPod(graphql=True)
     offer = next(iter(driver.offers(need)))
     runpod_api.price("NVIDIA H100 80GB HBM3", 2.69, 1.8)
     assert [each.state for each in driver.instances()] == ["ending"]  # outbid, and its disk is billed on
@@ -497,9 +583,68 @@ def test_a_spot_pod_is_bid_for_by_gpu_at_the_price_that_was_offered(runpod_api: 
 def test_a_pod_that_costs_more_than_was_offered_is_ended_again(runpod_api: World) -> None:
     offer = sold(A40)[0]
     runpod_api.price("NVIDIA A40", 0.5, None)
-    with pytest.raises(CapacityError, match=r"costs 0\.5 USD/h, and 0\.3568 was offered"):
+    with pytest.raises(CapacityError, match=r"costs 0\.5000 USD per hour, but 0\.3568 was offered.*ended again"):
         RunPod().launch(offer, order())
     assert runpod_api.left() == {}
+
+
+def test_a_pod_whose_reply_was_lost_is_looked_at_as_closely(runpod_api: World) -> None:
+    offer = sold(A40)[0]
+    one, dear = RunPod().launch(offer, order(nodes=(0, 1)))
+    runpod_api.rentals[dear.id].usd = 9.0
+    runpod_api.refuse(CREATE, GONE[0])  # so that node 1 is not had again
+    assert [each.id for each in RunPod().launch(offer, order(nodes=(0, 1)))] == [one.id]
+    assert [*runpod_api.rentals] == [one.id]
+    [_, again] = RunPod().launch(offer, order(nodes=(0, 1)))
+    assert again.id != dear.id
+    assert runpod_api.count()["instances"] == 2
+
+
+def test_a_pod_in_another_data_centre_than_was_asked_for_is_ended_again(runpod_api: World) -> None:
+    runpod_api.odd = {"dataCenterId": "US-TX-3"}
+    with pytest.raises(CapacityError, match="is in US-TX-3, but EU-RO-1 was asked for"):
+        rent(runpod_api, order(), region="EU-RO-1")
+    assert runpod_api.left() == {}
+    assert rent(runpod_api, order())[0]
+
+
+@pytest.mark.parametrize("lag", [0.0, 2.0])
+def test_a_pod_that_runpod_names_otherwise_is_ended_as_nobody_would_find_it(runpod_api: World, lag: float) -> None:
+    runpod_api.odd = {"name": "my pod"}
+    runpod_api.delays.listing = lag
+    with pytest.raises(ProviderError, match=r"RunPod named the new pod .* 'my pod'.*ended again"):
+        rent(runpod_api, order())
+    assert runpod_api.left() == {}
+
+
+def test_a_new_pod_that_runpod_does_not_know_yet_is_ended_once_it_does(runpod_api: World) -> None:
+    runpod_api.delays.listing = 2.0
+    launched, _ = rent(runpod_api, order())
+    RunPod().terminate(launched)
+    assert runpod_api.left() == {}
+    began = time.monotonic()
+    RunPod().terminate(launched)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_creation_that_is_answered_with_no_pod_is_no_answer(runpod_api: World) -> None:
+    spot = replace(A40, market="spot")
+    offer = sold(spot, graphql=True)[0]
+    runpod_api.fail(BID, 200, {"data": {"pod": None}})
+    with pytest.raises(NoAnswer, match="the answer has no pod"):
+        RunPod(graphql=True).launch(offer, order(need=spot))
+    assert runpod_api.left() == {}
+
+
+def test_too_many_requests_in_the_middle_of_a_launch_are_no_lack_of_stock(runpod_api: World) -> None:
+    offer = sold(A40)[0]
+    runpod_api.refuse(CREATE, "rate limit exceeded for the minute window", "429")
+    runpod_api.faults[0].when = lambda request: "/1/" in request.body["name"]
+    with pytest.raises(RateLimitError):
+        RunPod().launch(offer, order(nodes=(0, 1)))
+    assert [each.node for each in RunPod().launch(offer, order(nodes=(0, 1)))] == [0, 1]
+    assert runpod_api.count()["instances"] == 2
 
 
 def test_a_create_without_a_reply_is_found_by_its_name_though_lists_lag(runpod_api: World) -> None:
@@ -526,9 +671,9 @@ def test_what_turned_up_twice_is_ended_but_for_one(runpod_api: World) -> None:
 
 
 def test_with_less_stock_than_asked_for_the_first_ranks_are_rented_and_later_ones_ended(runpod_api: World) -> None:
-    runpod_api.refuse(CREATE, *GONE)
+    runpod_api.refuse(CREATE, GONE[0])
     first = runpod_api.faults[0]
-    first.when = lambda request: "/5/" in request.body["variables"]["input"]["name"]  # scripts have that, too, at times
+    first.when = lambda request: "/5/" in request.body["name"]  # scripts have that, too, at times
     launched, _ = rent(runpod_api, order(nodes=(4, 5, 6)))
     assert [each.node for each in launched] == [4]
     assert [*runpod_api.rentals] == [launched[0].id]
@@ -580,13 +725,33 @@ def test_a_name_that_runpod_would_cut_off_is_refused_before_anything_is_rented(
     assert runpod_api.calls(CREATE) == []
 
 
-def test_names_are_written_anew_once_a_minute_and_not_more(runpod_api: World) -> None:
-    rent(runpod_api, order(nodes=(0, 1)))
-    driver, until = RunPod(), datetime(2030, 1, 2, 4, tzinfo=UTC)
-    for later in (0, 5, 59, 61):
-        driver.renew("train", until + timedelta(seconds=later))
-    assert len(runpod_api.calls("PATCH*")) == 4
-    assert {each.until for each in driver.instances()} == {until + timedelta(seconds=61)}
+def test_a_name_is_written_anew_when_half_of_the_lease_in_it_is_over(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skypool_runpod._RENEWING", 0.0)
+    now = datetime.now(UTC).replace(microsecond=0)
+    rent(runpod_api, replace(order(nodes=(0, 1)), until=now + timedelta(seconds=400)))
+    driver, until = RunPod(), now + timedelta(seconds=600)
+    driver.renew("train", until)
+    assert runpod_api.calls("PATCH*") == []
+    for seconds, renames in ((900, 2), (901, 2), (1000, 2), (500, 4)):
+        until = now + timedelta(seconds=seconds)
+        driver.renew("train", until)
+        assert len(runpod_api.calls("PATCH*")) == renames
+    assert {each.until for each in driver.instances()} == {until}
+
+
+def test_pools_that_are_renewed_and_nodes_that_start_share_one_list_of_pods(runpod_api: World) -> None:
+    """RunPod allows about 60 requests a minute."""
+    runpod_api.delays.starting = 6.0
+    launched, _ = rent(runpod_api, order(nodes=tuple(range(5))))
+    driver, asked = RunPod(), len(runpod_api.journal)
+    for each in retry.at_once(driver.access, launched):
+        assert isinstance(each, Access), each
+    for _ in range(5):
+        driver.renew("train", datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC))
+    told = [(each.method, each.path) for each in runpod_api.journal[asked:]]
+    assert len(told) <= 4, told
 
 
 # --- what is there -------------------------------------------------------------------------------------------
@@ -607,10 +772,10 @@ def test_a_pod_starts_until_its_port_is_mapped_and_what_access_waits_for_is_that
 def test_why_a_pod_is_no_more_is_what_access_says(runpod_api: World) -> None:
     [one], _ = rent(runpod_api, order())
     runpod_api.interrupt(one.id)
-    with pytest.raises(CapacityError, match=r"EXITED.*was outbid"):
+    with pytest.raises(CapacityError, match=r"EXITED.*stopped, or was outbid"):
         RunPod().access(one)
     RunPod().terminate([one])
-    with pytest.raises(CapacityError, match=r"gone.*rent another one"):
+    with pytest.raises(CapacityError, match=r"gone.*start another one"):
         RunPod().access(one)
 
 
@@ -626,7 +791,7 @@ def test_a_pod_whose_image_never_comes_is_told_of_with_what_to_do(
 
 def test_an_end_that_is_refused_is_still_running_by_name(runpod_api: World) -> None:
     launched, _ = rent(runpod_api, order(nodes=(0, 1)))
-    runpod_api.refuse("podTerminate", "Not authorized to perform this operation", "FORBIDDEN", times=None)
+    runpod_api.refuse("DELETE /v2/pods/{id}", "this key may not do that", "403", times=None)
     with pytest.raises(StillRunning, match="permission") as left:
         RunPod().terminate(launched)
     assert {getattr(each, "id", None) for each in left.value.instances} == {each.id for each in launched}
@@ -679,21 +844,22 @@ def test_a_web_page_is_told_of_in_a_few_words(runpod_api: World, monkeypatch: py
 
 def test_a_pod_that_is_made_and_told_of_with_an_error_is_rented(runpod_api: World) -> None:
     """As GraphQL does where one field of an answer fails."""
-    offer = sold(A40)[0]
+    spot = replace(A40, market="spot")
+    offer = sold(spot, graphql=True)[0]
     runpod_api.spoilt.append(("costPerHr", "Cannot read properties of undefined (reading 'costPerHr')"))
-    [one] = RunPod().launch(offer, order())
+    [one] = RunPod(graphql=True).launch(offer, order(need=spot))
     assert [*runpod_api.rentals] == [one.id]
-    assert len(runpod_api.calls(CREATE)) == 1
+    assert len(runpod_api.calls(BID)) == 1
 
 
 def test_a_pod_whose_end_was_refused_has_not_ended_because_a_list_lacks_it(
     runpod_api: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RunPod, "ending", 1.0)
-    runpod_api.delays.listing = 1e9
     one, two = rent(runpod_api, order(nodes=(0, 1)))[0]
-    refused = runpod_api.refuse("podTerminate", "Not authorized to perform this operation", "FORBIDDEN", times=None)
-    refused.when = lambda request: request.body["variables"]["id"] == one.id
+    runpod_api.odd = {"name": "another", "id": "another"}  # what the list says
+    refused = runpod_api.refuse("DELETE /v2/pods/{id}", "this key may not do that", "403", times=None)
+    refused.when = lambda request: request.by["id"] == one.id
     with pytest.raises(StillRunning, match="permission") as left:
         RunPod().terminate([one, two])
     assert left.value.instances == (one,)
@@ -702,7 +868,7 @@ def test_a_pod_whose_end_was_refused_has_not_ended_because_a_list_lacks_it(
 
 def test_a_pod_that_ends_while_names_are_written_hinders_no_other(runpod_api: World) -> None:
     one, two = rent(runpod_api, order(nodes=(0, 1)))[0]
-    until = datetime(2031, 1, 1, tzinfo=UTC)
+    until = datetime(2050, 1, 1, tzinfo=UTC)
 
     def look(call: Any, moment: str) -> None:
         if call.method == "PATCH" and moment == "before" and one.id in runpod_api.rentals:
@@ -713,11 +879,11 @@ def test_a_pod_that_ends_while_names_are_written_hinders_no_other(runpod_api: Wo
     assert [(each.id, each.until) for each in RunPod().instances()] == [(two.id, until)]
 
 
-@pytest.mark.parametrize("status", ["TERMINATED", "DEAD", "PAUSED"])
+@pytest.mark.parametrize("status", ["TERMINATED", "ERROR", "EXITED"])
 def test_a_pod_that_somebody_ended_is_replaced(runpod_api: World, status: str) -> None:
     [one], _ = rent(runpod_api, order())
     runpod_api.rentals[one.id].state = status
-    with pytest.raises(CapacityError, match="rent another one"):
+    with pytest.raises(CapacityError, match="start another one"):
         RunPod().access(one)
 
 
@@ -725,17 +891,21 @@ def test_a_pod_that_somebody_ended_is_replaced(runpod_api: World, status: str) -
 
 
 def test_a_check_tells_of_the_account_and_of_what_is_wrong_with_it(runpod_api: World) -> None:
+    rent(runpod_api, order())
     found = {each.what: each for each in RunPod().check()}
+    assert "the pods of the account (1) cost 0.35 USD per hour" in found["account"].text
+    found = {each.what: each for each in RunPod(graphql=True).check()}
     assert "user_lab has 1000.00 USD left" in found["account"].text
     assert all(each.good for each in found.values())
     runpod_api.spend_limit = None
-    assert "(no limit)" in next(each.text for each in RunPod().check() if each.what == "account")
+    assert "(no limit)" in next(each.text for each in RunPod(graphql=True).check() if each.what == "account")
     runpod_api.balance = 0.0
-    [wrong] = [each for each in RunPod().check() if not each.good]
+    [wrong] = [each for each in RunPod(graphql=True).check() if not each.good]
     assert "user/billing" in wrong.advice
     runpod_api.bad_keys.add(runpod_api.key)
-    [wrong] = [each for each in RunPod().check() if not each.good]
-    assert "RUNPOD_API_KEY" in wrong.advice
+    for driver in (RunPod(), RunPod(graphql=True)):
+        [wrong] = [each for each in driver.check() if not each.good]
+        assert "RUNPOD_API_KEY" in wrong.advice
 
 
 # --- on machines ---------------------------------------------------------------------------------------------
@@ -749,21 +919,27 @@ class TestRunPodMachines(OnMachines):
         return RunPod()
 
     @pytest.fixture
-    def control(self, runpod: World) -> CpuStrings:
-        return CpuStrings(runpod)
+    def control(self, runpod: World) -> Strings:
+        return Strings(runpod)
 
 
 @pytest.mark.parametrize("without", ["", "/usr/bin/curl"])
-def test_a_pod_ends_itself_with_its_own_key_by_curl_or_by_python(runpod: World, without: str) -> None:
+@pytest.mark.parametrize("rest", [True, False], ids=["by REST v2", "by GraphQL"])
+def test_a_pod_ends_itself_with_its_own_key_by_curl_or_by_python(runpod: World, without: str, rest: bool) -> None:
     driver = RunPod()
     [launched] = driver.launch(next(iter(driver.offers(Need()))), order(need=Need(), lease=4.0))
+    if not rest:
+        runpod.refuse("DELETE /v2/pods/{id}", "this key may not do that", "403", times=None)
     runpod.wait(lambda: runpod.rentals[launched.id].machine is not None)
     machine = runpod.rentals[launched.id].machine
     assert machine is not None
     if without:
         machine.path(without).unlink()
     runpod.wait(lambda: not runpod.count()["instances"], 40)
-    [ended] = runpod.calls("podTerminate")
+    ended = runpod.calls("DELETE /v2/pods/{id}" if rest else "podTerminate")[-1]
     assert ended.headers["authorization"] == f"Bearer rpp_{launched.id}"
+    assert ended.headers["user-agent"] == "skypool"
+    assert bool(runpod.calls("podTerminate")) is not rest
     assert ("accept-encoding" in ended.headers) == bool(without)  # as Python's urllib says
+    runpod.heal()
     driver.terminate([launched])
