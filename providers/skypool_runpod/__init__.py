@@ -306,7 +306,7 @@ class RunPod(Regional):
         now = datetime.now(UTC)
         fresh = now + (until - now) / 2
         names: dict[str, str] = {}
-        for pod in _catalog.pods(self._api().pods(age=_RENEWING), pool, tags.owners(pool)):
+        for pod in self._found("", pool, _RENEWING):
             if pod.until is None or not fresh < pod.until <= until:
                 names[pod.id] = _catalog.name(pool, pod.token, pod.node, until)
 
@@ -409,27 +409,22 @@ class RunPod(Regional):
         """
         what = f"to rent {offer.instance_type}"
         create = self._creation(offer, order, node, what)
-        lost = _api.REFUSALS.error("to list a new pod", "502", "no answer")
         order.asking(node)
         try:
             record = create()
         except NoAnswer as e:
-            lost = e
-            record = None
+            lost = e  # the name `e` ends with this block
 
-        def look() -> Instance:
-            found = self.instances(pool=order.pool) if record is None else _catalog.pods([record], order.pool, "*")
-            for each in found:
-                if each.token == order.token and each.node == node:
-                    return each
-            if record is not None:  # no later list would show it as ours
-                said = {tags.POOL: order.pool, tags.TOKEN: order.token, tags.NODES: str(node)}
-                odd = tags.instance(self.name, record["id"], said, 0, "starting", {}, region="RunPod")
-                undo(self.terminate, order, [odd])
-                raise _api.REFUSALS.error(what, "name", f"RunPod named the new pod {odd.id} {record['name']!r}")
-            raise lost
+            def look() -> Instance:
+                for each in self.instances(pool=order.pool):
+                    if each.token == order.token and each.node == node:
+                        return each
+                raise lost
 
-        made = replace(retry.patiently(look, _LAG), offer=offer)
+            made = retry.patiently(look, _LAG)
+        else:
+            made = self._new(record, order, node, what)
+        made = replace(made, offer=offer)
         order.made(made)
         if differs := self._differs(made, offer):
             undo(self.terminate, order, [made])
@@ -441,6 +436,27 @@ class RunPod(Regional):
                 text=differs,
             )
         return made
+
+    def _new(self, record: _api.Record, order: Order, node: int, what: str) -> Instance:
+        """Return a pod that was just created. A pod that does not have the name that was asked for is ended again.
+
+        Args:
+            record: RunPod's record of the pod.
+            order: the order of the pod.
+            node: number of the node.
+            what: what the request did, for error messages.
+
+        Raises:
+            ProviderError: the pod has another name, so no list would show it as a pod of the order.
+            StillRunning: that pod could not be ended.
+        """
+        for each in _catalog.pods([record], order.pool, "*"):
+            if each.token == order.token and each.node == node:
+                return each
+        said = {tags.POOL: order.pool, tags.TOKEN: order.token, tags.NODES: str(node)}
+        odd = tags.instance(self.name, record["id"], said, 0, "starting", {}, region="RunPod")
+        undo(self.terminate, order, [odd])
+        raise _api.REFUSALS.error(what, "name", f"RunPod named the new pod {odd.id} {record['name']!r}")
 
     def _differs(self, pod: Instance, offer: Offer) -> str:
         """Return how a pod differs from its offer, such as "is in US-TX-3, but EU-RO-1 was asked for", or "".
@@ -502,8 +518,8 @@ class RunPod(Regional):
     def _regions(self) -> Sequence[str]:
         return ("RunPod",)
 
-    def _found(self, region: str, pool: str | None) -> list[Instance]:
-        return _catalog.pods(self._api().pods(), pool, tags.owners(pool))
+    def _found(self, region: str, pool: str | None, age: float = 0.0) -> list[Instance]:
+        return _catalog.pods(self._api().pods(age), pool, tags.owners(pool))
 
     def _left(self, region: str, pool: str | None) -> Sequence[Leftover]:
         return ()  # RunPod creates nothing but pods
@@ -538,12 +554,3 @@ class RunPod(Regional):
             raise errors[0]
         there = {each["id"] for each in api.pods() if each["status"] != "TERMINATED"}
         return {id: left.get(id, "") for id in instances if id in left or id in there}
-
-    def _terminating(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
-        """Return the pods that have not ended; end those again that RunPod may not have known before.
-
-        See `_terminate`. The list of pods is read first, so that one request is enough where all pods have ended.
-        """
-        there = {each["id"] for each in self._api().pods() if each["status"] != "TERMINATED"}
-        again = {id: pod for id, pod in instances.items() if id in there or self._api().age(id) < _LAG}
-        return self._terminate(region, again) if again else {}

@@ -8,6 +8,7 @@ https://docs.runpod.io/sdks/graphql/manage-pods, https://graphql-spec.runpod.io 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
@@ -42,22 +43,25 @@ BID = (
 """Mutation that creates a spot pod."""
 
 
-class Place(TypedDict, total=False):
-    """Where a pod may be: a data centre of the secure cloud, or a country of the community cloud. {} for any place."""
+class Machines(TypedDict, total=False):
+    """The fields by which both inputs choose machines: the place, the number of GPUs, and lower limits.
+
+    `dataCenterId` is for the secure cloud, and `countryCode` for the community cloud. Without them, any place will do.
+    """
 
     dataCenterId: str
     countryCode: str
-
-
-class LowestPrice(Place, total=False):
-    """The input of `lowestPrice`: which machines count for the price and the stock."""
-
     gpuCount: int
-    secureCloud: bool
     supportPublicIp: bool
     minCudaVersion: str
     minVcpuCount: int
     minMemoryInGb: int
+
+
+class LowestPrice(Machines, total=False):
+    """The input of `lowestPrice`, which chooses the machines that count for the price and the stock."""
+
+    secureCloud: bool
 
 
 class Variable(TypedDict):
@@ -67,7 +71,7 @@ class Variable(TypedDict):
     value: str
 
 
-class Deploy(Place, total=False):
+class Deploy(Machines, total=False):
     """The input of the mutations that create a pod. `bidPerGpu` is for spot pods, in USD per hour."""
 
     name: str
@@ -82,12 +86,7 @@ class Deploy(Place, total=False):
     volumeMountPath: str
     cloudType: Literal["SECURE", "COMMUNITY"]
     gpuTypeId: str
-    gpuCount: int
     bidPerGpu: float
-    supportPublicIp: bool
-    minCudaVersion: str
-    minVcpuCount: int
-    minMemoryInGb: int
     terminateAfter: str
 
 
@@ -100,12 +99,8 @@ def lowest_price(size: Size, cloud: str, place: str, cuda: str | None) -> Lowest
         place: a data centre of the secure cloud, or a country of the community cloud; "" for any.
         cuda: CUDA version that the machine's driver must support; None for any.
     """
-    asked: LowestPrice = {
-        "gpuCount": size.count,
-        "secureCloud": cloud == "secure",
-        "supportPublicIp": True,
-    }
-    _narrow(asked, size, cloud, place, cuda)
+    asked: LowestPrice = {"secureCloud": cloud == "secure"}
+    _choose(asked, size, cloud, place, cuda)
     return asked
 
 
@@ -139,10 +134,8 @@ def deploy(
         "volumeInGb": 0,
         "cloudType": "SECURE" if offer.zone == "secure" else "COMMUNITY",
         "gpuTypeId": offer.detail["gpu"],
-        "gpuCount": offer.detail["count"],
-        "supportPublicIp": True,
     }
-    _narrow(asked, size, offer.zone, offer.region, cuda)
+    _choose(asked, replace(size, count=offer.detail["count"]), offer.zone, offer.region, cuda)
     if offer.market == "spot":
         asked["bidPerGpu"] = offer.detail["price"]
     if volume:
@@ -158,8 +151,10 @@ def record(pod: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": pod["id"], "name": pod["name"], "status": "PROVISIONING", "cost": pod.get("costPerHr")}
 
 
-def _narrow(asked: LowestPrice | Deploy, size: Size, cloud: str, place: str, cuda: str | None) -> None:
-    """Add the place and the lower limits of CUDA version, vCPUs and memory to an input, which is changed in place."""
+def _choose(asked: Machines, size: Size, cloud: str, place: str, cuda: str | None) -> None:
+    """Add the fields by which machines are chosen to an input, which is changed in place."""
+    asked["gpuCount"] = size.count
+    asked["supportPublicIp"] = True
     if place and cloud == "secure":
         asked["dataCenterId"] = place
     elif place:

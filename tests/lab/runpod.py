@@ -123,7 +123,7 @@ class RunPod(Cloud[Pod]):
         for kind, usd in on_demand.items():
             for cloud in ("SECURE", "COMMUNITY"):
                 self.prices[kind, cloud] = usd, spot.get(kind)
-        self.schema = Document(Path(__file__).parent / "runpod_v2.json")
+        self.schema = _published()
         rest = {
             "GET /v2/pods": lambda request: {"pods": [self._v2(each) for each in self._listed()]},
             "POST /v2/pods": self._create,
@@ -661,6 +661,12 @@ class RunPod(Cloud[Pod]):
             }  # fmt: skip
             made.append(told | (self._stock_of(f"{each}-{vcpus}-{vcpus * ram:g}", "SECURE", True) if stocked else {}))
         return {"cpus": made}
+
+
+@functools.cache
+def _published() -> Document:
+    """The schema of REST v2, read once for all worlds."""
+    return Document(Path(__file__).parent / "runpod_v2.json")
 
 
 def _with_stock(query: Mapping[str, str]) -> bool:
