@@ -1,6 +1,6 @@
 """Data types that drivers (one for each cloud) and the rest of skypool share.
 
-The data types are Need, Offer, Order, Instance, Access, Finding and Leftover, and the types of their fields.
+The data types are Need, Offer, Order, Instance, Access, Bill, Finding and Leftover, and the types of their fields.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from skypool.wire.transport import Transport
 __all__ = [
     "Access",
     "Arch",
+    "Bill",
     "Finding",
     "Instance",
     "Leftover",
@@ -368,7 +369,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check of a driver (the code for one cloud), as the command `skypool doctor` shows it.
+    """The result of one check of a driver (the code for one cloud), as `skypool doctor` and `skypool prove` show it.
 
     Attributes:
         what: title of the check, such as "Python".
@@ -381,6 +382,19 @@ class Finding:
     good: bool
     text: str
     advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """The sum that a provider bills for some machines, as the provider's API tells it.
+
+    Attributes:
+        usd: the sum in US dollars; None if the provider does not tell it, or does not tell it yet.
+        text: where the sum is from, and what it contains. If `usd` is None: why, and where to look later.
+    """
+
+    usd: float | None
+    text: str
 
 
 class SlotEnv(TypedDict):

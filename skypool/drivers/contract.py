@@ -1,7 +1,8 @@
 """Protocols that a driver implements. A driver is the class that talks to one cloud provider.
 
-`Driver` has the methods that every driver needs. `Renews`, `Learns`, `Tidies`, `Checks` and `Policed` are optional.
-`Abilities` says what machines of a provider can do. `Answers`, `lacks` and `undo` are helpers for authors of drivers.
+`Driver` has the methods that every driver needs. `Renews`, `Learns`, `Tidies`, `Checks`, `Proves`, `Bills` and
+`Policed` are optional. `Abilities` says what machines of a provider can do. `Answers`, `lacks` and `undo` are helpers
+for authors of drivers.
 
 In this module, an instance is a rented machine as its provider reports it (`skypool.model.Instance`).
 """
@@ -15,7 +16,7 @@ from datetime import datetime
 from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from skypool.errors import StillRunning, not_ended
-from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order, Trust
+from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order, Trust
 
 T = TypeVar("T")
 
@@ -329,19 +330,62 @@ class Tidies(Protocol):
 
 @runtime_checkable
 class Checks(Protocol):
-    """An optional protocol of a driver: the driver can check credentials, permissions and quotas, and rents nothing.
+    """An optional protocol of a driver: the driver can check an account with requests that only read.
 
-    The command `skypool doctor` shows the results.
+    The commands `skypool doctor` and `skypool prove --level read` show the results.
     """
 
     def check(self) -> Iterable[Finding]:
-        """Check credentials, permissions, quotas, images and the clock, as far as the provider allows.
+        """Check credentials, permissions, quotas, images, prices and the clock, as far as the provider allows.
 
-        Nothing is rented or changed. Test permissions by a dry run, if the provider has one.
+        Nothing is rented or changed. Test permissions by a dry run, if the provider has one. Check every region that
+        the settings allow, and say each fact once: one finding for an image in all regions, not one for each region.
 
         Returns:
             One `Finding` for each check, with title, result and text. A check that raises gives a failed finding, with
             advice for the user; this method itself does not raise.
+        """
+        ...
+
+
+@runtime_checkable
+class Proves(Protocol):
+    """An optional protocol of a driver: the driver can send requests for new machines that the provider must refuse.
+
+    The command `skypool prove --level write` shows the results. Nothing is rented, and nothing is paid for.
+    """
+
+    def prove_creates(self) -> Iterable[Finding]:
+        """Send create requests that the provider must refuse, and compare each refusal with the expected one.
+
+        Send the driver's real requests, each with one part that is impossible, such as an instance type that does not
+        exist. Use the provider's dry run if there is one. If a machine is made all the same, terminate it, and return a
+        failed finding that names it.
+
+        Returns:
+            One `Finding` for each request. It is good if the provider refused for the expected reason, and the driver
+            translated the refusal to the expected class of error. This method itself does not raise.
+        """
+        ...
+
+
+@runtime_checkable
+class Bills(Protocol):
+    """An optional protocol of a driver: the provider's API tells what machines have cost.
+
+    The command `skypool prove` compares this sum with the receipt.
+    """
+
+    def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
+        """Return the sum that the provider bills for instances.
+
+        Args:
+            instances: ids of the instances. They have ended.
+            since: a time before the first instance was rented, with a time zone.
+            until: a time after the last instance had ended, with a time zone.
+
+        Raises:
+            ProviderError: the provider refused the request or did not answer.
         """
         ...
 
