@@ -266,7 +266,12 @@ class Compute:
         Nothing is rented. The requests are sent when the first finding is taken. A request that is not refused as
         expected gives a failed finding.
         """
-        return _proof.refusals(self)
+
+        def find() -> tuple[Offer, compute_v1.Image]:
+            offer = min(self.offers(Need()), key=lambda each: each.usd_per_hour)
+            return offer, self.image(catalog.machine_of(offer).image)
+
+        return _proof.refusals(self._calls, find)
 
     # --- what there is ---------------------------------------------------------------------------------------
 
