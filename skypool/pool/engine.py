@@ -94,6 +94,7 @@ class PoolEngine:
         self._heard: dict[int, float] = {}
         self._changed = asyncio.Event()
         self._advised = False
+        self._told_of_stopped_parts = False
         self._grow_pause = _GROW_AGAIN
         self._grow_from = -math.inf
         self._no_growth = ""
@@ -311,6 +312,18 @@ class PoolEngine:
                 f"map runs one call at a time on each node, with all {devices} {_CALLED.get(kind, 'devices')}; "
                 f'ComputePool(..., slots="per-device") runs {devices} at a time'
             )
+
+    def advise_stopped(self, text: str) -> None:
+        """Tell the user, once per pool, that parts of a call were stopped because another part failed.
+
+        Any thread may call this.
+
+        Args:
+            text: what was stopped and why, and how to let such parts go on.
+        """
+        if not self._told_of_stopped_parts:
+            self._told_of_stopped_parts = True
+            self._notice(text)
 
     def _packing(self) -> Callable[[int, int], None]:
         """Return a function that tells the user how many bytes of the image's files have been packed.
