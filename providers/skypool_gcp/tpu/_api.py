@@ -399,13 +399,15 @@ def _client(address: str, credentials: Credentials) -> tpu_v2.TpuClient:
         address: The address of the API; "" for Google's own.
         credentials: The credentials that the requests carry. They are not used with "grpc://".
     """
-    if address.startswith("grpc://"):
-        channel = grpc.insecure_channel(address.removeprefix("grpc://"))
-        return tpu_v2.TpuClient(transport=tpu_transports.TpuGrpcTransport(channel=channel))
-    if not address:
-        return tpu_v2.TpuClient(credentials=credentials)
-    return tpu_v2.TpuClient(
-        credentials=credentials,
-        transport="rest",
-        client_options={"api_endpoint": address},
-    )
+    if address and not address.startswith("grpc://"):
+        client = tpu_v2.TpuClient(credentials=credentials, transport="rest", client_options={"api_endpoint": address})
+        _api.attend(client, "tpu")
+        return client
+    from skypool_gcp import _channel  # imports gRPC
+
+    transport = tpu_transports.TpuGrpcTransport
+    if address:
+        channel = _channel.recorded(grpc.insecure_channel, "tpu")(address.removeprefix("grpc://"))
+        return tpu_v2.TpuClient(transport=transport(channel=channel))
+    create = _channel.recorded(transport.create_channel, "tpu")
+    return tpu_v2.TpuClient(credentials=credentials, transport=partial(transport, channel=create))
