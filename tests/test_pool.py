@@ -177,7 +177,7 @@ def test_a_call_for_several_nodes_fails_as_at_does(pool: sky.ComputePool) -> Non
 
     with pytest.raises(KeyError, match="1"):
         fail(1).with_options(node="all") >> pool
-    future = fail(0).with_options(node="all") > pool
+    future = fail(0).with_options(node="all", independent=True) > pool
     with pytest.raises(ExceptionGroup, match="2 of 2 calls failed"):
         future.result(60)
     assert isinstance(future.exception(), ExceptionGroup)

@@ -276,6 +276,14 @@ class GCP:
         """
         return chain.from_iterable(api.check() for api in self._apis)
 
+    def prove_creates(self) -> Iterable[Finding]:
+        """Send create requests that Google must refuse, and return one finding for each. Nothing is rented.
+
+        The parts `compute` and `tpu` of the driver send the requests, one part after the other. The method does not
+        raise.
+        """
+        return chain.from_iterable(api.prove_creates() for api in self._apis)
+
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
         """Call a function for both parts of the driver that list machines, in parallel. Return all results as one list.
 

@@ -70,9 +70,9 @@ class Runner(Protocol):
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node, wait for all, and return the list of values. `call @ pool` does this.
 
-        The values are ordered by node number. For a generator function, return a list of `Stream` objects at once. An
-        exception of one node is raised when the call has ended on all nodes. Exceptions of several nodes are raised as
-        an ExceptionGroup.
+        The values are ordered by node number. For a generator function, return a list of `Stream` objects at once. When
+        the call fails on one node, it is stopped on the others, and the exception is raised. `ComputePool.run_all` says
+        more.
         """
         ...
 
@@ -132,6 +132,8 @@ class ComputeFunction(Generic[P, T]):
         devices: 0 for a call that needs no accelerator. On a node with accelerators, the call then runs on a CPU slot
             and sees no accelerator. Default None: a call gets the accelerators of the slot that runs it. (A slot is
             the part of a node that runs one call at a time.)
+        independent: for a call that runs on several nodes. Default False: when it fails for good on one node, it is
+            stopped on the others. True lets the others go on; the error is raised when all have ended.
 
     Attributes:
         function: the plain function.
@@ -441,6 +443,7 @@ def compute(
     on_interruption: Callable[[Interruption], object] | None = None,
     fresh: bool = False,
     devices: Literal[0] | None = None,
+    independent: bool = False,
 ) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
 def compute(
     function: Callable[P, T] | None = None, /, **options: Unpack[NodesChanges]
@@ -465,6 +468,7 @@ def compute(
         fresh: True runs each call in a new process. Default False.
         devices: 0 for a call that needs no accelerator. Default None: a call gets the accelerators of the slot that
             runs it.
+        independent: True lets a call for several nodes go on when it has failed on one of them. Default False.
 
     `ComputeFunction` describes each option in full.
 
@@ -567,7 +571,7 @@ class Call(Generic[T_co]):
             node: the nodes that run the call: a number, a list of numbers, "all", or None for any node with room. With
                 a list or "all", the result is a list of values, ordered by node number.
             changes: other options of `@compute`, by name: timeout, retries, retry_on, output, grace, window,
-                on_interruption, fresh and devices. `ComputeFunction` describes each.
+                on_interruption, fresh, devices and independent. `ComputeFunction` describes each.
 
         Raises:
             UsageError: an option does not exist, or a value is not valid.
@@ -605,8 +609,8 @@ class Call(Generic[T_co]):
         """Run the call on every node of the pool, wait, and return the list of values, ordered by node number.
 
         If the call's option `node` is a number or a list, only these nodes run it. For a generator function, return a
-        list of `Stream` objects at once. An exception of one node is raised when all nodes have ended; several are
-        raised as an ExceptionGroup. `ComputePool.run_all` lists the errors that the pool raises.
+        list of `Stream` objects at once. When the call fails on one node, it is stopped on the others, and the
+        exception is raised. `ComputePool.run_all` says more, and lists the errors that the pool raises.
 
         Raises:
             UsageError: the right operand is not a pool.

@@ -10,7 +10,6 @@ import contextlib
 import pickle
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
@@ -122,11 +121,15 @@ class CallFuture(Future[T]):
 
     Args:
         name: the name of the function, for messages. It is also an attribute of the future.
+        on_end: called with the end of the call, also if the future was cancelled before. Only the pool passes it.
     """
 
-    def __init__(self, name: str = "the call") -> None:
+    def __init__(
+        self, name: str = "the call", on_end: Callable[[BaseException | Returned], None] | None = None
+    ) -> None:
         super().__init__()
         self.name = name
+        self._on_end = on_end
         self._stop: Callable[[], None] | None = None
         self._opening = threading.Lock()
         self._opened = False
@@ -195,6 +198,8 @@ class CallFuture(Future[T]):
         except InvalidStateError:
             with self._condition:
                 self._condition.notify_all()  # for `wait_stopped`
+        if self._on_end is not None:
+            self._on_end(end)
 
     def _open(self, raw: Returned) -> T:
         """Decode the value on the first call, in the calling thread, and return it. Later calls return the same object.
@@ -264,99 +269,6 @@ class CallFuture(Future[T]):
         return asyncio.wrap_future(self).__await__()
 
 
-class ListFuture(CallFuture[list[T]]):
-    """The future of a call that was sent to several nodes. Its result is the list of values, ordered by node number.
-
-    The future is done when the call has ended on every node, also if the call failed early on one of them. Cancelling
-    the future stops the call on all nodes.
-
-    Args:
-        name: the name of the function.
-        parts: one future for each node that runs the call, ordered by node number.
-    """
-
-    def __init__(self, name: str, parts: Sequence[CallFuture[T]]) -> None:
-        super().__init__(name)
-        self._parts = parts
-        self._running = len(parts)
-        self._counting = threading.Lock()
-        self.on_cancel(lambda: cancel_all(parts))
-        for part in parts:
-            part.add_done_callback(self._on_part_done)
-
-    def _on_part_done(self, _: Future[T]) -> None:
-        """Count one node's future as done. When it is the last one, finish this future.
-
-        The error of a node becomes the error of this future; several errors become an ExceptionGroup. A node's future
-        that was cancelled does not count as an error. The values are not decoded here.
-
-        Args:
-            _: the future that is done. It is not used.
-        """
-        with self._counting:
-            self._running -= 1
-            if self._running:
-                return
-        # `Future.exception` leaves the values pickled: the thread that asks for them unpickles them
-        ended = [part for part in self._parts if not part.cancelled()]
-        errors = [error for part in ended if (error := Future.exception(part)) is not None]
-        self.finish(_as_one_error(errors, len(self._parts)) if errors else Returned(()))
-
-    def result(self, timeout: float | None = None) -> list[T]:
-        """Wait for all nodes, and return the list of values, ordered by node number.
-
-        If the call raised on one node, its exception is raised. If it raised on several nodes, an ExceptionGroup is
-        raised. Neither is raised before the call has ended on all nodes.
-
-        Args:
-            timeout: seconds to wait; None waits without a limit.
-
-        Raises:
-            TimeoutError: the call has not ended on all nodes within `timeout` seconds. The call keeps running.
-            CancelledError: the call was cancelled.
-            PickleError: the value of one node cannot be unpickled here.
-            UntrustedResult: one node is not trusted, and its value is more than plain data.
-        """
-        Future.result(self, timeout)
-        return results_of(self._parts)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for all nodes, and return the exception that `result` would raise, or None if it would return a list.
-
-        For a value that cannot be unpickled, the error of unpickling is returned, not raised.
-
-        Args:
-            timeout: seconds to wait; None waits without a limit.
-
-        Raises:
-            TimeoutError: the call has not ended on all nodes within `timeout` seconds. The call keeps running.
-            CancelledError: the call was cancelled.
-        """
-        error = Future.exception(self, timeout)
-        if error is None:
-            try:
-                self.result()
-            except (PickleError, UntrustedResult, BaseExceptionGroup) as e:
-                return e
-        return error
-
-    def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Wait until the function has stopped on every node, including its `finally` and `with` blocks.
-
-        Args:
-            timeout: seconds to wait for all nodes together; None waits without a limit.
-
-        Returns:
-            False if the function may still run on some node after `timeout` seconds, otherwise True.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        for part in self._parts:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            if not part.wait_stopped(left):
-                return False
-        return True
-
-
 class Items(Generic[T]):
     """The queue of items that a generator on a node (rented machine) yields. A `Stream` gives them to the user.
 
@@ -365,6 +277,7 @@ class Items(Generic[T]):
 
     Args:
         name: the function's name, for messages.
+        on_failed: called with the exception that ended the generator, unless this object was closed before.
 
     Attributes:
         seen: the number of the last item that arrived, counted from 1; 0 before the first.
@@ -372,8 +285,9 @@ class Items(Generic[T]):
         value: the return value of the generator once it is exhausted, None before.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, on_failed: Callable[[BaseException], None] | None = None) -> None:
         self._name = name
+        self._on_failed = on_failed
         self._batches: queue.SimpleQueue[tuple[int, bool, Returned] | BaseException | Returned] = queue.SimpleQueue()
         self._reader: Reader | None = None
         self._fed = 0
@@ -445,6 +359,8 @@ class Items(Generic[T]):
         """
         self._batches.put(end)
         self._stopped.set()
+        if self._on_failed is not None and isinstance(end, BaseException) and not self._over:
+            self._on_failed(end)
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Wait until the generator has stopped on its node, including its `finally` and `with` blocks.
@@ -512,6 +428,26 @@ class Items(Generic[T]):
             Exception: the value cannot be unpickled. Errors of unpickling are raised unchanged.
         """
         return codec.loads(buffers) if self._reader is None else self._reader.value(buffers, f"{what} of {self._name}")
+
+    def fail(self, error: BaseException) -> bool:
+        """Stop the generator, and let the iteration raise `error` in place of its next item. Return at once.
+
+        Items that were not taken are dropped. Do nothing if `is_over` is True already.
+
+        Returns:
+            False if `is_over` was True already.
+        """
+        if self._over:
+            return False
+        waited_for = self._batches
+        self._on_failed = None
+        self._batches = queue.SimpleQueue()
+        self._batches.put(error)
+        self._batch = iter(())
+        waited_for.put(error)  # wakes a thread that waits for the next item
+        if self._stop is not None:
+            self._stop()
+        return True
 
     def close(self) -> None:
         """Stop the generator, and end the iteration. Do nothing if `is_over` is True already.
@@ -628,11 +564,11 @@ def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
         raise
     errors = [e for f in futures if (e := f.exception()) is not None]
     if len(errors) > 1:
-        raise _as_one_error(errors, len(futures))
+        raise as_one_error(errors, len(futures))
     return [future.result() for future in futures]
 
 
-def _as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
+def as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
     """Return (do not raise) an exception group of several errors, or the error itself if it is the only one.
 
     Args:

@@ -31,6 +31,7 @@ _OPTIONS = (
     "on_interruption",
     "fresh",
     "devices",
+    "independent",
 )
 
 
@@ -49,6 +50,7 @@ class OptionChanges(TypedDict, total=False):
     on_interruption: Callable[[Interruption], object] | None
     fresh: bool
     devices: Literal[0] | None
+    independent: bool
 
 
 class OneNodeChanges(OptionChanges, total=False):
@@ -102,6 +104,7 @@ class Options:
         on_interruption: Callable[[Interruption], object] | None = None,
         fresh: bool = False,
         devices: Literal[0] | None = None,
+        independent: bool = False,
     ) -> None:
         self.timeout = seconds("timeout", timeout) if isinstance(timeout, (str, timedelta)) else timeout
         self.retries = retries
@@ -113,6 +116,7 @@ class Options:
         self.fresh = fresh
         self.on_interruption = on_interruption
         self.devices = devices
+        self.independent = independent
         self._check()
         self.header = self._header()
         self.on_cpu = devices == 0
@@ -144,8 +148,9 @@ class Options:
         number("grace", self.grace, "seconds between SIGTERM and SIGKILL", least=0)
         whole("retries", self.retries, "how often the call may run again", least=0)
         whole("window", self.window, "bytes of a stream under way", least=1)
-        if not isinstance(self.fresh, bool):
-            raise UsageError(f"fresh must be True or False, not {self.fresh!r}")
+        for name, value in (("fresh", self.fresh), ("independent", self.independent)):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} must be True or False, not {value!r}")
         if self.output not in ("show", "head", "silent", "capture"):
             raise UsageError(f"output must be 'show', 'head', 'silent' or 'capture', not {self.output!r}")
         if self.devices is not None and (isinstance(self.devices, bool) or self.devices != 0):

@@ -21,14 +21,16 @@ from skypool.calls import call as calls
 from skypool.calls.arguments import Ref
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.futures import CallFuture, Items, ListFuture, ResultCell, Stream, as_they_end, in_order, results_of
+from skypool.calls.futures import CallFuture, Items, ResultCell, Stream, as_they_end, in_order, results_of
 from skypool.calls.map import Map
 from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
+from skypool.calls.parts import ListFuture, StreamParts
 from skypool.calls.pending import PendingCall, World
 from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
+from skypool.link.forward import Forward
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.ordering import OrderBy
@@ -411,14 +413,10 @@ class ComputePool(Executor):
     # --- calls -----------------------------------------------------------------------------------------------
 
     @overload
-    def send(
-        self, call: Call[T], *, node: Literal["all"] | Sequence[int], world: World | None = None
-    ) -> CallFuture[list[T]]: ...
+    def send(self, call: Call[T], *, node: Literal["all"] | Sequence[int]) -> CallFuture[list[T]]: ...
     @overload
-    def send(self, call: Call[T], *, node: int | None = None, world: World | None = None) -> CallFuture[T]: ...
-    def send(
-        self, call: Call[T], *, node: NodesAsked = None, world: World | None = None
-    ) -> CallFuture[T] | CallFuture[list[T]]:
+    def send(self, call: Call[T], *, node: int | None = None) -> CallFuture[T]: ...
+    def send(self, call: Call[T], *, node: NodesAsked = None) -> CallFuture[T] | CallFuture[list[T]]:
         """Send a call, and return its future without waiting for the result. `call > pool` does the same.
 
         If the pool was not started, this starts it, and blocks until it is ready.
@@ -428,8 +426,6 @@ class ComputePool(Executor):
             node: the number of the node that runs the call. "all" or a list of numbers sends the call to each of these
                 nodes; the future's result is then a list, ordered by node number. Default None: the call's own `node`
                 option.
-            world: for skypool's own use: the position of the node among those that run this call, and the addresses of
-                all of them.
 
         Raises:
             PickleError: the function or an argument cannot be pickled. The message names it.
@@ -445,10 +441,28 @@ class ComputePool(Executor):
             )
         named: NamedNodes = call.options.node if node is None else node_asked(node)
         if isinstance(named, (str, tuple)):
-            parts = [self.send(call, node=number, world=part) for number, part in self._worlds(named).items()]
-            return ListFuture(call.function.name, parts)
+            return self._send_parts(call, self._worlds(named))
         future: CallFuture[T] = CallFuture(call.function.name)
-        self._submit(call, future, named, world)
+        self._submit(call, future, named)
+        return future
+
+    def _send_parts(self, call: Call[T], worlds: Mapping[int, World]) -> ListFuture[T]:
+        """Send a call to several nodes, and return the future of the list of values.
+
+        Args:
+            call: the call.
+            worlds: for each node that runs the call: its position among them, and the addresses of all of them.
+
+        Raises:
+            PickleError, UsageError, PoolClosed: as `send`. Parts that were sent already are cancelled.
+        """
+        future: ListFuture[T] = ListFuture(call.function.name, [*worlds], call.options, self._working().advise_stopped)
+        try:
+            for part, (node, world) in zip(future.parts, worlds.items(), strict=True):
+                self._submit(call, part, node, world)
+        except BaseException:
+            future.cancel()
+            raise
         return future
 
     def _submit(
@@ -511,7 +525,7 @@ class ComputePool(Executor):
         if options.is_broadcast:
             return cast(T, self.run_all(call))
         if call.function.is_generator:
-            return cast(T, self._stream(call, options.pinned, None))
+            return cast(T, self._stream(call, Items(call.function.name), options.pinned))
         cell: ResultCell[T] = ResultCell()
         pending, dispatch = self._submit(call, cell, options.pinned)
         try:
@@ -522,11 +536,12 @@ class ComputePool(Executor):
             dispatch.stop(pending)
             raise
 
-    def _stream(self, call: Call[Any], node: int | None, world: World | None) -> Stream[Any]:
+    def _stream(self, call: Call[Any], items: Items[Any], node: int | None, world: World | None = None) -> Stream[Any]:
         """Send a call of a generator function, and return the stream of its items at once.
 
         Args:
             call: the call.
+            items: the queue that gets the items.
             node: the number of the node that must run it; None for any.
             world: for a call that runs on several nodes: the position of this node among them, and the addresses of all
                 of them. None for other calls.
@@ -536,7 +551,6 @@ class ComputePool(Executor):
             UsageError: the pool does not have the node.
             PoolClosed: the pool has ended.
         """
-        items: Items[Any] = Items(call.function.name)
         self._submit(call, items, node, world)
         return Stream(items, Loop.shared().loop.call_soon_threadsafe)
 
@@ -547,18 +561,31 @@ class ComputePool(Executor):
         nodes run the call. For a generator function, return a list of `Stream` objects at once. A node whose machine
         the provider takes back is left out, unless the call names it.
 
-        If the call fails on one node, its exception is raised when the call has ended on all nodes.
+        If the call fails for good on one node, the other parts are stopped: their processes get SIGTERM, and SIGKILL
+        when the call's `grace` is over. Then the exception that came first is raised, and its attribute `others` is the
+        list of the further exceptions. A node that died counts before a node whose function raised at the same time.
+        The other streams of a generator function raise that exception in place of their next item.
+
+        With the option `independent`, the parts do not stop each other. Exceptions are raised when the call has ended
+        on all nodes.
 
         Raises:
-            ExceptionGroup: the call failed on several nodes.
+            ExceptionGroup: the call has the option `independent`, and failed on several nodes.
             UsageError: the argument is not a call, or the pool does not have a node that the call names.
             PickleError: the function or an argument cannot be pickled.
             PoolClosed: the pool has ended.
         """
         worlds = self._worlds(call_asked(call).options.node)
         if call.function.is_generator:
-            return [cast(T, self._stream(call, node, world)) for node, world in worlds.items()]
-        return results_of([self.send(call, node=node, world=world) for node, world in worlds.items()])
+            parts = StreamParts[Any](call.function.name, [*worlds], call.options, self._working().advise_stopped)
+            streams = zip(parts.items, worlds.items(), strict=True)
+            return [cast(T, self._stream(call, items, node, world)) for items, (node, world) in streams]
+        future = self._send_parts(call, worlds)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # as after Ctrl-C; a future that is done is not changed
+            raise
 
     def _worlds(self, named: NamedNodes) -> dict[int, World]:
         """Choose the nodes of a call that runs on several nodes. Start the pool if it was not started.
@@ -760,6 +787,38 @@ class ComputePool(Executor):
             raise UsageError(f"drop() takes a reference returned by put(), not {ref!r:.80}")
         if self._engine is not None:
             self._engine.dispatch.drop(ref.key)
+
+    # --- ports of nodes --------------------------------------------------------------------------------------
+
+    def forward(self, port: int, node: int = 0, *, host: str = "localhost", here: int = 0) -> Forward:
+        """Let connections to a port of this computer lead to a port of a node, such as that of a dashboard.
+
+            with pool.forward(8265, node=0) as forward:
+                webbrowser.open(forward.url)
+
+        The port of this computer listens on 127.0.0.1 only. It works for any number of connections, until the block is
+        left, `forward.close()` is called, the node leaves the pool, or the pool ends. If the pool was not started, this
+        starts it first. Blocks until the port can be used.
+
+        Args:
+            port: the port on the node.
+            node: the number of the node.
+            host: the host to connect to, as the node knows it. Default "localhost": the node itself.
+            here: the port of this computer. Default 0: a free one, which `forward.port` names.
+
+        Raises:
+            UsageError: an argument is not valid, the pool does not have the node, or the port `here` is not free.
+            ConnectionLost: the node cannot be reached.
+            PoolClosed: the pool has ended.
+        """
+        for name, value in (("port", port), ("here", here)):
+            whole(name, value, "a port", least=0 if name == "here" else 1)
+            if value > 65535:
+                raise UsageError(f"{name} (a port) must be at most 65535, not {value}")
+        whole("node", node, "the number of a node", least=0)
+        engine = self._working()
+        engine.dispatch.nodes([node])  # raises UsageError for a node that does not exist
+        return engine.forwards.open(node, host, port, here)
 
     # --- operators with a left operand that is not a call ----------------------------------------------------
 

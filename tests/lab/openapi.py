@@ -81,7 +81,7 @@ class Document:
         return {"true": True, "false": False}.get(text, text) if schema.get("type") == "boolean" else text
 
     def _wrong(self, schema: Mapping[str, Any], value: Any, place: str) -> list[str]:
-        self.fields += _count(value)
+        self.fields += count(value)
         name = json.dumps(schema, sort_keys=True)
         if name not in self._validators:
             whole = {**schema, "components": self._document["components"]}
@@ -89,10 +89,10 @@ class Document:
         return [f"{place}{each.json_path[1:]}: {each.message}" for each in self._validators[name].iter_errors(value)]
 
 
-def _count(value: Any) -> int:
+def count(value: Any) -> int:
     """How many values there are, at all depths."""
     if isinstance(value, Mapping):
-        return sum(map(_count, value.values()))
+        return sum(map(count, value.values()))
     if isinstance(value, list):
-        return sum(map(_count, value))
+        return sum(map(count, value))
     return 1

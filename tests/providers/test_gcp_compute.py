@@ -515,6 +515,56 @@ def test_a_check_says_what_is_there(gce_api: World) -> None:
     assert gce_api.left() == {}
 
 
+# --- creates that must be refused ----------------------------------------------------------------------------
+
+
+def test_creates_that_must_be_refused_are_refused_and_leave_nothing(gce_api: World) -> None:
+    found = list(gcp().prove_creates())
+    assert [(each.what, each.good) for each in found] == [
+        ("Compute Engine: a machine of an unknown type is refused", True),
+        ("Compute Engine: a machine with an unknown image is refused", True),
+        ("Compute Engine: a machine in an unknown network is refused", True),
+        ("Compute Engine: a firewall rule in an unknown network is refused", True),
+    ]
+    assert all("skypool-does-not-exist" in each.text for each in found)
+    bodies = [each.body for each in gce_api.calls("POST instances")]
+    assert len(bodies) == 3
+    assert all(tags.tags(order(pool="prove")).keys() == _api.said(each["labels"]).keys() for each in bodies)
+    assert gce_api.left() == {}
+
+
+def test_what_is_made_though_it_should_be_refused_is_deleted_and_told(
+    gce_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skypool_gcp.compute._proof._UNKNOWN", "e2-standard-2")  # a type that there is
+    first = next(iter(gcp().prove_creates()))
+    assert not first.good
+    assert "made the machine skypool-prove-" in first.text
+    assert "is deleted again" in first.text
+    assert gce_api.left() == {}
+
+
+def test_a_create_that_is_refused_for_another_reason_or_not_answered_is_a_failed_finding(
+    gce_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skypool_gcp.compute._proof._REQUESTED", 0.5)
+    gce_api.refuse("POST instances", 403, "forbidden", FORBIDDEN, times=None)
+    gce_api.drop("POST firewalls", times=None)
+    found = [*Compute(_settings()).prove_creates()]
+    assert [each.good for each in found] == [False] * 4
+    assert "compute.instances.create" in found[0].text
+    assert "skypool doctor --policy gcp" in found[0].advice
+    assert gce_api.left() == {}
+
+
+def test_without_an_offer_no_create_is_tried_and_the_reason_is_told(gce_api: World) -> None:
+    gce_api.refuse("GET zones", 403, "forbidden", "Required 'compute.zones.list' permission", times=None)
+    (found,) = gcp().prove_creates()
+    assert not found.good
+    assert "compute.zones.list" in found.text
+    assert gce_api.calls("POST *") == []
+
+
 # --- errors --------------------------------------------------------------------------------------------------
 
 NO_H100 = "A a3-highgpu-8g VM instance with 8 nvidia-h100-80gb accelerator(s) is currently unavailable in the zone."

@@ -28,7 +28,7 @@ from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Orde
 from skypool_gcp import _api, billing, catalog
 from skypool_gcp._sdk import requests
 from skypool_gcp.catalog import STATES
-from skypool_gcp.compute import _asked, _requests
+from skypool_gcp.compute import _asked, _proof, _requests
 from skypool_gcp.compute._asked import ComputeApi, insist, look
 
 if TYPE_CHECKING:
@@ -259,6 +259,19 @@ class Compute:
         for metric in _QUOTAS:
             questions[f"quota {metric}"] = partial(self._quota, metric)
         return preflight.findings({f"Compute Engine: {what}": question for what, question in questions.items()})
+
+    def prove_creates(self) -> Iterable[Finding]:
+        """Request three machines and a firewall rule that Google must refuse, and return one finding for each.
+
+        Nothing is rented. The requests are sent when the first finding is taken. A request that is not refused as
+        expected gives a failed finding.
+        """
+
+        def find() -> tuple[Offer, compute_v1.Image]:
+            offer = min(self.offers(Need()), key=lambda each: each.usd_per_hour)
+            return offer, self.image(catalog.machine_of(offer).image)
+
+        return _proof.refusals(self._calls, find)
 
     # --- what there is ---------------------------------------------------------------------------------------
 

@@ -126,6 +126,10 @@ class Groups(Tpu):
         """Return []: the checks of the part `compute` also cover this part."""
         return []
 
+    def prove_creates(self) -> Iterable[Finding]:
+        """Return []: the requests of the part `compute` also prove this part."""
+        return []
+
     @property
     def _machines(self) -> ComputeApi:
         """A new client object for the requests to Compute Engine, for this driver's settings."""

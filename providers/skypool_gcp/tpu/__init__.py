@@ -229,6 +229,10 @@ class Tpu(Regional):
             }
         )
 
+    def prove_creates(self) -> Iterable[Finding]:
+        """Return []: this part sends no requests that must be refused."""
+        return []
+
     # --- names -----------------------------------------------------------------------------------------------
 
     @property

@@ -1,0 +1,271 @@
+"""`ListFuture` and `StreamParts`: one call that runs on several nodes, and stops on all of them when it fails on one.
+
+A call is a function with its arguments. A node is a rented machine. The run of the call on one node is a part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Generic, TypeVar
+
+from skypool.calls.futures import CallFuture, Items, Returned, as_one_error, cancel_all, results_of
+from skypool.calls.options import Options
+from skypool.errors import ConnectionLost, PickleError, UntrustedResult, WorkerDied
+
+T = TypeVar("T")
+
+_SETTLING = 0.5
+"""Seconds between the first error of a part and the decision which part failed first.
+
+When a process is killed, its peers often report a broken connection some 10 to 50 ms before its death is known here.
+"""
+
+_STOPPING = 1.0
+"""Seconds that a stopped part may take, in addition to its `grace`, before the error is raised without waiting more."""
+
+
+class FirstFailure:
+    """The errors of the parts of one call, and the decision which of them is raised.
+
+    The decision is made half a second after the first error. A part whose process or node died is preferred to a part
+    that raised, because a death often makes the other parts raise. Otherwise the earliest error counts.
+
+    Args:
+        name: the name of the function, for messages.
+        nodes: the number of the node of each part.
+        on_decided: called in a thread of its own with the error that was chosen.
+    """
+
+    def __init__(self, name: str, nodes: Sequence[int], on_decided: Callable[[BaseException], None]) -> None:
+        self._name = name
+        self._nodes = nodes
+        self._on_decided = on_decided
+        self._lock = threading.Lock()
+        self._errors: dict[int, BaseException] = {}  # by the place of the part, in the order in which they came
+        self._chosen: BaseException | None = None
+        self._timer: threading.Timer | None = None
+
+    def add(self, place: int, error: BaseException) -> None:
+        """Note that a part failed. The first error starts the time until the decision. Later errors are dropped.
+
+        Args:
+            place: the place of the part in `nodes`.
+            error: the exception with which the part ended.
+        """
+        with self._lock:
+            if self._chosen is not None:
+                return
+            self._errors[place] = error
+            if self._timer is None:
+                self._timer = _timer(_SETTLING, self._decide)
+
+    def _decide(self) -> None:
+        error = self.choose()
+        if error is not None:
+            self._on_decided(error)
+
+    def choose(self) -> BaseException | None:
+        """Return the error to raise, or None if no part has failed. Errors that come later are dropped.
+
+        The error gets a note about the nodes, and an attribute `others`: the list of the other errors, in the order in
+        which they came. An exception whose class refuses attributes goes without. If all parts ended with the same
+        exception object, as when the pool ends, that object is returned as it is.
+        """
+        with self._lock:
+            if self._chosen is not None or self._timer is None:
+                return self._chosen
+            self._timer.cancel()
+            deaths = [place for place, e in self._errors.items() if isinstance(e, (WorkerDied, ConnectionLost))]
+            place = next(iter(deaths or self._errors))
+            error = self._chosen = self._errors.pop(place)
+        others = [each for each in self._errors.values() if each is not error]
+        if others or not self._errors:
+            with contextlib.suppress(AttributeError, TypeError):  # as a frozen dataclass raises
+                error.add_note(self._note(place))
+                error.others = others  # type: ignore[attr-defined]  # any other exception has a __dict__
+        return error
+
+    def _note(self, place: int) -> str:
+        note = f"{self._name} failed on node {self._nodes[place]}, one of {len(self._nodes)} nodes of this call"
+        also = [f"node {self._nodes[each]}: {type(e).__name__}: {e}" for each, e in self._errors.items()]
+        return f"{note}; it also failed on {'; '.join(also)}" if also else note
+
+
+def _timer(seconds: float, function: Callable[[], None]) -> threading.Timer:
+    """Start a timer that calls a function in a thread of its own, and return it. It does not keep the process alive."""
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+class ListFuture(CallFuture[list[T]]):
+    """The future of a call that runs on several nodes. Its result is the list of values, ordered by node number.
+
+    When the call fails for good on one node, the other parts are stopped: their processes get SIGTERM, and SIGKILL when
+    the call's `grace` is over. The future then gets the error of the part that failed first. With the option
+    `independent`, the parts go on, and the future is done when the call has ended on every node. Cancelling the future
+    stops the call on all nodes.
+
+    Args:
+        name: the name of the function.
+        nodes: the number of the node of each part, in ascending order.
+        options: the options of the call.
+        on_stopping: called with a sentence for the user when parts are stopped that had not failed.
+
+    Attributes:
+        parts: one future for each node, in the order of `nodes`. The pool sends the call with them.
+    """
+
+    def __init__(self, name: str, nodes: Sequence[int], options: Options, on_stopping: Callable[[str], None]) -> None:
+        super().__init__(name)
+        self._options = options
+        self._on_stopping = on_stopping
+        self._failure = FirstFailure(name, nodes, self._stop_others)
+        self._counting = threading.Lock()
+        self._errors: list[BaseException] = []
+        self._running = len(nodes)
+        self._timer: threading.Timer | None = None
+        self.parts: Sequence[CallFuture[T]] = [
+            CallFuture(name, partial(self._on_part_end, place)) for place in range(len(nodes))
+        ]
+        self.on_cancel(lambda: cancel_all(self.parts))
+
+    def _on_part_end(self, place: int, end: BaseException | Returned) -> None:
+        """Note the end of a part. When it is the last one, finish this future.
+
+        An error of a part that was stopped does not count. The values are not decoded here.
+
+        Args:
+            place: the place of the part.
+            end: the value still encoded, or the exception of the part.
+        """
+        with self._counting:
+            self._running -= 1
+            is_last = self._running == 0
+        if isinstance(end, BaseException) and not self.parts[place].cancelled():
+            if self._options.independent or len(self.parts) == 1:
+                self._errors.append(end)
+            else:
+                self._failure.add(place, end)
+        if is_last:
+            self._finish()
+
+    def _stop_others(self, error: BaseException) -> None:
+        """Stop the parts that still run, after one part has failed with `error`.
+
+        This future is finished when all of them have stopped, or a second after their `grace`.
+        """
+        if self.done():
+            return
+        self._timer = _timer(self._options.grace + _STOPPING, self._finish)
+        self._on_stopping(
+            f"{self.name} failed on one of {len(self.parts)} nodes ({type(error).__name__}), so its other parts are "
+            "stopped; with_options(independent=True) lets them go on"
+        )
+        cancel_all(self.parts)
+
+    def _finish(self) -> None:
+        """Finish this future with the error of the call, or mark it as returned: `result` decodes the values."""
+        if self._timer is not None:
+            self._timer.cancel()
+        error = self._failure.choose()
+        if error is None and self._errors:
+            error = as_one_error(self._errors, len(self.parts))
+        self.finish(error or Returned(()))
+
+    def result(self, timeout: float | None = None) -> list[T]:
+        """Wait for all nodes, and return the list of values, ordered by node number.
+
+        If the call failed on a node, the exception that came first is raised when the other parts have stopped. Its
+        attribute `others` is the list of further exceptions. With the option `independent`, exceptions are raised when
+        the call has ended on all nodes; several are raised as an ExceptionGroup.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
+
+        Raises:
+            TimeoutError: the call has not ended on all nodes within `timeout` seconds. The call keeps running.
+            CancelledError: the call was cancelled.
+            PickleError: the value of one node cannot be unpickled here.
+            UntrustedResult: one node is not trusted, and its value is more than plain data.
+        """
+        Future.result(self, timeout)
+        return results_of(self.parts)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for all nodes, and return the exception that `result` would raise, or None if it would return a list.
+
+        For a value that cannot be unpickled, the error of unpickling is returned, not raised.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
+
+        Raises:
+            TimeoutError: the call has not ended on all nodes within `timeout` seconds. The call keeps running.
+            CancelledError: the call was cancelled.
+        """
+        error = Future.exception(self, timeout)
+        if error is None:
+            try:
+                self.result()
+            except (PickleError, UntrustedResult, BaseExceptionGroup) as e:
+                return e
+        return error
+
+    def wait_stopped(self, timeout: float | None = None) -> bool:
+        """Wait until the function has stopped on every node, including its `finally` and `with` blocks.
+
+        Args:
+            timeout: seconds to wait for all nodes together; None waits without a limit.
+
+        Returns:
+            False if the function may still run on some node after `timeout` seconds, otherwise True.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        for part in self.parts:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not part.wait_stopped(left):
+                return False
+        return True
+
+
+class StreamParts(Generic[T]):
+    """The streams of a generator that runs on several nodes, each of which yields items of its own.
+
+    When the generator fails for good on one node, the others are stopped. Each other stream that has not ended raises
+    the error of the part that failed first, in place of its next item. With the option `independent`, the other
+    generators go on.
+
+    Args:
+        name: the name of the function.
+        nodes: the number of the node of each part, in ascending order.
+        options: the options of the call.
+        on_stopping: called with a sentence for the user when parts are stopped that had not failed.
+
+    Attributes:
+        items: the queue of items of each part, in the order of `nodes`.
+    """
+
+    def __init__(self, name: str, nodes: Sequence[int], options: Options, on_stopping: Callable[[str], None]) -> None:
+        self._name = name
+        self._on_stopping = on_stopping
+        self._failure = FirstFailure(name, nodes, self._stop_others)
+        grouped = len(nodes) > 1 and not options.independent
+        self.items: Sequence[Items[T]] = [
+            Items(name, partial(self._failure.add, place) if grouped else None) for place in range(len(nodes))
+        ]
+
+    def _stop_others(self, error: BaseException) -> None:
+        """Stop the parts that still run, after one part has failed with `error`, and let their streams raise it."""
+        stopped = [each.fail(error) for each in self.items if not each.wait_stopped(0)]
+        if any(stopped):
+            self._on_stopping(
+                f"{self._name} failed on one of {len(self.items)} nodes ({type(error).__name__}), so its other streams "
+                "are stopped; with_options(independent=True) lets them go on"
+            )
