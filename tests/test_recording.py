@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,9 @@ def test_a_client_that_was_made_before_is_recorded_in_all_threads_while_a_record
 def test_of_a_request_for_a_token_only_the_fact_is_recorded(verda_api: Any, tmp_path: Path) -> None:
     verda_api.expire(refreshable=False)
     with recording.to(tmp_path / "r"):
-        tokens = OAuth(f"{verda_api.url}/v1", "/oauth2/token", REFUSALS, client_id="lab-id", client_secret="a-wrong-secret")
+        tokens = OAuth(
+            f"{verda_api.url}/v1", "/oauth2/token", REFUSALS, client_id="lab-id", client_secret="a-wrong-secret"
+        )
         with pytest.raises(ProviderError):
             tokens()
     (told,) = recording.read(tmp_path / "r").exchanges
@@ -249,9 +252,8 @@ def ask_with_secrets(cloud: str, told: list[Secret]) -> None:
             lambda: api.once("GET", "/v2/pods", params={each.field: each.value for each in told if each.field}),
         ]
         for each in told[::50]:
-            sends.append(
-                lambda each=each: api.once("GET", "/v2/pods", params={"q": each.text}, headers={"X-Key": each.value})
-            )
+            headers = {"X-Key": each.value}
+            sends.append(partial(api.once, "GET", "/v2/pods", params={"q": each.text}, headers=headers))
         for send in sends:
             with pytest.raises(ProviderError):
                 send()
