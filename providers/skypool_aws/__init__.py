@@ -9,7 +9,6 @@ for that.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -549,9 +548,11 @@ class AWS(Regional):
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Ask EC2 to end instances, and return the ids of those that have not ended yet.
 
-        If EC2 does not know one of the ids, EC2 ends none of the instances. The ids of all known instances are then
-        returned, so that the next call ends them. An unknown instance counts as ended if it is at least 60 s old. A
-        younger one is returned, because EC2 may not find it yet.
+        EC2 refuses the whole request if it does not know one of the ids. The same happens if a policy allows only the
+        end of tagged instances, and one instance has ended before: it has lost its tags
+        (https://github.com/aws/karpenter-provider-aws/issues/2100, read 2026-11-24). The instances that EC2 still
+        lists are then ended. One that EC2 does not list counts as ended if it is at least 60 s old. A younger one is
+        returned, because EC2 may not list it yet.
 
         Args:
             region: the region of the instances.
@@ -560,18 +561,20 @@ class AWS(Regional):
         Raises:
             ProviderError: EC2 refused for another reason.
         """
+        ec2 = self._ec2(region)
         try:
-            return _requests.terminate(self._ec2(region), [*instances])
+            return _requests.terminate(ec2, [*instances])
         except ProviderError as e:
-            if e.code != "InvalidInstanceID.NotFound":
+            if e.code not in _requests.SOME_GONE:
                 raise
-            unknown = set(re.findall(r"i-\w+", e.text))
-        left = []
-        for id, instance in instances.items():
-            is_young = (instance.created_at or 0.0) >= time.time() - _YOUNG
-            if id not in unknown or is_young:
-                left.append(id)
-        return left
+            there = _requests.living(ec2, [*instances])
+            if len(there) == len(instances):
+                if e.code == "UnauthorizedOperation":
+                    raise
+                return there
+        unlisted = [id for id in instances if id not in there]
+        left = [id for id in unlisted if (instances[id].created_at or 0.0) >= time.time() - _YOUNG]
+        return [*left, *self._terminate(region, {id: instances[id] for id in there})] if there else left
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Return the ids of the instances that have not ended yet, after EC2 was asked to end all of them.

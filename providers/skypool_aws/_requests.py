@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
 from skypool.drivers.retry import patiently
-from skypool.errors import ProviderError
+from skypool.errors import AccessError, ProviderError
 from skypool.model import Market
 from skypool_aws._api import accepted, all_of
 
@@ -53,6 +53,9 @@ NOT_KNOWN_YET = (
     "InvalidPlacementGroup.Unknown",
 )
 """EC2's error codes for a launch whose key pair or group was just made and is not found yet."""
+
+SOME_GONE = ("InvalidInstanceID.NotFound", "UnauthorizedOperation")
+"""EC2's error codes for a request about several instances, of which some may have ended or are not listed yet."""
 
 _TAGGED: Mapping[Market, Sequence[ResourceTypeType]] = {
     "on-demand": ("instance", "volume", "network-interface"),
@@ -513,6 +516,11 @@ def instances(ec2: EC2Client, ids: Sequence[str]) -> list[InstanceTypeDef]:
     return []
 
 
+def living(ec2: EC2Client, ids: Sequence[str]) -> list[str]:
+    """Return those of these ids whose instances EC2 lists, and which have not ended. Unknown ids are left out."""
+    return [each["InstanceId"] for each in pool_instances(ec2, [{"Name": "instance-id", "Values": ids}])]
+
+
 def terminate(ec2: EC2Client, ids: Sequence[str]) -> list[str]:
     """Ask EC2 to end instances, and return the ids of those that have not ended yet. Does not wait.
 
@@ -565,6 +573,9 @@ def pool_resources(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> Iterator
 def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
     """Remove a resource. Does not raise if the resource no longer exists.
 
+    A policy that allows only the removal of tagged resources also refuses a resource that is gone, because that has no
+    tags. So EC2 is asked after such a refusal whether the resource exists.
+
     Args:
         ec2: the client of the resource's region.
         kind: "key-pair", "security-group", "placement-group" or "volume".
@@ -597,7 +608,34 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
                     provider="aws",
                 )
 
-    patiently(attempt, seconds, "DependencyViolation", "InvalidPlacementGroup.InUse", "VolumeInUse")
+    try:
+        patiently(attempt, seconds, "DependencyViolation", "InvalidPlacementGroup.InUse", "VolumeInUse")
+    except AccessError:
+        if _exists(ec2, kind, id):
+            raise
+
+
+def _exists(ec2: EC2Client, kind: str, id: str) -> bool:
+    """Return True if EC2 lists a resource.
+
+    Args:
+        ec2: the client of the resource's region.
+        kind: "key-pair", "security-group", "placement-group" or "volume".
+        id: the id or name that the request to delete the resource takes.
+    """
+
+    def by(name: str) -> list[FilterTypeDef]:
+        return [{"Name": name, "Values": [id]}]
+
+    match kind:
+        case "key-pair":
+            return bool(ec2.describe_key_pairs(Filters=by("key-name"))["KeyPairs"])
+        case "security-group":
+            return bool(ec2.describe_security_groups(Filters=by("group-id"))["SecurityGroups"])
+        case "placement-group":
+            return bool(ec2.describe_placement_groups(Filters=by("group-name"))["PlacementGroups"])
+        case _:
+            return bool(ec2.describe_volumes(Filters=by("volume-id"))["Volumes"])
 
 
 # --- what the account may do ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -31,6 +31,7 @@ from tests.lab.aws_lag import Lag
 from tests.lab.aws_launch import run_instances
 from tests.lab.aws_life import Delays, Life, Rental, SpotRequest
 from tests.lab.aws_limits import Throttle
+from tests.lab.aws_permissions import Permissions, User
 from tests.lab.aws_stock import Reservation, Rule, Stock
 from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, error_code, read, refusal
 from tests.lab.machines import Lab
@@ -65,6 +66,7 @@ class AWS(World[Call]):
         self.opted_in: set[str] = set(aws_facts.ENABLED)
         self.life = Life(self)
         self.stock = Stock(self)
+        self.permissions = Permissions(self)
         self._addresses = itertools.count(1)
         settings.ec2_load_default_amis = lambda: False  # 1300 of 2017, in each region
         moto_api_backend.reset()
@@ -161,6 +163,11 @@ class AWS(World[Call]):
 
     def may_use(self, region: str) -> bool:
         return region in self.opted_in
+
+    def user(self, policy: str | Mapping[str, Any]) -> User:
+        """A new IAM user with this policy, whose requests are put to it: see aws_permissions.py."""
+        with self.lock:
+            return self.permissions.add(policy)
 
     # --- what goes wrong -------------------------------------------------------------------------------------
 
@@ -294,6 +301,8 @@ class AWS(World[Call]):
             return refusal(call, ApiError("InternalError", f"the lab itself failed: {e!r}", 500))
 
     def _dispatch(self, call: Call, environ: WSGIEnvironment) -> Reply:
+        if call.service:
+            self.permissions.check(call)
         if call.service == "ec2":
             self.throttle.request(call)
             self.backend(call.region)

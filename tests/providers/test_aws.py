@@ -444,8 +444,8 @@ TABLE: list[tuple[str, type[ProviderError], str]] = [
     ("RequestExpired", CredentialsError, "sso login"),
     ("RequestTimeTooSkewed", CredentialsError, "clock"),
     ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", AccessError, "aws iam create-service-linked-role"),
-    ("UnauthorizedOperation", AccessError, "policy()"),
-    ("AccessDeniedException", AccessError, "policy()"),
+    ("UnauthorizedOperation", AccessError, "skypool doctor --policy aws"),
+    ("AccessDeniedException", AccessError, "skypool doctor --policy aws"),
     ("OptInRequired", AccessError, "enable"),
     ("PendingVerification", AccessError, "4 hours"),
     ("Blocked", AccessError, "support"),
@@ -964,7 +964,7 @@ def test_a_check_says_in_words_what_is_missing(aws_api: World) -> None:
     assert "servicequotas" in found["quota of P in us-east-1"].advice
     assert "0 vCPUs at once on demand, 0 as spot" in found["quota of P in us-east-1"].text
     assert found["quota of Inf in us-east-1"].good
-    assert "policy()" in found["may run instances in us-east-1"].advice
+    assert "--policy aws" in found["may run instances in us-east-1"].advice
 
 
 def test_bad_credentials_are_a_finding_and_no_error(aws_api: World) -> None:
