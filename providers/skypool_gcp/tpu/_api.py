@@ -126,6 +126,20 @@ class TpuApi:
         pages = _pages(what, lambda: _current_client().list_accelerator_types(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.accelerator_types]
 
+    def runtime_versions(self, zone: str) -> list[tpu_v2.RuntimeVersion]:
+        """Return Google's records of the runtime versions (images of TPU hosts) that a zone has.
+
+        Args:
+            zone: The name of the zone.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer.
+        """
+        request = tpu_v2.ListRuntimeVersionsRequest(parent=self.zone_path(zone))
+        what = f"the list of TPU runtime versions in {zone}"
+        pages = _pages(what, lambda: _current_client().list_runtime_versions(request=request, timeout=_TIMEOUT).pages)
+        return [each for page in pages for each in page.runtime_versions]
+
     def queued_resources(self, zone: str) -> list[tpu_v2.QueuedResource]:
         """Return the queued resources (requests for TPU slices) of a zone, or of all zones if the zone is "-".
 
