@@ -31,11 +31,22 @@ def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]
     """
     outcomes = at_once(lambda question: str(question() or "yes"), questions.values())
     for what, outcome in zip(questions, outcomes, strict=True):
-        if isinstance(outcome, Exception):
-            text, _, advice = str(outcome).rpartition("; ")
-            yield Finding(what, False, text or advice, advice if text else "")
-        else:
-            yield Finding(what, True, outcome)
+        yield failure(what, outcome) if isinstance(outcome, Exception) else Finding(what, True, outcome)
+
+
+def failure(what: str, error: Exception, advice: str = "") -> Finding:
+    """Return a failed finding from an error.
+
+    The part of the error's text after the last "; " becomes the advice, and the part before becomes the text.
+
+    Args:
+        what: title of the finding.
+        error: the error.
+        advice: advice for an error whose text has none.
+    """
+    told = str(error) or type(error).__name__
+    text, _, own = told.rpartition("; ")
+    return Finding(what, False, text or told, own if text else advice)
 
 
 def basics(

@@ -12,21 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 from skypool.drivers import preflight, retry, tags
 from skypool.drivers.retry import at_once
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError
 from skypool.model import Finding, Need, Offer, Order
-from skypool_gcp import _api, catalog
+from skypool_gcp import _api
 from skypool_gcp._api import Settings
 from skypool_gcp._sdk import compute_v1
 from skypool_gcp.catalog import machine_of
 from skypool_gcp.compute import _asked, _requests
 from skypool_gcp.compute._asked import ComputeApi
-
-if TYPE_CHECKING:
-    from skypool_gcp.compute import Compute
 
 _MADE = 180.0
 """Seconds to wait until Google has refused or done what was requested."""
@@ -63,21 +59,16 @@ class _Impossible:
     expected: type[ProviderError]
 
 
-def refusals(compute: Compute) -> Iterator[Finding]:
+def refusals(calls: ComputeApi, find: Callable[[], tuple[Offer, compute_v1.Image]]) -> Iterator[Finding]:
     """Send requests that must be refused, in parallel, and yield one finding for each. Does not raise.
 
     If Google makes something all the same, it is deleted again, and the finding is a failure that names it.
 
     Args:
-        compute: The part of the driver that rents single machines.
+        calls: The API.
+        find: Returns an offer, from which each request differs in one part, and the image of its machine.
     """
-    calls = ComputeApi(compute.settings)
-
-    def requests() -> list[_Impossible]:
-        offer = min(compute.offers(Need()), key=lambda each: each.usd_per_hour)
-        return _requests_for(calls, offer, compute.image(catalog.machine_of(offer).image))
-
-    (impossible,) = at_once(lambda do: do(), [requests])
+    (impossible,) = at_once(lambda _: _requests_for(calls, *find()), [None])
     questions: dict[str, Callable[[], object]] = {}
     if isinstance(impossible, Exception):
         questions["Compute Engine: creates that must be refused"] = partial(_raise, impossible)
