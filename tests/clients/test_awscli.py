@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +40,9 @@ def report(world: AWS, tmp_path_factory: pytest.TempPathFactory) -> Report:
     shown["caller"] = aws.call("get", "sts", "get-caller-identity")
 
     shown["key"] = aws.call("create", "ec2", "create-key-pair", "--key-name", "mine", "--key-type", "ed25519")
-    group = aws.call("create", "ec2", "create-security-group", "--group-name", "mine", "--description", "ssh")["GroupId"]
+    group = aws.call("create", "ec2", "create-security-group", "--group-name", "mine", "--description", "ssh")[
+        "GroupId"
+    ]
     rule = ["--group-id", group, "--protocol", "tcp", "--port", "22", "--cidr", "192.0.2.0/24"]
     aws.call("create", "ec2", "authorize-security-group-ingress", *rule)
     tags = "ResourceType=instance,Tags=[{Key=Name,Value=first}]"
@@ -81,7 +82,12 @@ def report(world: AWS, tmp_path_factory: pytest.TempPathFactory) -> Report:
     [
         ("regions", "describe_regions", "Regions", {}),
         ("zones", "describe_availability_zones", "AvailabilityZones", {}),
-        ("types", "describe_instance_types", "InstanceTypes", {"Filters": [{"Name": "instance-type", "Values": ["g5.*"]}]}),
+        (
+            "types",
+            "describe_instance_types",
+            "InstanceTypes",
+            {"Filters": [{"Name": "instance-type", "Values": ["g5.*"]}]},
+        ),
         ("images", "describe_images", "Images", {"Owners": [CANONICAL]}),
     ],
 )
@@ -98,7 +104,9 @@ def test_the_instance_has_the_tags_that_it_was_given(report: Report) -> None:
     (instance,) = reservation["Instances"]
     assert instance["State"]["Name"] == "running"
     tags = {each["Key"]: each["Value"] for each in instance["Tags"]}
-    assert tags == {each["Key"]: each["Value"] for each in report.shown["tags"]} == {"Name": "first", "owner": "somebody"}
+    assert (
+        tags == {each["Key"]: each["Value"] for each in report.shown["tags"]} == {"Name": "first", "owner": "somebody"}
+    )
     assert report.shown["status"][0]["InstanceState"]["Name"] == "running"
 
 

@@ -16,18 +16,19 @@ at = urlsplit(os.environ["AWS_ENDPOINT_URL"])
 
 def driver(key):
     """Return the driver of a region, for the lab."""
-    secret = os.environ["AWS_SECRET_ACCESS_KEY"]
-    return get_driver(Provider.EC2)(key, secret, region="us-east-1", host=at.hostname, port=at.port, secure=False)
+    secret, address = os.environ["AWS_SECRET_ACCESS_KEY"], {"host": at.hostname, "port": at.port, "secure": False}
+    # Newer regions take no other signatures than those of version 4; the driver's default in older ones is version 2.
+    return get_driver(Provider.EC2)(key, secret, region="us-east-1", signature_version="4", **address)
 
 
-def wait(states, node):
-    """Return the node once it is in one of the states."""
+def wait(node, is_so):
+    """Return the node once a condition holds for it."""
     for _ in range(600):
         (found,) = report.call("get", ec2.list_nodes, ex_node_ids=[node.id])
-        if found.state in states:
+        if is_so(found):
             return found
         time.sleep(0.05)
-    raise TimeoutError(f"{found} is not in {states}")
+    raise TimeoutError(f"{found} is still in state {found.state}")
 
 
 with Report() as report:
@@ -57,7 +58,7 @@ with Report() as report:
     told = next(each for each in images if each.id == image)
     options = {"ex_keyname": "mine", "ex_security_groups": ["mine"], "ex_userdata": "#!/bin/sh\necho hello\n"}
     node = report.call("create", ec2.create_node, name="first", size=size, image=told, location=locations[0], **options)
-    node = wait([NodeState.RUNNING], node)
+    node = wait(node, lambda now: now.state == NodeState.RUNNING and now.public_ips)
     report.call("tag", ec2.ex_create_tags, node, {"owner": "somebody"})
     tags = report.call("tag", ec2.ex_describe_tags, node)
     nodes = report.call("list", ec2.list_nodes)
@@ -87,7 +88,7 @@ with Report() as report:
     report.refused("bad key", driver(wrong).list_nodes)
 
     report.show(destroyed=report.call("end", ec2.destroy_node, node))
-    wait([NodeState.TERMINATED], node)
+    wait(node, lambda now: now.state == NodeState.TERMINATED)
     report.show(
         group_gone=report.call("end", ec2.ex_delete_security_group_by_id, group),
         key_gone=report.call("end", ec2.delete_key_pair, pair),
