@@ -99,6 +99,7 @@ class RunPod(Cloud[Pod]):
         least: (vCPUs, GB) of every machine.
         most_cuda: the newest CUDA that drivers of its machines can do.
         bad_keys: keys that are not known.
+        public_key: the account's, for ssh.
         spoilt: fields of pods, with what is said of them: each time a pod is told of, the last one fails, and is null
             in data that come with that error.
         odd: fields of pods that REST v2 tells otherwise than they are.
@@ -115,6 +116,7 @@ class RunPod(Cloud[Pod]):
         self.delays = Delays()
         self.least, self.most_cuda = (16, 120), (13, 0)
         self.bad_keys: set[str] = set()
+        self.public_key = ""
         self.spoilt: list[tuple[str, str]] = []
         self.odd: dict[str, Any] = {}
         self.prices: dict[tuple[str, str], tuple[float, float | None]] = {}
@@ -159,13 +161,21 @@ class RunPod(Cloud[Pod]):
     def interrupt(self, id: str) -> None:
         """It is outbid: it stops, and its disk is billed on. Nobody is told."""
         with self.lock:
-            pod = self.rentals[id]
-            machine, relays = pod.machine, list(pod.ports.values())
-            pod.machine, pod.ports, pod.state, pod.runtime = None, {}, "EXITED", None
-        for relay in relays:
-            relay.close()
-        if machine is not None:
-            machine.destroy()
+            clear = self._exited(self.rentals[id])
+        clear()
+
+    def _exited(self, pod: Pod) -> Callable[[], None]:
+        """Stop a pod; return what ends its machine, which takes a while."""
+        machine, relays = pod.machine, list(pod.ports.values())
+        pod.machine, pod.ports, pod.state, pod.runtime = None, {}, "EXITED", None
+
+        def clear() -> None:
+            for relay in relays:
+                relay.close()
+            if machine is not None:
+                machine.destroy()
+
+        return clear
 
     def vanish(self, id: str) -> None:
         """Its host is gone, and it with it."""
@@ -245,11 +255,13 @@ class RunPod(Cloud[Pod]):
             "podFindAndDeployOnDemand": lambda info, input: self._deploy(input, "on-demand"),
             "podRentInterruptable": lambda info, input: self._deploy(input, "spot"),
             "deployCpuPod": lambda info, input: self._deploy(input, "on-demand"),
+            "updateUserSettings": self._update_user,
         }
         own = {
             "pod": self._pod,
             "podTerminate": lambda info, input: self._terminated(input["podId"]),
             "podStop": lambda info, input: self._stopped(input["podId"]),
+            "podResume": lambda info, input: self._resumed(input["podId"]),
         }
         if self._nobody:
             return {**dict.fromkeys({**fields, **own}, denied), **{name: fields[name] for name in PUBLIC}}
@@ -325,10 +337,14 @@ class RunPod(Cloud[Pod]):
     def _myself(self, info: Any) -> dict[str, Any]:
         volumes = [{"id": id, "name": id, "size": 100, "dataCenterId": place} for id, place in self.volumes.items()]
         return {
-            "id": "user_lab", "pubKey": "", "clientBalance": self.balance, "spendLimit": self.spend_limit,
+            "id": "user_lab", "pubKey": self.public_key, "clientBalance": self.balance, "spendLimit": self.spend_limit,
             "currentSpendPerHr": self._spends(), "networkVolumes": volumes,
             "pods": [self._record(each) for each in self._listed()],
         }  # fmt: skip
+
+    def _update_user(self, info: Any, input: Mapping[str, Any]) -> dict[str, Any]:
+        self.public_key = input.get("pubKey") or self.public_key
+        return self._myself(info)
 
     def _spends(self) -> float:
         return sum(each.usd for each in self.rentals.values() if each.state == "RUNNING")
@@ -458,7 +474,15 @@ class RunPod(Cloud[Pod]):
 
     def _stopped(self, id: str) -> dict[str, Any]:
         pod = self._mine(id, "pod not found to stop")
-        self._work.submit(self.watched, lambda: self.interrupt(pod.id))
+        self._work.submit(self.watched, self._exited(pod))
+        return self._record(pod)
+
+    def _resumed(self, id: str) -> dict[str, Any]:
+        """A stopped pod gets a GPU of its host again, if one is free there."""
+        pod = self._mine(id, "pod not found to resume")
+        if pod.state == "EXITED":
+            pod.state = "RUNNING"
+            self.later(self.delays.starting, lambda: self._start(pod))
         return self._record(pod)
 
     def _terminated(self, id: str) -> None:

@@ -35,6 +35,8 @@ type Mutation {{
   podRentInterruptable(input: PodRentInterruptableInput!): Pod
   deployCpuPod(input: deployCpuPodInput!): Pod
   podStop(input: PodStopInput!): Pod
+  podResume(input: PodResumeInput!): Pod
+  updateUserSettings(input: UpdateUserSettingsInput!): User
   podTerminate(input: PodTerminateInput!): Void
 }}
 
@@ -43,6 +45,8 @@ input CpuFlavorInput {{ id: String }}
 input SpecificsInput {{ dataCenterId: String, instanceId: String }}
 input PodFilter {{ podId: String }}
 input PodStopInput {{ podId: String! }}
+input PodResumeInput {{ podId: String!, gpuCount: Int! }}
+input UpdateUserSettingsInput {{ pubKey: String }}
 input PodTerminateInput {{ podId: String! }}
 input EnvironmentVariableInput {{ key: String!, value: String! }}
 input PodFindAndDeployOnDemandInput {{ {_DEPLOY} gpuTypeId: String, deployCost: Float }}
