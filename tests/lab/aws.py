@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from email.utils import formatdate
 from fnmatch import fnmatchcase
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -24,7 +25,7 @@ from moto.ec2.models.tags import TagBackend
 from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.lab import aws_calls, aws_facts, aws_shops
+from tests.lab import aws_calls, aws_facts, aws_shops, aws_wire
 from tests.lab.aws_calls import PlacementGroup
 from tests.lab.aws_facts import IMAGES
 from tests.lab.aws_lag import Lag
@@ -51,6 +52,7 @@ class AWS(World[Call]):
     Attributes:
         url: For AWS_ENDPOINT_URL.
         delays: How long changes take.
+        checks_times: Refuse requests whose time of signature is more than 5 minutes from `clock`.
         throttle: Set `throttle.requests` for limits on requests; 1000 instances at once are always the most.
     """
 
@@ -58,6 +60,7 @@ class AWS(World[Call]):
         super().__init__()
         self.lab = lab
         self.delays = Delays()
+        self.checks_times = False
         self.throttle = Throttle()
         self.tokens: dict[tuple[str, str], tuple[str, str]] = {}
         self.spots: dict[str, SpotRequest] = {}
@@ -118,6 +121,11 @@ class AWS(World[Call]):
     def spot_price(self, zone: str, type: str, usd_per_hour: float) -> None:
         with self.lock:
             self.stock.prices[zone, type] = usd_per_hour
+
+    def disk_price(self, region: str, usd: float) -> None:
+        """Of a GB and month of a gp3 disk, in the price list; and `stock.address`, of an hour of a public address."""
+        with self.lock:
+            self.stock.disks[region] = usd
 
     def reserve(
         self,
@@ -290,6 +298,8 @@ class AWS(World[Call]):
             if error is not None:
                 raise error
             self.watched(self.tick)
+            if self.checks_times:
+                aws_wire.check_time(environ, call)
             if call.service and call.region not in self.opted_in:
                 raise ApiError("AuthFailure" if call.service == "ec2" else "UnrecognizedClientException")
             return self._dispatch(call, environ)
@@ -402,6 +412,11 @@ def _ami(backend: Any, image: aws_facts.Image, region: str) -> Any:
 
 
 class _Handler(WSGIRequestHandler):
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """For the header Date: the lab's time."""
+        world = _server.world
+        return formatdate(world.clock.now() if world else timestamp, usegmt=True)
+
     def log(self, type: str, message: str, *args: Any) -> None:
         """Nothing: the journal has it."""
 

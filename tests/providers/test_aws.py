@@ -37,7 +37,7 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.model import Finding, Instance, Need, Offer, Order
+from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool_aws import AWS, _api, _catalog, _requests
 from tests.lab import aws_facts
@@ -937,42 +937,6 @@ def test_a_disk_that_outlived_its_machine_is_found_by_its_tag(aws_api: World) ->
 
 
 # --- beforehand ----------------------------------------------------------------------------------------------
-
-
-def checked(**settings: Any) -> dict[str, Finding]:
-    return {each.what: each for each in AWS(**({"region": HERE, "ssh_from": "203.0.113.7"} | settings)).check()}
-
-
-def test_a_check_of_an_account_that_is_ready_finds_nothing_wrong_and_makes_nothing(aws_api: World) -> None:
-    found = checked()
-    assert [each for each in found.values() if not each.good] == []
-    assert "arn:aws:" in found["credentials"].text
-    assert found["networks that may log in"].text == "203.0.113.7/32"
-    assert found["quota of P in us-east-1"].text == "100000 vCPUs at once on demand, 100000 as spot"
-    assert aws_api.left() == {}
-
-
-def test_a_check_says_in_words_what_is_missing(aws_api: World) -> None:
-    aws_api.quota(0, "P")
-    aws_api.quota(0, "P", "spot")
-    aws_api.quota(0, "Inf", "spot")
-    aws_api.deny("RunInstances")
-    aws_api.clock.advance(900)
-    found = checked()
-    wrong = {what for what, each in found.items() if not each.good}
-    assert {"quota of P in us-east-1", "may run instances in us-east-1"} <= wrong
-    assert "servicequotas" in found["quota of P in us-east-1"].advice
-    assert "0 vCPUs at once on demand, 0 as spot" in found["quota of P in us-east-1"].text
-    assert found["quota of Inf in us-east-1"].good
-    assert "--policy aws" in found["may run instances in us-east-1"].advice
-
-
-def test_bad_credentials_are_a_finding_and_no_error(aws_api: World) -> None:
-    aws_api.bad_credentials(expired=True)
-    found = checked()
-    assert not found["credentials"].good
-    assert "sso login" in found["credentials"].advice
-    assert found["ssh on this machine"].good
 
 
 def test_the_policy_allows_what_the_driver_asks_and_ends_only_what_pools_made() -> None:
