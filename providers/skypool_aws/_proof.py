@@ -131,7 +131,7 @@ def _questions(account: Account) -> dict[str, _Question]:
     questions: dict[str, _Question] = {
         f"pools in {region}": partial(_pools, account),
         f"instances in {region}": partial(_dry_runs, account),
-        f"keys and groups in {region}": partial(_creates, account),
+        f"keys, groups and addresses in {region}": partial(_creates, account),
         "images and instance types": partial(_sold, account),
         "prices of disks and addresses": partial(_extras, account),
     }
@@ -196,13 +196,14 @@ def _pools(account: Account) -> Iterator[Finding]:
 
 
 def _creates(account: Account) -> Iterator[Finding | _Failed]:
-    """Yield the failures of dry runs that make a key pair, a security group and a placement group."""
+    """Yield the failures of dry runs that make what a pool makes beside machines: a key pair, groups, an address."""
     ec2 = account.client(account.region)
     said = tags.tags(_order(Need()))
     asks: dict[str, Callable[[], None]] = {
         "key pairs": lambda: _requests.may_import_keys(ec2, said),
         "security groups": lambda: _requests.may_create_security_groups(ec2, account.subnets(ec2)[0]["VpcId"], said),
         "placement groups": lambda: _requests.may_create_placement_groups(ec2, said),
+        "Elastic IP addresses": lambda: _requests.may_allocate_addresses(ec2, said),
     }
     for what, outcome in zip(asks, at_once(lambda ask: ask(), asks.values()), strict=True):
         if isinstance(outcome, Exception):

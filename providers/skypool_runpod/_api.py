@@ -15,13 +15,16 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from skypool.drivers import rest
+from skypool.drivers import recording, rest
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently, quietly
 from skypool.errors import ProviderError
 from skypool_runpod._requests import Pod
 
 REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
+
+PRIVATE = recording.Private(patterns={r"\brpa_(\w{8,})": ("secret",)})
+"""What a recording must not contain of RunPod's requests and replies: API keys, also those of pods."""
 
 Record = Mapping[str, Any]
 """An object in an answer of RunPod."""
@@ -85,7 +88,7 @@ class Api:
 
     def __init__(self, key: str, base: str) -> None:
         headers = {"Authorization": f"Bearer {key}", "User-Agent": "skypool"}
-        self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES)
+        self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES, private=PRIVATE)
         self._lock = threading.Lock()  # held while the list of pods is read; guards _pods and _created
         self._pods = _UNREAD  # when pods were listed, and their records
         self._created: dict[str, float] = {}  # when each pod was created by this client, by id

@@ -21,6 +21,7 @@ from tests.lab import gce_wares as wares
 from tests.lab.cloud import Cloud, Refused, Request, Route
 from tests.lab.gce_groups import Groups
 from tests.lab.gce_things import Delays, Failed, Instance, Operation, checked, error, fingerprint, moment, refused
+from tests.lab.gcp_iam import Role, acting, permit
 from tests.lab.google_metadata import handler
 from tests.lab.machines import Lab, Machine
 
@@ -44,6 +45,7 @@ class GCE(Cloud[Instance]):
         disks, firewalls, placements: what there is, by name; a disk's `users` have it.
         groups: managed instance groups, which are slices of TPU7x.
         quotas: by metric; one of 0 refuses all that it counts.
+        caller: what who shows no token may do; None: everything.
         ready: whether instances become RUNNING at all.
         unreachable: zones that lists lack, as they say.
     """
@@ -61,6 +63,7 @@ class GCE(Cloud[Instance]):
         self.groups = Groups(self)
         self.operations: dict[str, Operation] = {}
         self.quotas = {"GPUS_ALL_REGIONS": 16.0, "CPUS_ALL_REGIONS": 256.0}
+        self.caller: Role | None = None
         self._requests: dict[str, Operation] = {}
         self._doomed: list[Failed] = []
         self._numbers = itertools.count(1)
@@ -123,6 +126,8 @@ class GCE(Cloud[Instance]):
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
         if shown and shown not in {each.token for each in self.rentals.values() if each.account}:
             raise refused(401, "authError", "Invalid Credentials")
+        if not shown and self.caller is not None:
+            permit(self.caller, PROJECT, request)
 
     def throttled(self, request: Request) -> Refused:
         return refused(403, "rateLimitExceeded", "Quota exceeded for quota metric 'Queries' and limit 'per minute'.")
@@ -183,7 +188,7 @@ class GCE(Cloud[Instance]):
         if kind.cards and self.quotas["GPUS_ALL_REGIONS"] < len(kind.cards):
             limit = self.quotas["GPUS_ALL_REGIONS"]
             raise refused(403, "quotaExceeded", f"Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: {limit} globally.")
-        failure = self._doomed.pop(0) if self._doomed else None
+        failure = self._doomed.pop(0) if self._doomed else acting(self.caller, told)
         if failure is None and self.room(kind.name, zone, market) < 1:
             failure = Failed(503, "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", NO_ROOM.format(zone=zone))
         target = f"zones/{zone}/instances/{told['name']}"

@@ -422,13 +422,13 @@ def test_the_policy_is_enough_for_all_that_a_pool_does_and_has_nothing_that_is_n
     driver = AWS(**network)
     rented(driver, placed(1, NEED))
     rented(driver, placed(2, NEED), market="spot")
-    until = datetime.now(UTC) + timedelta(minutes=2)
-    driver.renew("train", until)
-    assert {each.until for each in driver.instances()} == {until.replace(microsecond=0)}
     gang = rented(driver, placed(3, P5, (0, 1)), "p5.48xlarge")
     aws_api.wait(lambda: {each.state for each in driver.instances()} == {"running"})
     for each in gang:
         driver.access(each)
+    until = datetime.now(UTC) + timedelta(minutes=2)
+    driver.renew("train", until)
+    assert {each.until for each in driver.instances()} == {until.replace(microsecond=0)}
     for number, kind in enumerate(("default", "capacity-block"), 4):
         held = aws_api.reserve("p5.48xlarge", "us-east-1b", 1, kind=kind, end=86400)
         rented(AWS(**network, capacity_reservation=held), placed(number, replace(P5, private_network=False)))

@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
@@ -37,7 +37,7 @@ from skypool.errors import NoAnswer, ProviderError, UsageError
 from skypool.model import Market, PriceSource
 from skypool.offers import price_cache
 from skypool_gcp import _api
-from skypool_gcp._sdk import auth_credentials, billing_v1
+from skypool_gcp._sdk import auth_credentials, billing_transports, billing_v1
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -466,7 +466,7 @@ def _login(project: str) -> Credentials:
     """
     found = _api.credentials("cloudbilling")
     if isinstance(found, auth_credentials.CredentialsWithQuotaProject) and not found.quota_project_id:
-        return found.with_quota_project(project)
+        return _api.followed(found.with_quota_project(project))
     return found
 
 
@@ -478,9 +478,15 @@ def _client(address: str, credentials: Credentials) -> billing_v1.CloudCatalogCl
         credentials: The credentials that the client's requests carry.
     """
     if not address:
-        return billing_v1.CloudCatalogClient(credentials=credentials)
-    return billing_v1.CloudCatalogClient(
+        from skypool_gcp import _channel  # imports gRPC
+
+        transport = billing_transports.CloudCatalogGrpcTransport
+        create = _channel.recorded(transport.create_channel, "cloudbilling")
+        return billing_v1.CloudCatalogClient(credentials=credentials, transport=partial(transport, channel=create))
+    client = billing_v1.CloudCatalogClient(
         credentials=credentials,
         transport="rest",
         client_options={"api_endpoint": address},
     )
+    _api.attend(client, "cloudbilling")
+    return client

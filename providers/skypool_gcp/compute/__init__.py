@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from skypool.accelerators import Accelerator
-from skypool.drivers import preflight, retry, ssh_machine, tags
+from skypool.drivers import preflight, recording, retry, ssh_machine, tags
 from skypool.drivers.contract import Answers, undo
 from skypool.drivers.regional import chosen, each_done
 from skypool.drivers.retry import at_once
@@ -320,7 +320,9 @@ class Compute:
             ProviderError: Google did not answer within 10 s.
         """
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
-        return _api.call("to tell the time", lambda: requests.head(base, timeout=10).headers["Date"])
+        with requests.Session() as session:
+            recording.attend(session, _api.REFUSALS.provider, "compute", private=_api.PRIVATE)
+            return _api.call("to tell the time", lambda: session.head(base, timeout=10).headers["Date"])
 
     def _quota(self, metric: str) -> str:
         """Return the limit and the current use of a project-wide quota, as text such as "limit 8, in use 2".
