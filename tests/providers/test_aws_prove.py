@@ -368,9 +368,10 @@ def test_the_bill_says_where_to_look_with_a_command_that_aws_understands(aws_api
         "Metrics": options["--metrics"].split(),
         "GroupBy": [dict(each.split("=") for each in options["--group-by"].split(","))],
     }
-    operation = botocore.session.get_session().get_service_model("ce").operation_model("GetCostAndUsageWithResources")
-    report = ParamValidator().validate(request, operation.input_shape)
+    model: Any = botocore.session.get_session().get_service_model("ce")
+    shape = model.operation_model("GetCostAndUsageWithResources").input_shape
+    report: Any = ParamValidator().validate(request, shape)
     assert not report.has_errors(), report.generate_report()
-    assert set(operation.input_shape.required_members) <= request.keys()
+    assert set(shape.required_members) <= request.keys()
     assert request["Filter"]["Dimensions"]["Values"] == ids
     assert aws_api.journal == []
