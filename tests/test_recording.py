@@ -287,7 +287,8 @@ def _ask_google(told: list[Secret]) -> None:
 
     items = [compute_v1.Items(key=f"item-{number}", value=text) for number, text in enumerate(texts(told))]
     items += [compute_v1.Items(key=each.field, value=each.value) for each in told if each.field]
-    machine = compute_v1.Instance(name="x", metadata=compute_v1.Metadata(items=items))
+    kind = "zones/us-central1-a/machineTypes/none-8"
+    machine = compute_v1.Instance(name="x", machine_type=kind, metadata=compute_v1.Metadata(items=items))
     with pytest.raises(ProviderError):
         client = _asked._client_of(compute_v1.InstancesClient)
         _api.call(
