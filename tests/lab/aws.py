@@ -21,11 +21,12 @@ import boto3
 from moto import settings
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami
+from moto.ec2.models.elastic_network_interfaces import Attachment
 from moto.ec2.models.tags import TagBackend
 from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.lab import aws_calls, aws_facts, aws_shops
+from tests.lab import aws_addresses, aws_calls, aws_facts, aws_shops
 from tests.lab.aws_calls import PlacementGroup
 from tests.lab.aws_facts import IMAGES
 from tests.lab.aws_lag import Lag
@@ -34,7 +35,7 @@ from tests.lab.aws_life import Delays, Life, Rental, SpotRequest
 from tests.lab.aws_limits import Throttle
 from tests.lab.aws_permissions import Permissions, User
 from tests.lab.aws_stock import Reservation, Rule, Stock
-from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, error_code, read, refusal
+from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, error_code, read, refusal, rewritten
 from tests.lab.machines import Lab
 from tests.lab.replay import Asked, NotRecorded, Replay
 from tests.lab.world import Fault, World
@@ -68,6 +69,7 @@ class AWS(World[Call]):
         url: For AWS_ENDPOINT_URL.
         delays: How long changes take.
         throttle: Set `throttle.requests` for limits on requests; 1000 instances at once are always the most.
+        elastic_ips: So many Elastic IP addresses the account may have in each region.
     """
 
     def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
@@ -76,6 +78,7 @@ class AWS(World[Call]):
         self.replay = None if recording is None else Replay(recording, THINGS, OWN)
         self.delays = Delays()
         self.throttle = Throttle()
+        self.elastic_ips = aws_addresses.QUOTA
         self.tokens: dict[tuple[str, str], tuple[str, str]] = {}
         self.spots: dict[str, SpotRequest] = {}
         self.groups: dict[tuple[str, str], PlacementGroup] = {}
@@ -283,7 +286,9 @@ class AWS(World[Call]):
         return found
 
     def public_address(self) -> str:
-        """For an instance without a machine; of a network kept for documentation."""
+        """One that leads to no machine yet; without a lab, of a network kept for tests (RFC 2544)."""
+        if self.lab is not None:
+            return self.lab.network.take()
         number = next(self._addresses)
         return f"198.18.{number // 250 % 250}.{number % 250 + 1}"
 
@@ -355,14 +360,20 @@ class AWS(World[Call]):
                 raise ApiError("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
             if (check := aws_calls.CHECKS.get(call.action)) is not None:
                 check(self, call)
-            if (own := aws_calls.ANSWERS.get(call.action)) is not None:
+            own = aws_calls.ANSWERS.get(call.action) or aws_addresses.ANSWERS.get(call.action)
+            if own is not None:
                 return answer(call, own(self, call))
+        body = call.body
+        if call.service == "ec2" and call.action == "CreateTags":  # moto does not know the placement groups
+            if not (others := aws_calls.tag_groups(self, call)):
+                return answer(call, {})
+            body = rewritten(body, {f"ResourceId.{n}": each for n, each in enumerate(others, 1)}, ["ResourceId."])
         shop = aws_shops.ANSWERS.get((call.service, call.action))
         if shop is not None and (call.service != "ssm" or aws_shops.is_public(call)):
             return answer(call, shop(self, call))
         hidden = self._hide(call) if call.action in ("DescribeInstances", "DescribeInstanceStatus") else {}
         try:
-            reply = ask_moto(environ, call.body)
+            reply = ask_moto(environ, body)
         except NotImplementedError as error:
             raise ApiError("InvalidAction", f"The lab's AWS does not know {call.service}:{call.action}.") from error
         finally:
@@ -415,6 +426,18 @@ def _tags_of(backend: Any, filters: dict[str, list[str]] | None = None) -> Any:
 
 
 TagBackend.describe_tags = _tags_of  # type: ignore[method-assign, unused-ignore]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_attached = Attachment.__init__
+
+
+def _attached_to_its_card(attachment: Any, nic: Any) -> None:
+    """As moto has it, but with the number of the card, which moto takes for 0."""
+    _attached(attachment, nic)
+    attachment.network_card_index = getattr(nic, "network_card_index", 0)
+
+
+Attachment.__init__ = _attached_to_its_card  # type: ignore[method-assign, unused-ignore]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Ami(Ami):  # type: ignore[misc]  # moto is not looked into

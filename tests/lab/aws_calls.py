@@ -319,6 +319,19 @@ def delete_placement_group(world: AWS, call: Call) -> Mapping[str, Any]:
     return {}
 
 
+def tag_groups(world: AWS, call: Call) -> list[str]:
+    """Set the tags of a CreateTags on those placement groups that it names; the other resources that it names."""
+    here = {group.id: group for (region, _), group in world.groups.items() if region == call.region}
+    others = []
+    for name in call.params.get("Resources", ()):
+        if group := here.get(name):
+            new = [tag["Key"] for tag in call.params["Tags"]]
+            group.tags = [*(tag for tag in group.tags if tag["Key"] not in new), *call.params["Tags"]]
+        else:
+            others.append(name)
+    return others
+
+
 def _group(call: Call, group: PlacementGroup) -> dict[str, Any]:
     return {
         "GroupName": group.name, "State": "available", "Strategy": group.strategy, "GroupId": group.id,

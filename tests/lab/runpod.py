@@ -32,7 +32,7 @@ from skypool.errors import UnknownAccelerator
 from tests.lab import repository
 from tests.lab.cloud import Answer, Cloud, Refused, Rental, Request
 from tests.lab.machines import Lab, Machine
-from tests.lab.openapi import Document
+from tests.lab.openapi import Checker, Document
 from tests.lab.prices import snapshot
 from tests.lab.relay import Relay
 from tests.lab.runpod_schema import SCHEMA
@@ -124,7 +124,7 @@ class RunPod(Cloud[Pod]):
         for kind, usd in on_demand.items():
             for cloud in ("SECURE", "COMMUNITY"):
                 self.prices[kind, cloud] = usd, spot.get(kind)
-        self.schema = _published()
+        self.schema = published()
         rest = {
             "GET /v2/pods": lambda request: {"pods": [self._v2(each) for each in self._listed()]},
             "POST /v2/pods": self._create,
@@ -137,7 +137,8 @@ class RunPod(Cloud[Pod]):
             "GET /v2/catalog/datacenters": lambda request: {"dataCenters": [_center(each) for each in CENTERS]},
         }
         self.routes = {"POST /graphql": self._graphql}
-        self.routes |= {route: functools.partial(self._checked, route, do) for route, do in rest.items()}
+        checker = Checker(self.schema, _unfit, self.errors)
+        self.routes |= {route: checker.checked(route, do) for route, do in rest.items()}
         self._asking, self._nobody = "", False
         self._numbers = itertools.count(1)
 
@@ -490,30 +491,6 @@ class RunPod(Cloud[Pod]):
 
     # --- REST v2 ---------------------------------------------------------------------------------------------
 
-    def _checked(self, route: str, do: Callable[[Request], Any], request: Request) -> Any:
-        """An answer to a request that fits the schema; both are looked at.
-
-        Raises:
-            Refused: it does not fit.
-        """
-        method, _, path = route.partition(" ")
-        wrong = self.schema.wrong_request(method, path, request.query, request.body or None)
-        try:
-            if wrong:
-                raise _problem(422, TITLES[422], "Request validation failed.", errors=wrong)
-            answer = do(request)
-        except Refused as e:
-            self._check_reply(method, path, e.status, e.body)
-            raise
-        if not isinstance(answer, Answer):
-            answer = Answer(answer)
-        self._check_reply(method, path, answer.status, answer.body)
-        return answer
-
-    def _check_reply(self, method: str, path: str, status: int, body: Any) -> None:
-        if wrong := self.schema.wrong_reply(method, path, status, body):
-            self.errors.append(AssertionError(f"the lab's reply to {method} {path} is not RunPod's: {wrong}"))
-
     def _there(self, request: Request) -> Pod:
         pod = self.rentals.get(request.by["id"])
         if pod is None or not pod.living or pod.seen_at > self.clock.now():
@@ -665,9 +642,13 @@ class RunPod(Cloud[Pod]):
 
 
 @functools.cache
-def _published() -> Document:
+def published() -> Document:
     """The schema of REST v2, read once for all worlds."""
     return Document(Path(__file__).parent / "runpod_v2.json")
+
+
+def _unfit(wrong: list[str]) -> Refused:
+    return _problem(422, TITLES[422], "Request validation failed.", errors=wrong)
 
 
 def _with_stock(query: Mapping[str, str]) -> bool:
