@@ -35,7 +35,7 @@ from tests.lab.aws_life import Delays, Life, Rental, SpotRequest
 from tests.lab.aws_limits import Throttle
 from tests.lab.aws_permissions import Permissions, User
 from tests.lab.aws_stock import Reservation, Rule, Stock
-from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, error_code, read, refusal, rewritten
+from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, confirmed, error_code, read, refusal, rewritten
 from tests.lab.machines import Lab
 from tests.lab.replay import Asked, NotRecorded, Replay
 from tests.lab.world import Fault, World
@@ -353,6 +353,7 @@ class AWS(World[Call]):
             self.backend(call.region)
             if (blank := self.lag.before(call)) is not None:
                 return answer(call, blank)
+            aws_calls.check_ids(call)
             aws_calls.check_tags(call)
             if call.action == "RunInstances":
                 return run_instances(self, call, environ)
@@ -380,7 +381,7 @@ class AWS(World[Call]):
             for reservations, name, reservation in hidden.values():
                 reservations[name] = reservation
         call.error = error_code(reply)
-        return reply
+        return confirmed(call, reply)
 
     def _hide(self, call: Call) -> dict[str, tuple[Any, str, Any]]:
         """Take out reservations that a description does not find yet; whoever asks for one by name is told so."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from tests.lab.aws_wire import ApiError, Call
 if TYPE_CHECKING:
     from tests.lab.aws import AWS
 
+_INSTANCE_ID = re.compile(r"i-([0-9a-f]{8}|[0-9a-f]{17})")
 Answer = Callable[["AWS", Call], Mapping[str, Any]]
 
 
@@ -48,6 +50,17 @@ def _rentals(world: AWS, call: Call) -> list[Rental]:
     if missing:
         raise not_found(missing)
     return [rentals[each] for each in asked]
+
+
+def check_ids(call: Call) -> None:
+    """Refuse ids that no instance can have, as EC2 does before it looks for them.
+
+    See InvalidInstanceID.Malformed on https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+    (read 2026-11-24).
+    """
+    for each in call.params.get("InstanceIds", ()):
+        if not _INSTANCE_ID.fullmatch(each):
+            raise ApiError("InvalidInstanceID.Malformed", f'Invalid id: "{each}"')
 
 
 def not_found(missing: Sequence[str]) -> ApiError:

@@ -140,8 +140,9 @@ def _answering(world: TPU, called: str) -> Callable[[Any, Any], Any]:
 
     def answer(request: Any, context: Any) -> Any:
         method, path, query, body = as_rest(called, json_format.MessageToDict(request))
+        shown = {key: value for key, value in context.invocation_metadata() if key == "authorization"}
         try:
-            got = requests.request(method, f"{world.url}{path}", params=query, json=body, timeout=30)
+            got = requests.request(method, f"{world.url}{path}", params=query, json=body, headers=shown, timeout=30)
         except requests.ConnectionError as e:
             context.abort(grpc.StatusCode.UNAVAILABLE, f"Socket closed: {e}")
         said = got.json()
