@@ -677,6 +677,64 @@ def test_answers_have_the_namespace_as_ec2_spells_it(cloud: Cloud) -> None:
     assert any(b"DescribeInstancesResponse xmlns" in each for each in seen)
 
 
+def test_the_default_network_is_open_to_the_internet(cloud: Cloud) -> None:
+    (vpc,) = cloud.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    attached = [{"Name": "attachment.vpc-id", "Values": [vpc["VpcId"]]}]
+    (gateway,) = cloud.ec2.describe_internet_gateways(Filters=attached)["InternetGateways"]
+    assert gateway["Attachments"] == [{"State": "available", "VpcId": vpc["VpcId"]}]
+    in_vpc = [{"Name": "vpc-id", "Values": [vpc["VpcId"]]}]
+    (table,) = cloud.ec2.describe_route_tables(Filters=in_vpc)["RouteTables"]
+    assert any(each["Main"] for each in table["Associations"])
+    routes = {each["DestinationCidrBlock"]: (each["GatewayId"], each["State"]) for each in table["Routes"]}
+    assert routes == {vpc["CidrBlock"]: ("local", "active"), "0.0.0.0/0": (gateway["InternetGatewayId"], "active")}
+    subnets = cloud.ec2.describe_subnets(Filters=in_vpc)["Subnets"]
+    assert subnets
+    assert all(each["MapPublicIpOnLaunch"] and each["DefaultForAz"] for each in subnets)
+    assert cloud.world.left() == {}
+
+
+def test_an_address_needs_a_network_that_is_open_to_the_internet(cloud: Cloud) -> None:
+    vpc = cloud.ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = cloud.ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24", AvailabilityZone="us-east-1a")["Subnet"]
+    (one,) = cloud.run(SubnetId=subnet["SubnetId"])
+    eventually(lambda: cloud.state(one) == "running")
+    name = cloud.ec2.allocate_address(Domain="vpc")["AllocationId"]
+    given = functools.partial(cloud.ec2.associate_address, AllocationId=name, InstanceId=one)
+    assert refused(given)[0] == "Gateway.NotAttached"
+    gateway = cloud.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    cloud.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    given()
+    assert refused(lambda: cloud.ec2.release_address(AllocationId=name))[0] == "InvalidIPAddress.InUse"
+
+
+@pytest.mark.parametrize(
+    ("reserved", "placement", "says"),
+    [
+        ({}, {"GroupName": "mine"}, ""),  # fewer machines than there are
+        ({"kind": "capacity-block", "end": 86400}, {"GroupName": "mine"}, "cannot be used with a Capacity Block"),
+        ({"group": "near"}, {"GroupName": "mine"}, "do not match those of the launch"),
+        ({"group": "near"}, {}, "do not match those of the launch"),
+        ({"tenancy": "dedicated"}, {}, "do not match those of the launch"),
+    ],
+)
+def test_a_reservation_is_not_used_in_a_foreign_placement_group(
+    cloud: Cloud, reserved: dict[str, Any], placement: dict[str, str], says: str
+) -> None:
+    for name in ("mine", "near"):
+        cloud.ec2.create_placement_group(GroupName=name, Strategy="cluster")
+    block = cloud.world.reserve("p5.48xlarge", "us-east-1b", 2, **reserved)
+    options: dict[str, Any] = {
+        "Placement": placement,
+        "CapacityReservationSpecification": {"CapacityReservationTarget": {"CapacityReservationId": block}},
+    }
+    if "kind" in reserved:
+        options["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    code, _, text = refused(lambda: cloud.run("p5.48xlarge", 2, ami=NVIDIA, **options))
+    assert says in text
+    assert code in ("InvalidParameterCombination", "InvalidParameterValue", "ReservationCapacityExceeded")
+    assert cloud.world.count()["instances"] == 0
+
+
 def test_what_is_new_may_not_be_known_everywhere_at_first(cloud: Cloud) -> None:
     cloud.world.delays.unknown = 2
     group = cloud.ec2.create_security_group(GroupName="g", Description="d")["GroupId"]

@@ -25,7 +25,7 @@ from moto.ec2.models.tags import TagBackend
 from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.lab import aws_addresses, aws_calls, aws_facts, aws_shops
+from tests.lab import aws_addresses, aws_calls, aws_facts, aws_schema, aws_shops
 from tests.lab.aws_calls import PlacementGroup
 from tests.lab.aws_facts import IMAGES
 from tests.lab.aws_lag import Lag
@@ -54,6 +54,7 @@ class AWS(World[Call]):
         delays: How long changes take.
         throttle: Set `throttle.requests` for limits on requests; 1000 instances at once are always the most.
         elastic_ips: So many Elastic IP addresses the account may have in each region.
+        schema: What every request and reply is checked against, with how many that were.
     """
 
     def __init__(self, lab: Lab | None = None) -> None:
@@ -62,6 +63,7 @@ class AWS(World[Call]):
         self.delays = Delays()
         self.throttle = Throttle()
         self.elastic_ips = aws_addresses.QUOTA
+        self.schema = aws_schema.schema()
         self.tokens: dict[tuple[str, str], tuple[str, str]] = {}
         self.spots: dict[str, SpotRequest] = {}
         self.groups: dict[tuple[str, str], PlacementGroup] = {}
@@ -266,6 +268,7 @@ class AWS(World[Call]):
         if not any(image.id(region) in found.amis for image in IMAGES.values()):
             for image in IMAGES.values():
                 found.amis[image.id(region)] = _ami(found, image, region)
+            _open_to_the_internet(found)
         return found
 
     def public_address(self) -> str:
@@ -297,7 +300,12 @@ class AWS(World[Call]):
             self.watched(self.tick)
             if call.service and call.region not in self.opted_in:
                 raise ApiError("AuthFailure" if call.service == "ec2" else "UnrecognizedClientException")
-            return self._dispatch(call, environ)
+            if wrong := self.schema.wrong_request(call):
+                raise aws_schema.refusal_of(call, wrong[0])
+            reply = self._dispatch(call, environ)
+            if reply.status < 400 and (told := self.schema.wrong_reply(call, reply)):
+                self.errors.append(AssertionError(f"the lab's reply to {call.action} is not AWS's: {told[:5]}"))
+            return reply
         except ApiError as refused:
             call.error = refused.code
             return refusal(call, refused)
@@ -423,6 +431,18 @@ def _ami(backend: Any, image: aws_facts.Image, region: str) -> Any:
     )  # fmt: skip
     made.image = image
     return made
+
+
+def _open_to_the_internet(backend: Any) -> None:
+    """Give the default network what moto leaves out: an internet gateway, and the route to it.
+
+    https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html (read 2026-11-24 in a stored copy).
+    """
+    vpc = backend.get_default_vpc()
+    gateway = backend.create_internet_gateway()
+    backend.attach_internet_gateway(gateway.id, vpc.id)
+    main = backend.describe_route_tables(filters={"vpc-id": vpc.id, "association.main": "true"})
+    backend.create_route(main[0].id, "0.0.0.0/0", gateway_id=gateway.id)
 
 
 class _Handler(WSGIRequestHandler):

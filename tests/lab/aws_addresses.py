@@ -47,6 +47,9 @@ def associate_address(world: AWS, call: Call) -> Mapping[str, Any]:
     if nic.interface_type == "efa-only":
         # That it has none: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/create-efa.html. The code is assumed.
         raise ApiError("UnsupportedOperation", f"The interface '{nic.id}' is EFA-only and cannot have an IP address.")
+    gateways = world.backend(call.region).internet_gateways.values()
+    if not any(each.vpc and each.vpc.id == nic.vpc_id for each in gateways):
+        raise ApiError("Gateway.NotAttached", f"Network {nic.vpc_id} is not attached to any internet gateway")
     if address.eni is not None and address.eni is not nic:
         if params.get("AllowReassociation") is False:
             text = f"resource {address.allocation_id} is already associated with associate-id {address.association_id}"

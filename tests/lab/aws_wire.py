@@ -6,6 +6,7 @@ checked.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
@@ -127,7 +128,8 @@ def read(environ: WSGIEnvironment, number: int, at: float) -> Call:
     action = form.get("Action", f"{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')}")
     call = Call(number, service, action, region, dict(form), key, at, body=body)
     if service == "ec2" and action in _ec2().operation_names:
-        call.params = _ec2_params(action, form)
+        with contextlib.suppress(ValueError):  # a value of a wrong type: the call is refused for that
+            call.params = _ec2_params(action, form)
     return call
 
 
@@ -196,7 +198,8 @@ def _element(name: str, shape: Any, value: Any) -> str:
         case "structure":
             text = "".join(_members(shape, value))
         case "list":
-            text = "".join(_element("item", shape.member, each) for each in value)
+            item = shape.member.serialization.get("name", "member")
+            text = "".join(_element(item, shape.member, each) for each in value)
         case "boolean":
             text = "true" if value else "false"
         case "timestamp":

@@ -125,6 +125,7 @@ class TPU(Cloud[Host]):
         waits: whether what there is no room for waits for it, instead of failing.
         ready: whether nodes become so at all.
         unreachable: zones that lists lack, as they say.
+        late: whether what is wrong with a node is found only after its queued resource was accepted.
         retired, newer: types and runtime versions that no zone has any more; types that all zones have besides.
     """
 
@@ -132,7 +133,7 @@ class TPU(Cloud[Host]):
 
     def __init__(self, lab: Lab | None = None) -> None:
         super().__init__(lab)
-        self.delays, self.waits, self.ready = Delays(), False, True
+        self.delays, self.waits, self.ready, self.late = Delays(), False, True, False
         self.caller: Role | None = None
         self.quotas: dict[tuple[str, str], int] = {}
         self.wire = Wire()
@@ -319,12 +320,17 @@ class TPU(Cloud[Host]):
         if (known := self._requests.get(asked)) is not None:
             return self.operations.there[known]
         told = request.body
-        self._check(zone, id, told)
+        fault = self._fault_of(zone, id, told)
+        if fault is not None and not self.late:
+            raise fault
         if (zone, id) in self.queued:
             raise refused(
                 "ALREADY_EXISTS", f"Resource 'projects/{PROJECT}/locations/{zone}/queuedResources/{id}' exists"
             )
-        doom = self._doomed.pop(0) if self._doomed else self._over_quota(told)
+        if fault is not None:
+            doom = "failed", fault.body["error"]["status"], fault.body["error"]["message"]
+        else:
+            doom = self._doomed.pop(0) if self._doomed else self._over_quota(told)
         made = Queued(zone, id, told, self.clock.now(), unseen=self.delays.unseen)
         made.labels = dict(made.node.get("labels", {}))
         operation = self._begun(zone, f"queuedResources/{id}", "create")
@@ -339,6 +345,14 @@ class TPU(Cloud[Host]):
         if asked:
             self._requests[asked] = operation["name"]
         return operation
+
+    def _fault_of(self, zone: str, id: str, told: dict[str, Any]) -> Refused | None:
+        """What the API has against a queued resource, if anything."""
+        try:
+            self._check(zone, id, told)
+        except Refused as e:
+            return e
+        return None
 
     def _over_quota(self, told: dict[str, Any]) -> tuple[str, str, str]:
         """How a request fails that exceeds a quota; no words for one that does not."""
@@ -381,7 +395,8 @@ class TPU(Cloud[Host]):
             raise refused("INVALID_ARGUMENT", "Metadata is larger than 512 KiB")
 
     def _hosts(self, queued: Queued) -> None:
-        for number in range(tables.slices()[queued.kind].vms):
+        hosts = tables.slices()[queued.kind].vms if queued.kind in tables.slices() else 0
+        for number in range(hosts):
             host = Host(
                 f"{queued.id}-w-{number}", "host", queued.zone, queued.market, queued.created,
                 slice=queued.id, number=number,

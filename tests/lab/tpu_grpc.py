@@ -126,8 +126,10 @@ def _answering(world: TPU, told: tuple[Any, Any, str, str]) -> Callable[[Any, An
         query = {
             k: json.dumps(v) if v is True else v for k, v in given.items() if k not in ("name", "parent", body_field)
         }
+        shown = {key: value for key, value in context.invocation_metadata() if key == "authorization"}
         try:
-            got = requests.request(method, f"{world.url}/v2/{path}", params=query, json=body, timeout=30)
+            url = f"{world.url}/v2/{path}"
+            got = requests.request(method, url, params=query, json=body, headers=shown, timeout=30)
         except requests.ConnectionError as e:
             context.abort(grpc.StatusCode.UNAVAILABLE, f"Socket closed: {e}")
         said = got.json()

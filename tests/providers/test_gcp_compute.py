@@ -519,7 +519,7 @@ def test_a_check_says_what_is_there(gce_api: World) -> None:
 
 
 def test_creates_that_must_be_refused_are_refused_and_leave_nothing(gce_api: World) -> None:
-    found = list(gcp().prove_creates())
+    found = list(Compute(_settings()).prove_creates())
     assert [(each.what, each.good) for each in found] == [
         ("Compute Engine: a machine of an unknown type is refused", True),
         ("Compute Engine: a machine with an unknown image is refused", True),
@@ -559,7 +559,7 @@ def test_a_create_that_is_refused_for_another_reason_or_not_answered_is_a_failed
 
 def test_without_an_offer_no_create_is_tried_and_the_reason_is_told(gce_api: World) -> None:
     gce_api.refuse("GET zones", 403, "forbidden", "Required 'compute.zones.list' permission", times=None)
-    (found,) = gcp().prove_creates()
+    (found,) = Compute(_settings()).prove_creates()
     assert not found.good
     assert "compute.zones.list" in found.text
     assert gce_api.calls("POST *") == []

@@ -122,9 +122,9 @@ def _types(seen: Sequence[_Zone | Exception], *, is_all: bool) -> str:
         )
     said = [f"{len(known & sold)} of {len(known)} that skypool knows are in {where}"]
     if sold - known:
-        said.append(f"{len(sold - known)} are new to it ({_listed(sold - known)}): {_UPDATE}")
+        said.append(f"skypool does not know {_listed(sold - known)}: {_UPDATE}")
     if is_all and known - sold:
-        said.append(f"{len(known - sold)} are in no zone any more ({_listed(known - sold)}) and are not offered")
+        said.append(f"no zone has {_listed(known - sold)} any more, so none is offered")
     return "; ".join(said)
 
 
