@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ import typer
 
 from skypool.checks import number, one_of, seconds
 from skypool.cli import output
-from skypool.drivers import registry
+from skypool.drivers import recording, registry
 from skypool.drivers.contract import ends_itself
 from skypool.errors import UsageError
 from skypool.proof.proof import Proof
@@ -61,6 +62,10 @@ def prove(
         Path | None,
         typer.Option(metavar="REPORT.json", help="Compare the bill of an earlier report, and do nothing else."),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write every request and reply into this new folder, without secrets."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Prove that skypool works with your account: by reading, by creates that must be refused, and for a few cents.
@@ -88,8 +93,10 @@ def prove(
     if file is not None:
         proof.keep = lambda made: _write(made, file)
     say = _silent if as_json else output.say
-    if _levels(proof, yes, say):
-        proof.end()
+    about = {"provider": provider, "level": asked}
+    with recording.to(record, about=about) if record else contextlib.nullcontext():
+        if _levels(proof, yes, say):
+            proof.end()
     if as_json:
         output.data(proof.redacted.to_json())
     if file is not None:
@@ -103,12 +110,9 @@ def prove(
 def _levels(proof: Proof, yes: bool, say: Callable[[str], None]) -> bool:
     """Perform the levels up to the one that was asked for. Return True if the proof reached its end.
 
-    After a failed level, the level "cents" is not begun: it would rent machines that may not work.
+    A failed step does not stop the proof, unless the credentials are not accepted, or nothing can be rented.
     """
     for level in LEVELS[: LEVELS.index(proof.level) + 1]:
-        if level == "cents" and not all(each.result != "bad" for each in proof.report.steps):
-            say("level cents is not begun, because a step failed")
-            return False
         say(_COSTS[level].format(proof.driver.name))
         if level == "read" and not proof.read():
             return False
