@@ -18,12 +18,13 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skypool.cli import main
 from skypool.errors import AccessError, BudgetExceeded, ProviderError, UsageError
-from skypool.model import Bill, Finding, Need, Offer, PriceSource
+from skypool.model import Bill, Finding, Market, Need, Offer, PriceSource
 from skypool.proof import findings
 from skypool.proof.comparison import bill_step, price_step
 from skypool.proof.proof import Proof
@@ -57,8 +58,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def cloud_in(folder: Path, **settings: object) -> FakeCloud:
-    cloud = FakeCloud(folder, **{"stock": STOCK, **settings})  # type: ignore[arg-type] - some of its settings
+def cloud_in(folder: Path, **settings: Any) -> FakeCloud:
+    cloud = FakeCloud(folder, **{"stock": STOCK, **settings})
     list(cloud.offers(Need()))
     return cloud
 
@@ -200,8 +201,8 @@ def test_failures_with_the_same_advice_are_said_once() -> None:
 
 
 def test_old_tables_of_prices_are_told_with_the_next_step() -> None:
-    def offer(day: date | None, market: str = "on-demand") -> Offer:
-        return Offer("a", "t", market=market, price_source=PriceSource("table", day))  # type: ignore[arg-type]
+    def offer(day: date | None, market: Market = "on-demand") -> Offer:
+        return Offer("a", "t", market=market, price_source=PriceSource("table", day))
 
     today = date(2026, 11, 24)
     assert findings.prices([Offer("a", "t")], today) == []
@@ -217,8 +218,8 @@ def test_old_tables_of_prices_are_told_with_the_next_step() -> None:
 # --- what to rent --------------------------------------------------------------------------------------------
 
 
-def sold(usd: float, market: str = "on-demand", **more: object) -> Offer:
-    return Offer("a", f"t{usd}", market=market, usd_per_hour=usd, **more)  # type: ignore[arg-type]
+def sold(usd: float, market: Market = "on-demand", **more: Any) -> Offer:
+    return Offer("a", f"t{usd}", market=market, usd_per_hour=usd, **more)
 
 
 def test_the_cheapest_machine_and_one_for_the_guard_come_before_the_spot_machine() -> None:
@@ -341,7 +342,7 @@ def test_json_is_all_there_is_on_stdout(prove: Run, cloud: FakeCloud) -> None:
     assert told["versions"]["skypool"]
 
 
-def proof_at(cloud: FakeCloud, **more: float) -> Proof:
+def proof_at(cloud: FakeCloud, **more: Any) -> Proof:
     proof = Proof(cloud, "cents", 1.0, Wish(console="off"), lease=2.0, **more)
     selection = proof.select()
     assert selection is not None
@@ -397,10 +398,10 @@ def test_a_client_of_the_guard_that_fails_is_told(home: Path) -> None:
 # --- comparison, report and redaction ------------------------------------------------------------------------
 
 
-def machine(**more: object) -> RentedMachine:
-    known = {"offered_usd_per_hour": 1.0, "usd_per_hour": 1.0, "market": "on-demand", "usd": 0.1} | more
+def machine(**more: Any) -> RentedMachine:
+    known: dict[str, Any] = {"offered_usd_per_hour": 1.0, "usd_per_hour": 1.0, "market": "on-demand", "usd": 0.1} | more
     times = {"launched": 0.0, "billed_from": 0.0, "until": 360.0, "ended": True, "least_billed": 0.0}
-    return RentedMachine(id="i-1", pool="p", type="t", place="a", **(known | times))  # type: ignore[arg-type]
+    return RentedMachine(id="i-1", pool="p", type="t", place="a", **(known | times))
 
 
 @pytest.mark.parametrize(
