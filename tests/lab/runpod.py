@@ -829,16 +829,21 @@ def _problem(
 
 
 def _dress(machine: Machine, kind: str, count: int) -> None:
-    """The host's driver and tools, as a container sees them."""
+    """The host's driver and tools, as a container sees them. A partition is shown below its card, whose name it has."""
     has = accelerator(kind, dialect="runpod")
+    name = kind.partition(" MIG ")[0]
     state, share = "/var/lib/stub", "/usr/lib/stub"
-    lines = [f"GPU {n}: {kind} (UUID: GPU-{n:08d}-0000-4000-8000-000000000000)\n" for n in range(count)]
+    lines = [f"GPU {n}: {name} (UUID: GPU-{n:08d}-0000-4000-8000-000000000000)\n" for n in range(count)]
     texts = {
         **repository.nvidia_tool(DRIVER), f"{share}/nvidia-L": "".join(lines), f"{state}/devices": f"{count}\n",
-        f"{state}/name": f"{kind}\n", f"{state}/memory": f"{has.memory_gb * 1024:.0f}\n", f"{state}/pci": "0x2330\n",
+        f"{state}/name": f"{name}\n", f"{state}/memory": f"{has.card_memory_gb * 1024:.0f}\n",
+        f"{state}/pci": "0x2330\n",
         f"{state}/driver": f"{DRIVER}\n", f"{state}/persistence": "Enabled\n",
         f"{state}/loaded": "".join(f"{module}\n" for module in repository.NVIDIA_MODULES),
     }  # fmt: skip
+    if has.profile:
+        texts |= {f"{state}/mig/{n}.parts": f"{has.profile}\n" for n in range(count)}
+        texts |= {f"{state}/mig/{n}.mode": "Enabled\n" for n in range(count)}
     for place, text in texts.items():
         path = machine.path(place)
         path.parent.mkdir(parents=True, exist_ok=True)
