@@ -153,16 +153,22 @@ RUNPOD: Mapping[str, Make] = {"key of RunPod": _text("RUNPOD is rpa_{}", 40)}
 # --- planting ------------------------------------------------------------------------------------------------
 
 
+ENCODINGS: tuple[Callable[[str], str], ...] = (
+    lambda text: text,
+    lambda text: base64.b64encode(f"#!/bin/sh\n{text}\n".encode()).decode(),
+    lambda text: "url=" + "".join(f"%{byte:02X}" for byte in text.encode()),
+    lambda text: "a message: " + "".join(f"\\u{ord(letter):04x}" for letter in text),
+    lambda text: json.dumps({"inner": json.dumps([text])}),
+    lambda text: base64.b64encode(gzip.compress(json.dumps({"script": text}).encode())).decode(),
+    lambda text: base64.urlsafe_b64encode(base64.b64encode(text.encode())).decode(),
+)
+
+
 def texts(secrets: list[Secret]) -> Iterator[str]:
-    """Sentences with the secrets, each in all encodings."""
-    for each in filter(lambda each: each.text, secrets):
-        yield each.text
-        yield base64.b64encode(f"#!/bin/sh\n{each.text}\n".encode()).decode()
-        yield "url=" + "".join(f"%{byte:02X}" for byte in each.text.encode())
-        yield "a message: " + "".join(f"\\u{ord(letter):04x}" for letter in each.text)
-        yield json.dumps({"inner": json.dumps([each.text])})
-        yield base64.b64encode(gzip.compress(json.dumps({"script": each.text}).encode())).decode()
-        yield base64.urlsafe_b64encode(base64.b64encode(each.text.encode())).decode()
+    """Sentences with the secrets, each in two encodings. Each kind comes in all of them."""
+    for number, each in enumerate(filter(lambda each: each.text, secrets)):
+        for way in (number, number + 3):
+            yield ENCODINGS[way % len(ENCODINGS)](each.text)
 
 
 def objects(secrets: list[Secret]) -> list[dict[str, Any]]:
@@ -211,6 +217,7 @@ class Planting:
 
     def __init__(self, world: Any, secrets: list[Secret]) -> None:
         self.secrets, self.times = secrets, 0
+        self._strict = "/locations"  # Google's client refuses unknown fields there
         self._to = urlsplit(world.url)
         planting = self
 
@@ -245,7 +252,7 @@ class Planting:
             connection.request(asked.command, asked.path, body, dict(asked.headers.items()))
             got = connection.getresponse()
             reply = got.read()
-        if self.times and reply:
+        if self.times and reply and not asked.path.partition("?")[0].endswith(self._strict):
             self.times -= 1
             reply = self._grown(reply)
         asked.send_response(got.status)

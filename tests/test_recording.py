@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import getpass
 import importlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -15,12 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 import skypool as sky
 from skypool.accelerators import parse
-from skypool.drivers import recording
+from skypool.drivers import recording, tags
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.rest import OAuth, Rest
 from skypool.errors import ProviderError, UsageError
@@ -134,6 +138,49 @@ def test_of_a_request_for_a_token_only_the_fact_is_recorded(verda_api: Any, tmp_
     assert not told.reply
     assert not told.request_headers
     assert not told.reply_headers
+
+
+def test_requests_of_boto3_for_credentials_are_recorded_without_their_content(aws_api: Any, tmp_path: Path) -> None:
+    from skypool_aws import _api
+
+    client = _api.sts(None, "us-east-1")
+    role = "arn:aws:iam::123456789012:role/a-role-of-ours"
+    with recording.to(tmp_path / "r"):
+        given = client.assume_role(RoleArn=role, RoleSessionName="a-session-of-ours")["Credentials"]
+        client.get_caller_identity()
+    token, identity = recording.read(tmp_path / "r").exchanges
+    assert (token.operation, token.confidential, token.request, token.reply) == ("AssumeRole", True, "", "")
+    assert "<GetCallerIdentityResult>" in str(identity.reply)
+    written = (tmp_path / "r" / "exchanges.jsonl").read_text()
+    for each in (
+        given["SecretAccessKey"],
+        given["SessionToken"],
+        "a-role-of-ours",
+        "a-session-of-ours",
+        "123456789012",
+    ):
+        assert each not in written
+
+
+def test_a_new_token_of_google_is_recorded_as_a_fact_and_not_found_in_later_texts(tmp_path: Path) -> None:
+    from google.auth.credentials import Credentials
+
+    from skypool_gcp import _api
+
+    class Renewed(Credentials):  # type: ignore[misc,unused-ignore]
+        """Credentials that get a new token when they are asked."""
+
+        def refresh(self, request: object) -> None:
+            self.token = "an-opaque-token-of-nobody"
+
+    found = _api.followed(Renewed())  # type: ignore[no-untyped-call,unused-ignore]
+    with recording.to(tmp_path / "r") as recorder:
+        for _ in range(2):
+            _api.call("a test", lambda: found.refresh(None))
+        recorder.add(exchange(reply="it is an-opaque-token-of-nobody"))
+    told = recording.read(tmp_path / "r").exchanges
+    assert [each.operation for each in told] == ["a token", "GET /x"]
+    assert "an-opaque" not in str(told[1].reply)
 
 
 def test_a_request_that_gets_no_reply_is_recorded_with_the_reason(verda_api: Any, tmp_path: Path) -> None:
@@ -270,10 +317,10 @@ def _ask_aws(told: list[Secret]) -> None:
     from skypool_aws import _api
 
     client = _api.ec2(None, "us-east-1")
-    for text in (each.text for each in told[::20] if each.text):
+    for text in (each.text for each in told[::60] if each.text):
         with pytest.raises(ProviderError):
             client.run_instances(ImageId="ami-1", MinCount=1, MaxCount=1, UserData=f"#!/bin/sh\n{text}\n")
-    client.describe_instances(Filters=[{"Name": "tag:note", "Values": list(texts(told))[:2000]}])
+    client.describe_instances(Filters=[{"Name": "tag:note", "Values": list(texts(told))[:1000]}])
     with pytest.raises(ProviderError):
         client.import_key_pair(KeyName="k", PublicKeyMaterial="\n".join(each.text for each in told).encode())
 
@@ -287,7 +334,8 @@ def _ask_google(told: list[Secret]) -> None:
 
     items = [compute_v1.Items(key=f"item-{number}", value=text) for number, text in enumerate(texts(told))]
     items += [compute_v1.Items(key=each.field, value=each.value) for each in told if each.field]
-    machine = compute_v1.Instance(name="x", metadata=compute_v1.Metadata(items=items))
+    kind = "zones/us-central1-a/machineTypes/none-8"
+    machine = compute_v1.Instance(name="x", machine_type=kind, metadata=compute_v1.Metadata(items=items))
     with pytest.raises(ProviderError):
         client = _asked._client_of(compute_v1.InstancesClient)
         _api.call(
@@ -297,6 +345,68 @@ def _ask_google(told: list[Secret]) -> None:
         str(number): text for number, text in enumerate(texts(told))})  # fmt: skip
     with pytest.raises(ProviderError):
         _api.call("a test", lambda: tpu._current_client().update_node(request={"node": node}))
+
+
+def recorded(tmp_path: Path, *texts: str, scrub: tuple[str, ...] = ()) -> list[str]:
+    """The texts as they are recorded, as the replies of one recording."""
+    with recording.to(tmp_path / "r", scrub=scrub) as recorder:
+        for text in texts:
+            recorder.add(exchange(reply=text))
+    return [str(each.reply) for each in recording.read(tmp_path / "r").exchanges]
+
+
+def test_the_same_value_becomes_the_same_placeholder_and_replies_can_still_be_read(tmp_path: Path) -> None:
+    user = {"id": 4711, "email": "alice@example.org", "balance": 12.5, "ssh_key": KEY}
+    first, second, third = recorded(
+        tmp_path,
+        json.dumps({"user": user, "ip": "8.8.4.4"}),
+        json.dumps({"owner": "alice@example.org", "note": "for alice@example.org at 8.8.4.4 and 1.1.1.1"}),
+        "<user><email>alice@example.org</email><password>a &amp; b</password></user>",
+    )
+    told = json.loads(first)
+    email = told["user"]["email"]
+    assert re.fullmatch(r"user-\d@example\.com", email)
+    assert isinstance(told["user"]["id"], int)
+    assert told["user"]["balance"] == 1001.0
+    kind, blob, owner = told["user"]["ssh_key"].split()
+    assert (kind, len(blob), blob == KEY.split()[1]) == ("ssh-ed25519", len(KEY.split()[1]), False)
+    assert re.fullmatch(r"user-\d@host-\d", owner)
+    assert told["ip"] == "198.18.0.1"
+    assert json.loads(second) == {"owner": email, "note": f"for {email} at 198.18.0.1 and 198.18.0.2"}
+    assert third.startswith(f"<user><email>{email}</email><password>x")
+
+
+def test_what_is_public_stays_as_it_is(tmp_path: Path) -> None:
+    texts = [
+        json.dumps(
+            {"nextToken": "abcdefghijklmnop1234567890", "ip": "10.0.0.7", "loopback": "::1", "time": "12:30:45"}
+        ),
+        json.dumps({"image": "docker.io/a/b@sha256:" + "0" * 64, "driver": "570.172.08", "price": 0.25, "free": 0}),
+        json.dumps({"owner": "root", "mac": "0a:1b:2c:3d:4e:5f", "id": "i-0123456789abcdef0"}),
+        json.dumps({"clientBalance": 0}),
+        "<a><instanceType>p5.48xlarge</instanceType><n>123456789012345</n></a>",
+        "plain text, nothing else",
+    ]
+    assert recorded(tmp_path, *texts) == texts
+
+
+def test_values_that_the_caller_names_are_found_in_all_encodings(tmp_path: Path) -> None:
+    value = "our/secret+name=="
+    coded = base64.b64encode(f"--{value}--".encode()).decode()
+    told = recorded(
+        tmp_path,
+        f"a {value} b {coded}",
+        json.dumps({"x": value, "y": quote(value, safe=""), "z": [json.dumps({"deep": value})]}),
+        f"pool=x owner=root@* and {getpass.getuser()}@* and {tags.owner()}",
+        scrub=(value,),
+    )
+    for each in told:
+        assert "secret" not in each
+        assert coded[4:20] not in each
+    assert f"{getpass.getuser()}@" not in told[2]
+
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8vbK0uYQ2yq3k1wq6Q8p0w3J3vZxkq0m0m5b1h2g3f alice@laptop"
 
 
 @pytest.mark.slow

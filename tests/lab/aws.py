@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -36,9 +37,23 @@ from tests.lab.aws_permissions import Permissions, User
 from tests.lab.aws_stock import Reservation, Rule, Stock
 from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, confirmed, error_code, read, refusal, rewritten
 from tests.lab.machines import Lab
+from tests.lab.replay import Asked, NotRecorded, Replay
 from tests.lab.world import Fault, World
 
 ACCOUNT = "123456789012"
+THINGS = (
+    "DescribeInstances",
+    "DescribeInstanceStatus",
+    "DescribeKeyPairs",
+    "DescribeNetworkInterfaces",
+    "DescribePlacementGroups",
+    "DescribeSpotInstanceRequests",
+    "DescribeTags",
+    "DescribeVolumes",
+    "GetConsoleOutput",
+)
+"""Reads of what was made; see `Replay`."""
+OWN = ("DescribeSecurityGroups", "DescribeSubnets", "DescribeVpcs")
 NOTICE = 120.0
 """Seconds between the notice of an interruption and the interruption."""
 
@@ -48,6 +63,7 @@ class AWS(World[Call]):
 
     Args:
         lab: Where instances boot; None for a world without machines, for calls alone.
+        recording: A folder with a recording, which answers reads (tests/lab/replay.py); None for the lab's own answers.
 
     Attributes:
         url: For AWS_ENDPOINT_URL.
@@ -57,9 +73,10 @@ class AWS(World[Call]):
         schema: What every request and reply is checked against, with how many that were.
     """
 
-    def __init__(self, lab: Lab | None = None) -> None:
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
         super().__init__()
         self.lab = lab
+        self.replay = None if recording is None else Replay(recording, THINGS, OWN)
         self.delays = Delays()
         self.throttle = Throttle()
         self.elastic_ips = aws_addresses.QUOTA
@@ -298,6 +315,8 @@ class AWS(World[Call]):
             if error is not None:
                 raise error
             self.watched(self.tick)
+            if (recorded := self._recorded(call)) is not None:
+                return recorded
             if call.service and call.region not in self.opted_in:
                 raise ApiError("AuthFailure" if call.service == "ec2" else "UnrecognizedClientException")
             if wrong := self.schema.wrong_request(call):
@@ -305,6 +324,8 @@ class AWS(World[Call]):
             reply = self._dispatch(call, environ)
             if reply.status < 400 and (told := self.schema.wrong_reply(call, reply)):
                 self.errors.append(AssertionError(f"the lab's reply to {call.action} is not AWS's: {told[:5]}"))
+            if self.replay is not None:
+                self.replay.did(Asked.by_form(call.action, call.region, call.body.decode()), reply.status)
             return reply
         except ApiError as refused:
             call.error = refused.code
@@ -312,6 +333,24 @@ class AWS(World[Call]):
         except Exception as e:  # noqa: BLE001 - `close` raises it
             self.errors.append(e)
             return refusal(call, ApiError("InternalError", f"the lab itself failed: {e!r}", 500))
+
+    def _recorded(self, call: Call) -> Reply | None:
+        """The answer of the recording, if it is the one to answer.
+
+        Raises:
+            ApiError: It should have one, and has none.
+        """
+        if self.replay is None:
+            return None
+        try:
+            found = self.replay.answer(Asked.by_form(call.action, call.region, call.body.decode()))
+        except NotRecorded as e:
+            raise ApiError("NotRecorded", str(e)) from e
+        if found is None:
+            return None
+        reply = Reply(found.status, list(found.reply_headers.items()), str(found.reply).encode())
+        call.error = error_code(reply)
+        return reply
 
     def _dispatch(self, call: Call, environ: WSGIEnvironment) -> Reply:
         if call.service:

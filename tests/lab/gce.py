@@ -14,15 +14,18 @@ import itertools
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
+from skypool.drivers.recording import Exchange
 from tests.lab import aws_images, tpu_wares
 from tests.lab import gce_wares as wares
-from tests.lab.cloud import Cloud, Refused, Request, Route
+from tests.lab.cloud import Answer, Cloud, Refused, Request, Route
 from tests.lab.gce_groups import Groups
 from tests.lab.gce_things import Delays, Failed, Instance, Operation, checked, error, fingerprint, moment, refused
 from tests.lab.gcp_iam import Role, acting, permit
 from tests.lab.google_metadata import handler
+from tests.lab.google_replies import THINGS, told, unrecorded
 from tests.lab.machines import Lab, Machine
 
 PROJECT = "lab-project"
@@ -51,9 +54,10 @@ class GCE(Cloud[Instance]):
     """
 
     name: ClassVar[str] = "gce"
+    things: ClassVar[tuple[str, ...]] = THINGS
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        super().__init__(lab)
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
+        super().__init__(lab, recording)
         self.delays, self.ready = Delays(), True
         self.unreachable: list[str] = []
         self.disks: dict[str, dict[str, Any]] = {}
@@ -104,12 +108,19 @@ class GCE(Cloud[Instance]):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Cloud TPU is asked here, too, and is not enabled."""
-        return {
+        """Cloud TPU is asked here, too, and is not enabled. With a recording, the catalogue of prices is asked here."""
+        prices = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING": f"{self.url}/"} if self.replay is not None else {}
+        return prices | {
             "GOOGLE_CLOUD_PROJECT": PROJECT,
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{self.url}/compute/v1/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{self.url}/",
         }
+
+    def told(self, found: Exchange) -> Answer:
+        return told(found) if found.method == "gRPC" else super().told(found)
+
+    def unrecorded(self, text: str) -> Refused:
+        return unrecorded(text)
 
     def named(self, request: Request) -> str:
         return self._names.get(request.action, request.action)

@@ -112,9 +112,10 @@ class RunPod(Cloud[Pod]):
     """
 
     name: ClassVar[str] = "runpod"
+    things: ClassVar[tuple[str, ...]] = ("GET /v2/pods*", "GET /v2/network-volumes*")
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        super().__init__(lab)
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
+        super().__init__(lab, recording)
         self.key = "rpa_TESTTESTTESTTEST"
         self.balance = 1000.0
         self.spend_limit: float | None = 10_000.0

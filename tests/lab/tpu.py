@@ -18,14 +18,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from skypool.accelerators import tables
 from skypool.accelerators.facts import Slice
+from skypool.drivers.recording import Exchange
 from tests.lab import tpu_wares as wares
-from tests.lab.cloud import Cloud, Mortal, Refused, Rental, Request, Route
+from tests.lab.cloud import Answer, Cloud, Mortal, Refused, Rental, Request, Route
 from tests.lab.gcp_iam import NUMBER, Role
 from tests.lab.google_metadata import handler
+from tests.lab.google_replies import THINGS, told, unrecorded
 from tests.lab.machines import Lab, Machine
 from tests.lab.tpu_wire import CODES, TYPE, Operations, Wire, error, info, refused, time_of
 
@@ -130,9 +133,10 @@ class TPU(Cloud[Host]):
     """
 
     name: ClassVar[str] = "tpu"
+    things: ClassVar[tuple[str, ...]] = THINGS
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        super().__init__(lab)
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
+        super().__init__(lab, recording)
         self.delays, self.waits, self.ready, self.late = Delays(), False, True, False
         self.caller: Role | None = None
         self.quotas: dict[tuple[str, str], int] = {}
@@ -174,12 +178,19 @@ class TPU(Cloud[Host]):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Compute Engine is asked here, too, and is not enabled."""
-        return {
+        """Compute Engine is asked here, too, and is not enabled. With a recording, so is the catalogue of prices."""
+        prices = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING": f"{self.url}/"} if self.replay is not None else {}
+        return prices | {
             "GOOGLE_CLOUD_PROJECT": PROJECT,
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{self.url}/compute/v1/",
         }
+
+    def told(self, found: Exchange) -> Answer:
+        return told(found) if found.method == "gRPC" else super().told(found)
+
+    def unrecorded(self, text: str) -> Refused:
+        return unrecorded(text)
 
     def named(self, request: Request) -> str:
         return self._names.get(request.action, request.action)

@@ -599,6 +599,7 @@ LATE: list[tuple[int, str, str, type[ProviderError]]] = [
     (503, "STOCKOUT", NO_H100, CapacityError),
     (403, "QUOTA_EXCEEDED", "Quota 'NVIDIA_H100_GPUS' exceeded.  Limit: 8.0 in region us-central1.", QuotaError),
     (403, "PERMISSIONS_ERROR", "…", AccessError),
+    (400, "SERVICE_ACCOUNT_ACCESS_DENIED", f"The user does not have access to service account '{ROBOT}'.", AccessError),
     (400, "RESOURCE_NOT_FOUND", "…", ProviderError),
     (500, "INTERNAL_ERROR", "Internal error. Please try again or contact Google Support.", NoAnswer),
 ]
@@ -626,6 +627,11 @@ SLICES: list[tuple[str, str, type[ProviderError]]] = [
     ("INVALID_ARGUMENT", "The accelerator v5p-16 was not found in zone us-east5-a", CapacityError),
     ("INVALID_ARGUMENT", "…", ProviderError),
     ("PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied on resource (or it may not exist).", AccessError),
+    (
+        "PERMISSION_DENIED",
+        f"Permission 'iam.serviceAccounts.actAs' denied on service account {ROBOT} (or it may not exist).",
+        AccessError,
+    ),
     ("UNAVAILABLE", "…", NoAnswer),
 ]
 
