@@ -1,7 +1,7 @@
 """What the lab's RunPod can be asked by GraphQL: as much of the real schema as clients were seen to use.
 
-Names of types and fields are those of https://graphql-spec.runpod.io, as public clients use them (read 2026-11-21), such
-as the runpod package 1.12.0 (read 2026-11-24). The lab has no serverless endpoints.
+Names of types and fields are those of https://graphql-spec.runpod.io, as public clients use them (read 2026-11-21):
+the runpod package 1.12.0 is one (read 2026-11-24). The lab has no serverless endpoints.
 """
 
 from __future__ import annotations
