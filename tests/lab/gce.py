@@ -138,7 +138,7 @@ class GCE(Cloud[Instance]):
         if shown and shown not in {each.token for each in self.rentals.values() if each.account}:
             raise refused(401, "authError", "Invalid Credentials")
         if not shown and self.caller is not None:
-            permit(self.caller, PROJECT, request)
+            permit(self.caller, request)
 
     def throttled(self, request: Request) -> Refused:
         return refused(403, "rateLimitExceeded", "Quota exceeded for quota metric 'Queries' and limit 'per minute'.")
