@@ -11,6 +11,7 @@ machine with a service account can delete itself.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,7 +24,7 @@ from skypool.drivers.contract import Answers, undo
 from skypool.drivers.regional import chosen, each_done
 from skypool.drivers.retry import at_once
 from skypool.drivers.settings import networks
-from skypool.errors import NoAnswer, ProviderError, RateLimitError
+from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api, billing, catalog
 from skypool_gcp._sdk import requests
@@ -97,6 +98,7 @@ class Compute:
         """
         types = catalog.types(need)
         if not types:
+            catalog.refuse_unpriced(need)
             return Answers()
         zones = set(self.zones(need.regions))
         held = self._reservations()
@@ -109,7 +111,63 @@ class Compute:
         for ware in catalog.wares(records, attachable, need):
             if ware.zone in zones:
                 found.extend(ware.offers(need, base, rates, held))
+        if need.private_network:
+            found = self._connected(found)
         return Answers(found, [*records.lacks, *attachable.lacks])
+
+    def _connected(self, offers: Sequence[Offer]) -> list[Offer]:
+        """Return the offers whose machines fit the networks in the settings, for machines that must reach each other.
+
+        Machine types without further interfaces for their GPUs always fit. If the settings name no networks, all offers
+        are returned, and a RuntimeWarning says that the GPUs reach each other over one ordinary interface.
+
+        Raises:
+            UsageError: The settings name networks, and none of the offers fits them.
+            ProviderError: The networks could not be read, or do not exist.
+        """
+        wanted = {each.instance_type for each in offers if catalog.fabric(each.instance_type)}
+        if not wanted:
+            return list(offers)
+        if not self.settings.networks:
+            warnings.warn(_slow(wanted), RuntimeWarning, stacklevel=3)
+            return list(offers)
+        places = self._places()
+        fits = []
+        for each in offers:
+            needed = catalog.fabric(each.instance_type)
+            mine = self.settings.networks[: len(needed)]
+            reached = all(
+                catalog.reaches(places[name], type, each.zone) for name, type in zip(mine, needed, strict=False)
+            )
+            if len(mine) == len(needed) and reached:
+                fits.append(each)
+        if not fits:
+            raise UsageError(
+                f"GCP(networks=…) does not fit: {'; '.join(_takes(each) for each in sorted(wanted))}; all must be in the "
+                "machine's region, and an RDMA network only serves the zone of its profile"
+            )
+        return fits
+
+    def _places(self) -> dict[str, catalog.Place]:
+        """Return where each network of the setting `networks` can be used.
+
+        Raises:
+            ProviderError: A network or a subnetwork does not exist, or Google did not answer.
+        """
+        names = self.settings.networks or ()
+        profiles = {
+            name: look(self._calls.network, name).network_profile for name in {n.partition("/")[0] for n in names}
+        }
+        regions: dict[str, set[str]] = {name: set() for name in names}
+        for each in look(self._calls.subnetworks, _named(sorted({name.partition("/")[2] for name in names}))):
+            whole = f"{_api.last_part(each.network)}/{each.name}"
+            if whole in regions:
+                regions[whole].add(_api.last_part(each.region))
+        for name, found in regions.items():
+            if not found:
+                what = f"the subnetwork {name.partition('/')[2]} of the network {name.partition('/')[0]}"
+                raise _api.REFUSALS.error(what, "NoSubnetwork", "the project has no such subnetwork")
+        return {name: catalog.Place(regions[name], profiles[name.partition("/")[0]]) for name in names}
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create one machine for each node number of the order, all in parallel, and return the machines.
@@ -652,6 +710,22 @@ class Compute:
 def _named(names: Sequence[str]) -> str:
     """Return a filter expression of the API for resources with one of these names, such as 'name eq "(a|b)"'."""
     return f'name eq "({"|".join(names)})"'
+
+
+def _takes(machine_type: str) -> str:
+    """Return which further interfaces a machine type takes, such as "a4-highgpu-8g takes 1 GVNIC and 8 MRDMA"."""
+    types = catalog.fabric(machine_type)
+    parts = [f"{types.count(type)} {type}" for type in ("GVNIC", "MRDMA") if type in types]
+    return f"{machine_type} takes {' and '.join(parts)} in this order"
+
+
+def _slow(machine_types: Iterable[str]) -> str:
+    """Return the sentence on what is missing without the setting `networks`."""
+    several = sorted(machine_types)
+    return (
+        f"GPUs of several machines of {', '.join(several)} reach each other over one ordinary network interface, "
+        f"because GCP(networks=…) is not set ({'; '.join(map(_takes, several))})"
+    )
 
 
 def _gone(instance: Instance, text: str, *, code: str) -> ProviderError:
