@@ -6,6 +6,7 @@ import base64
 import functools
 import gzip
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -238,6 +239,84 @@ def test_several_cards_do_not_get_a_public_address(cloud: Cloud) -> None:
     )
     (one,) = cloud.run("p5.48xlarge", ami=NVIDIA, NetworkInterfaces=[card])
     eventually(lambda: "PublicIpAddress" in cloud.see(one))
+
+
+def cards(*interfaces: tuple[int, int, str]) -> list[dict[str, Any]]:
+    return [{"NetworkCardIndex": card, "DeviceIndex": device, "InterfaceType": way} for card, device, way in interfaces]
+
+
+def test_an_instance_has_the_interfaces_that_were_asked_for(cloud: Cloud) -> None:
+    asked = cards((0, 0, "interface"), (0, 1, "efa-only"), (1, 0, "efa-only"), (2, 1, "interface"))
+    (one,) = cloud.run("p5.48xlarge", ami=NVIDIA, NetworkInterfaces=asked)
+    seen = cloud.see(one)["NetworkInterfaces"]
+    places = [
+        (each["Attachment"]["NetworkCardIndex"], each["Attachment"]["DeviceIndex"], each["InterfaceType"])
+        for each in seen
+    ]
+    assert places == [(0, 0, "interface"), (0, 1, "efa-only"), (1, 0, "efa-only"), (2, 1, "interface")]
+    assert ["PrivateIpAddress" in each for each in seen] == [True, False, False, True]
+    cloud.end(one)
+    assert cloud.world.left() == {}
+
+
+# --- Elastic IP addresses ------------------------------------------------------------------------------------
+
+
+def test_an_address_is_billed_until_it_is_released_whatever_becomes_of_its_instance(cloud: Cloud) -> None:
+    ec2 = cloud.ec2
+    tags = [{"ResourceType": "elastic-ip", "Tags": [_tag("pool", "x")]}]
+    made = ec2.allocate_address(Domain="vpc", TagSpecifications=tags)
+    (one,) = cloud.run("p5.48xlarge", ami=NVIDIA, NetworkInterfaces=cards((0, 0, "efa"), (1, 0, "efa-only")))
+    eventually(lambda: cloud.state(one) == "running")
+    assert "PublicIpAddress" not in cloud.see(one)
+    primary, other = (each["NetworkInterfaceId"] for each in cloud.see(one)["NetworkInterfaces"])
+    name = made["AllocationId"]
+    given = functools.partial(ec2.associate_address, AllocationId=name)
+    assert refused(lambda: given(InstanceId=one))[0] == "InvalidInstanceID"
+    assert refused(lambda: given(NetworkInterfaceId=other))[0] == "UnsupportedOperation"
+    first = given(NetworkInterfaceId=primary, AllowReassociation=False)["AssociationId"]
+    assert given(NetworkInterfaceId=primary, AllowReassociation=False)["AssociationId"] == first
+    assert cloud.see(one)["PublicIpAddress"] == made["PublicIp"]
+    (seen,) = ec2.describe_addresses(Filters=[{"Name": "tag:pool", "Values": ["x"]}])["Addresses"]
+    assert (seen["InstanceId"], seen["AssociationId"]) == (one, first)
+    cloud.end(one)
+    (seen,) = ec2.describe_addresses(AllocationIds=[name])["Addresses"]
+    assert "AssociationId" not in seen
+    assert cloud.world.left() == {"addresses": 1}
+    ec2.release_address(AllocationId=name)
+    assert refused(lambda: ec2.release_address(AllocationId=name))[0] == "InvalidAllocationID.NotFound"
+    assert cloud.world.left() == {}
+
+
+def test_an_address_has_one_instance_and_moves_only_if_it_may(cloud: Cloud) -> None:
+    ec2, world = cloud.ec2, cloud.world
+    world.delays.pending = 60
+    ids = cloud.run(number=2)
+    name = ec2.allocate_address()["AllocationId"]
+    code, status, text = refused(lambda: ec2.associate_address(AllocationId=name, InstanceId=ids[0]))
+    assert (code, status) == ("IncorrectInstanceState", 400)
+    assert "is attached is not in a valid state for this operation" in text
+    world.clock.advance(61)
+    ec2.associate_address(AllocationId=name, InstanceId=ids[0])
+    move = functools.partial(ec2.associate_address, AllocationId=name, InstanceId=ids[1])
+    assert refused(lambda: move(AllowReassociation=False))[0] == "Resource.AlreadyAssociated"
+    moved = move()["AssociationId"]
+    assert "PublicIpAddress" not in cloud.see(ids[0])
+    ec2.disassociate_address(AssociationId=moved)
+    assert "PublicIpAddress" not in cloud.see(ids[1])
+    ec2.associate_address(AllocationId=name, InstanceId=ids[1])
+    ec2.release_address(AllocationId=name)  # of a default network: that takes it away
+    assert "PublicIpAddress" not in cloud.see(ids[1])
+
+
+def test_an_account_has_five_addresses_in_a_region(cloud: Cloud) -> None:
+    for _ in range(5):
+        cloud.ec2.allocate_address(Domain="vpc")
+    code, status, text = refused(lambda: cloud.ec2.allocate_address(Domain="vpc"))
+    assert (code, status, text) == (
+        "AddressLimitExceeded", 400, "The maximum number of addresses has been reached."
+    )  # fmt: skip
+    assert Cloud(cloud.world, "us-west-2").ec2.allocate_address(Domain="vpc")["PublicIp"]
 
 
 # --- idempotence ---------------------------------------------------------------------------------------------
@@ -543,20 +622,30 @@ def test_a_type_is_only_in_groups_of_its_strategies(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("kind", "interfaces", "says"),
     [
-        ("g5.xlarge", [(0, "efa")], "g5.xlarge instances do not support Elastic Fabric Adapters"),
-        ("p6-b300.48xlarge", [(0, "efa")], "network card 0 of p6-b300.48xlarge"),
-        ("p5.48xlarge", [(0, "efa"), (32, "efa-only")], "index '32' is not valid"),
+        ("g5.xlarge", [(0, 0, "efa")], "g5.xlarge instances do not support Elastic Fabric Adapters"),
+        ("g5.xlarge", [(0, 0, "interface"), (0, 1, "efa-only")], "g5.xlarge instances do not support Elastic Fabric"),
+        ("p6-b300.48xlarge", [(0, 0, "efa")], "network card 0 of p6-b300.48xlarge"),
+        ("p6-b300.48xlarge", [(0, 0, "interface"), (0, 1, "efa-only")], "network card 0 of p6-b300.48xlarge"),
+        ("p6-b300.48xlarge", [(1, 0, "efa-only")], "A primary network interface"),
+        ("p5.48xlarge", [(0, 0, "efa"), (32, 1, "efa-only")], "index '32' is not valid"),
+        ("p5.48xlarge", [(0, 0, "efa-only")], "cannot be the primary"),
+        ("p5.48xlarge", [(0, 0, "efa"), (1, 1, "efa-only"), (1, 1, "interface")], "requires a unique device index"),
+        ("p5.48xlarge", [(0, 0, "efa"), (1, 2, "efa-only")], "exceeds the limit of 2 for network card 1"),
+        ("p5.4xlarge", [(0, 0, "efa"), (0, 1, "efa-only")], "EFA interface count 2 exceeds the limit of 1"),
     ],
 )
-def test_an_interface_is_only_of_a_kind_that_its_card_has(
-    cloud: Cloud, kind: str, interfaces: list[tuple[int, str]], says: str
+def test_interfaces_are_only_as_the_cards_of_the_type_have_them(
+    cloud: Cloud, kind: str, interfaces: list[tuple[int, int, str]], says: str
 ) -> None:
     subnet = cloud.ec2.describe_subnets()["Subnets"][0]["SubnetId"]
     told = [
-        {"DeviceIndex": min(card, 1), "NetworkCardIndex": card, "InterfaceType": way, "SubnetId": subnet}
-        for card, way in interfaces
+        {"NetworkCardIndex": card, "DeviceIndex": device, "InterfaceType": way, "SubnetId": subnet}
+        for card, device, way in interfaces
     ]
-    assert says in refused(lambda: cloud.run(kind, ami=NVIDIA, NetworkInterfaces=told))[2]
+    code, _, text = refused(lambda: cloud.run(kind, ami=NVIDIA, NetworkInterfaces=told))
+    assert says in text
+    assert code in ("InvalidParameterCombination", "InvalidParameterValue", "AttachmentLimitExceeded")
+    assert cloud.world.left() == {}
 
 
 @pytest.mark.parametrize(
@@ -588,6 +677,64 @@ def test_answers_have_the_namespace_as_ec2_spells_it(cloud: Cloud) -> None:
     assert any(b"DescribeInstancesResponse xmlns" in each for each in seen)
 
 
+def test_the_default_network_is_open_to_the_internet(cloud: Cloud) -> None:
+    (vpc,) = cloud.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    attached = [{"Name": "attachment.vpc-id", "Values": [vpc["VpcId"]]}]
+    (gateway,) = cloud.ec2.describe_internet_gateways(Filters=attached)["InternetGateways"]
+    assert gateway["Attachments"] == [{"State": "available", "VpcId": vpc["VpcId"]}]
+    in_vpc = [{"Name": "vpc-id", "Values": [vpc["VpcId"]]}]
+    (table,) = cloud.ec2.describe_route_tables(Filters=in_vpc)["RouteTables"]
+    assert any(each["Main"] for each in table["Associations"])
+    routes = {each["DestinationCidrBlock"]: (each["GatewayId"], each["State"]) for each in table["Routes"]}
+    assert routes == {vpc["CidrBlock"]: ("local", "active"), "0.0.0.0/0": (gateway["InternetGatewayId"], "active")}
+    subnets = cloud.ec2.describe_subnets(Filters=in_vpc)["Subnets"]
+    assert subnets
+    assert all(each["MapPublicIpOnLaunch"] and each["DefaultForAz"] for each in subnets)
+    assert cloud.world.left() == {}
+
+
+def test_an_address_needs_a_network_that_is_open_to_the_internet(cloud: Cloud) -> None:
+    vpc = cloud.ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = cloud.ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24", AvailabilityZone="us-east-1a")["Subnet"]
+    (one,) = cloud.run(SubnetId=subnet["SubnetId"])
+    eventually(lambda: cloud.state(one) == "running")
+    name = cloud.ec2.allocate_address(Domain="vpc")["AllocationId"]
+    given = functools.partial(cloud.ec2.associate_address, AllocationId=name, InstanceId=one)
+    assert refused(given)[0] == "Gateway.NotAttached"
+    gateway = cloud.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    cloud.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    given()
+    assert refused(lambda: cloud.ec2.release_address(AllocationId=name))[0] == "InvalidIPAddress.InUse"
+
+
+@pytest.mark.parametrize(
+    ("reserved", "placement", "says"),
+    [
+        ({}, {"GroupName": "mine"}, ""),  # fewer machines than there are
+        ({"kind": "capacity-block", "end": 86400}, {"GroupName": "mine"}, "cannot be used with a Capacity Block"),
+        ({"group": "near"}, {"GroupName": "mine"}, "do not match those of the launch"),
+        ({"group": "near"}, {}, "do not match those of the launch"),
+        ({"tenancy": "dedicated"}, {}, "do not match those of the launch"),
+    ],
+)
+def test_a_reservation_is_not_used_in_a_foreign_placement_group(
+    cloud: Cloud, reserved: dict[str, Any], placement: dict[str, str], says: str
+) -> None:
+    for name in ("mine", "near"):
+        cloud.ec2.create_placement_group(GroupName=name, Strategy="cluster")
+    block = cloud.world.reserve("p5.48xlarge", "us-east-1b", 2, **reserved)
+    options: dict[str, Any] = {
+        "Placement": placement,
+        "CapacityReservationSpecification": {"CapacityReservationTarget": {"CapacityReservationId": block}},
+    }
+    if "kind" in reserved:
+        options["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    code, _, text = refused(lambda: cloud.run("p5.48xlarge", 2, ami=NVIDIA, **options))
+    assert says in text
+    assert code in ("InvalidParameterCombination", "InvalidParameterValue", "ReservationCapacityExceeded")
+    assert cloud.world.count()["instances"] == 0
+
+
 def test_what_is_new_may_not_be_known_everywhere_at_first(cloud: Cloud) -> None:
     cloud.world.delays.unknown = 2
     group = cloud.ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
@@ -604,6 +751,18 @@ def test_what_is_new_may_not_be_known_everywhere_at_first(cloud: Cloud) -> None:
         code = refused(lambda: cloud.run("p5.48xlarge", ami=NVIDIA, Placement={"GroupName": "p"}))[0]
         assert code == "InvalidPlacementGroup.Unknown"
     cloud.run("p5.48xlarge", ami=NVIDIA, Placement={"GroupName": "p"})
+
+
+def test_a_placement_group_gets_tags_later_together_with_other_resources(cloud: Cloud) -> None:
+    group = cloud.ec2.create_placement_group(GroupName="g", Strategy="cluster")["PlacementGroup"]["GroupId"]
+    (one,) = cloud.run()
+    for value in ("x", "y"):
+        cloud.ec2.create_tags(Resources=[group, one], Tags=[_tag("pool", value)])
+    assert cloud.see(one)["Tags"] == [_tag("pool", "y")]
+    (seen,) = cloud.ec2.describe_placement_groups(GroupIds=[group])["PlacementGroups"]
+    assert seen["Tags"] == [_tag("pool", "y")]
+    cloud.ec2.create_tags(Resources=[group], Tags=[_tag("other", "z")])
+    assert refused(lambda: cloud.ec2.create_tags(Resources=["pg-00000000000000000"], Tags=[_tag("a", "b")]))[1] == 400
 
 
 def test_a_security_group_cannot_go_while_it_is_used(cloud: Cloud) -> None:
@@ -969,6 +1128,32 @@ def test_a_spot_instance_is_told_before_it_goes(real: Cloud) -> None:
     assert seen["StateReason"]["Code"] == "Server.SpotInstanceTermination"
     (request,) = real.ec2.describe_spot_instance_requests()["SpotInstanceRequests"]
     assert (request["State"], request["Status"]["Code"]) == ("closed", "instance-terminated-no-capacity")
+
+
+def test_an_elastic_address_leads_to_its_machine(real: Cloud) -> None:
+    asked = cards((0, 0, "interface"), (0, 1, "efa-only"), (1, 0, "efa-only"))
+    (one,) = real.run("p5.48xlarge", ami=NVIDIA, KeyName="me", NetworkInterfaces=asked)
+    machine = real.machine(one)
+    machine.wait_for_ssh()
+    eventually(lambda: real.state(one) == "running")
+    made = real.ec2.allocate_address(Domain="vpc")
+    primary = real.see(one)["NetworkInterfaces"][0]["NetworkInterfaceId"]
+    given = real.ec2.associate_address(AllocationId=made["AllocationId"], NetworkInterfaceId=primary)
+    assert (real.see(one)["PublicIpAddress"], real.see(one)["PrivateIpAddress"]) == (made["PublicIp"], machine.address)
+
+    def answers() -> bool:
+        try:
+            socket.create_connection((made["PublicIp"], 22), timeout=0.5).close()
+        except OSError:
+            return False
+        return True
+
+    eventually(answers)
+    real.ec2.disassociate_address(AssociationId=given["AssociationId"])
+    assert not answers()
+    real.ec2.release_address(AllocationId=made["AllocationId"])
+    real.end(one)
+    assert real.world.left() == {"key_pairs": 1}
 
 
 def test_an_nvidia_image_has_a_driver_that_sees_the_cards_of_the_type(real: Cloud) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import Any
 
@@ -193,3 +194,85 @@ def test_machines_fail_as_strangers_machines_do(vastai_api: VastAI, flaw: str, s
     id = rent(vastai_api)
     vastai_api.wait(lambda: show(vastai_api, id)["actual_status"] == status)
     assert words in show(vastai_api, id)["status_msg"]
+
+
+# --- what the `vastai` command does --------------------------------------------------------------------------
+# Paths and fields are those of vastai 1.9.1 and of https://docs.vast.ai/api-reference/openapi.yaml (read 2026-11-24).
+
+
+def test_a_search_needs_no_key_but_not_a_wrong_one(vastai_api: VastAI) -> None:
+    body = {"gpu_name": {"eq": "RTX 4090"}, "limit": 1}
+    answer = requests.post(f"{vastai_api.url}/api/v0/bundles/", json=body, timeout=10)
+    assert (answer.status_code, len(answer.json()["offers"])) == (200, 1)
+    assert ask(vastai_api, "POST", "/api/v0/bundles/", "wrong", json=body)[0] == 401
+    assert requests.get(f"{vastai_api.url}/api/v1/instances/", timeout=10).status_code == 401
+
+
+def test_keys_for_ssh_are_made_listed_changed_and_deleted(vastai_api: VastAI) -> None:
+    status, made = ask(vastai_api, "POST", "/api/v0/ssh/", json={"ssh_key": "ssh-ed25519 AAAA me"})
+    assert (status, made["key"]["public_key"]) == (200, "ssh-ed25519 AAAA me")
+    id = made["key"]["id"]
+    assert [each["key"] for each in ask(vastai_api, "GET", "/api/v0/ssh/")[1]] == ["ssh-ed25519 AAAA me"]
+    assert ask(vastai_api, "PUT", f"/api/v0/ssh/{id}/", json={"id": id, "ssh_key": "ssh-rsa B"})[0] == 200
+    assert ask(vastai_api, "POST", "/api/v0/ssh/", json={"ssh_key": "no key"})[1]["error"] == "no_ssh_key"
+    assert ask(vastai_api, "DELETE", f"/api/v0/ssh/{id}/", json={})[1] == {"success": True}
+    assert ask(vastai_api, "DELETE", f"/api/v0/ssh/{id}/", json={})[0] == 400
+    assert ask(vastai_api, "GET", "/api/v0/ssh/")[1] == []
+
+
+def test_a_bid_is_changed_and_below_the_least_one_the_instance_stands_still(vastai_api: VastAI) -> None:
+    own, spot = rent(vastai_api), rent(vastai_api, 9_000_012, price=5.0)
+    path = "/api/v0/instances/bid_price"
+    assert ask(vastai_api, "PUT", f"{path}/{own}/", json={"client_id": "me", "price": 1})[1]["error"] == "invalid_args"
+    assert ask(vastai_api, "PUT", f"{path}/{spot}/", json={"client_id": "me", "price": 33})[0] == 400
+    assert ask(vastai_api, "PUT", f"{path}/{spot}/", json={"client_id": "me", "price": 6})[0] == 200
+    assert vastai_api.rentals[spot].body["price"] == 6
+    assert ask(vastai_api, "PUT", f"{path}/{spot}/", json={"client_id": "me", "price": 0.001})[0] == 200
+    assert show(vastai_api, spot)["intended_status"] == "stopped"
+    assert ask(vastai_api, "PUT", f"{path}/1/", json={"client_id": "me", "price": 1})[0] == 404
+
+
+def test_charges_are_told_by_contract_and_only_for_a_span_of_days(vastai_api: VastAI) -> None:
+    id = rent(vastai_api, disk=72)
+    vastai_api.clock.advance(3600)
+    assert ask(vastai_api, "DELETE", f"/api/v0/instances/{id}/", json={})[0] == 200
+    vastai_api.wait(lambda: not vastai_api.rentals[id].living)
+    vastai_api.clock.advance(3600)
+    now = vastai_api.clock.now()
+    wanted = {"day": {"gte": int(now - 9000), "lte": int(now)}, "type": {"in": ["instance"]}}
+    told = ask(vastai_api, "GET", "/api/v0/charges/", params={"select_filters": json.dumps(wanted)})[1]
+    [charge] = told["results"]
+    ask_ = vastai_api.asks[9_000_010]
+    assert charge["source"] == f"instance-{id}"
+    assert charge["amount"] == pytest.approx(ask_["dph_base"] + 72 * 0.2 / 720, abs=0.002)
+    assert {each["type"] for each in charge["items"]} == {"gpu", "disk"}
+    assert ask(vastai_api, "GET", "/api/v0/users/current/")[1]["credit"] == pytest.approx(
+        100 - charge["amount"], abs=1e-3
+    )
+    early = json.dumps({"day": {"gte": 0, "lte": 1}})
+    assert ask(vastai_api, "GET", "/api/v0/charges/", params={"select_filters": early})[1]["results"] == []
+    assert ask(vastai_api, "GET", "/api/v0/charges/", params={"select_filters": "{}"})[0] == 400
+    assert ask(vastai_api, "GET", "/api/v1/invoices/", params={"select_filters": "{}"})[1]["results"] == []
+    old = {"owner": "me", "sdate": now - 9000, "edate": now, "inc_charges": "true"}
+    rows = ask(vastai_api, "GET", "/api/v0/users/me/invoices", params=old)[1]["invoices"]
+    assert sum(each["amount"] for each in rows) == pytest.approx(charge["amount"], abs=0.002)
+
+
+def test_a_container_is_rebooted_runs_commands_and_tells_its_log(vastai: VastAI) -> None:
+    script = "echo started >> /starts; exec sleep 1000"
+    id = rent(vastai, onstart="sh", args=["-c", script], runtype="args", env={})
+    vastai.wait(lambda: show(vastai, id)["actual_status"] == "running", 30)
+
+    def printed(action: str, body: Any) -> str:
+        url = ask(vastai, "PUT", f"/api/v0/instances/{action}/{id}/", json=body)[1]["result_url"]
+        vastai.wait(lambda: requests.get(url, timeout=10).status_code == 200, 20)
+        return requests.get(url, timeout=10).text
+
+    vastai.wait(lambda: printed("command", {"command": "cat /starts"}) == "started\n", 20)
+    assert ask(vastai, "PUT", f"/api/v0/instances/reboot/{id}/", json={}) == (200, {"success": True})
+    vastai.wait(lambda: show(vastai, id)["actual_status"] == "running", 30)
+    vastai.wait(lambda: printed("command", {"command": "cat /starts"}) == "started\nstarted\n", 20)
+    assert "No such file" in printed("command", {"command": "ls /nowhere"})
+    assert printed("request_logs", {"tail": "1", "filter": "x" * 99}) == ""
+    assert ask(vastai, "PUT", f"/api/v0/instances/command/{id}/", json={"command": "x" * 513})[0] == 400
+    assert ask(vastai, "PUT", "/api/v0/instances/reboot/1/", json={})[0] == 404

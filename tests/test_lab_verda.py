@@ -147,3 +147,107 @@ def test_without_funds_or_stock_nothing_is_deployed(verda_api: Verda) -> None:
     with pytest.raises(AssertionError, match="insufficient_funds"):
         deployed(verda_api, known)
     assert verda_api.count()["instances"] == verda_api.count()["volumes"] == 0
+
+
+# --- what Verda's SDKs do ------------------------------------------------------------------------------------
+# The Python SDK (verda 1.25.0) and https://github.com/verda-cloud/verdacloud-sdk-go, both read 2026-11-24.
+
+
+def test_an_instance_may_have_no_script_and_an_image_by_its_id(verda_api: Verda) -> None:
+    """The Python SDK sends null for what is not asked for, and says that an image is meant by its type or its id."""
+    known = token(verda_api)
+    images = asked(verda_api, "GET", "/images", known, params={"instance_type": "1V100.6V"}).json()
+    [id_] = [each["id"] for each in images if each["image_type"] == "ubuntu-22.04-cuda-12.4-docker"]
+    nothing: dict[str, Any] = {
+        "startup_script_id": None,
+        "coupon": None,
+        "os_volume": None,
+        "volumes": [],
+        "existing_volumes": [],
+    }
+    made = deployed(verda_api, known, image=id_, **nothing)
+    assert asked(verda_api, "GET", f"/instances/{made}", known).json()["startup_script_id"] is None
+
+
+@pytest.mark.parametrize(("path", "field", "body"), [("ssh-keys", "keys", "key"), ("sshkeys", "keys", "key"),
+                                                     ("scripts", "scripts", "script")])  # fmt: skip
+def test_several_keys_or_scripts_are_deleted_at_once_or_none(
+    verda_api: Verda, path: str, field: str, body: str
+) -> None:
+    known = token(verda_api)
+    ids = [asked(verda_api, "POST", f"/{path}", known, json={"name": n, body: "x"}).text for n in "abc"]
+    assert asked(verda_api, "GET", f"/{path}/{ids[0]}", known).json()[0]["name"] == "a"
+    some = asked(verda_api, "DELETE", f"/{path}", known, json={field: [ids[0], "nobody"]})
+    assert (some.status_code, len(asked(verda_api, "GET", f"/{path}", known).json())) == (404, 3)
+    assert asked(verda_api, "DELETE", f"/{path}", known, json={field: ids[:2]}).status_code == 200
+    assert [each["id"] for each in asked(verda_api, "GET", f"/{path}", known).json()] == ids[2:]
+
+
+def test_a_volume_is_made_attached_to_what_is_off_cloned_and_thrown_away(verda_api: Verda) -> None:
+    known = token(verda_api)
+    id_ = deployed(verda_api, known)
+    verda_api.wait(lambda: verda_api.rentals[id_].state == "running")
+    told = {"type": "NVMe", "name": "data", "size": 100, "instance_id": None, "location_code": "FIN-01"}
+    made = asked(verda_api, "POST", "/volumes", known, json=told)
+    assert (made.status_code, made.headers["Content-Type"]) == (202, "text/plain")
+
+    def act(action: str, **more: Any) -> requests.Response:
+        return asked(verda_api, "PUT", "/volumes", known, json={"id": [made.text], "action": action, **more})
+
+    assert act("attach", instance_id=id_).json()["code"] == "forbidden_action"
+    off = {"id": [id_], "action": "shutdown", "volume_ids": None}
+    assert asked(verda_api, "PUT", "/instances", known, json=off).status_code == 204
+    assert act("attach", instance_id=id_).status_code == 202
+    assert asked(verda_api, "GET", f"/volumes/{made.text}", known).json()["status"] == "attached"
+    assert act("delete").json()["code"] == "forbidden_action"
+    assert [act("detach").status_code, act("resize", size=200).status_code] == [202, 202]
+    assert act("resize", size=100).json()["code"] == "invalid_request"
+    [clone] = act("clone", name="copy").json()
+    assert asked(verda_api, "GET", f"/volumes/{clone}", known).json()["size"] == 200
+    assert act("delete", is_permanent=True).status_code == 202
+    there = asked(verda_api, "GET", "/volumes", known, params={"status": "detached"}).json()
+    assert [each["id"] for each in there] == [clone]
+
+
+def test_clusters_are_listed_made_and_discontinued(verda_api: Verda) -> None:
+    known = token(verda_api)
+    kinds = [each["cluster_type"] for each in asked(verda_api, "GET", "/cluster-types", known).json()]
+    [place] = asked(verda_api, "GET", "/cluster-availability", known).json()
+    assert place["availabilities"] == kinds
+    assert asked(verda_api, "GET", f"/cluster-availability/{kinds[0]}", known).text == "true"
+    [image] = asked(verda_api, "GET", "/images/cluster", known).json()
+    told = {"cluster_type": kinds[0], "image": image["image_type"], "hostname": "c", "description": "d",
+            "shared_volume": {"name": "v", "size": 1000}}  # fmt: skip
+    made = asked(verda_api, "POST", "/clusters", known, json=told)
+    assert (made.status_code, verda_api.left()) == (202, {"clusters": 1})
+    assert len(asked(verda_api, "GET", f"/clusters/{made.json()['id']}", known).json()["worker_nodes"]) == 2
+    end = {"actions": [{"id": made.json()["id"], "action": "discontinue"}]}
+    assert asked(verda_api, "PUT", "/clusters", known, json=end).status_code == 204
+    assert (asked(verda_api, "GET", "/clusters", known).json(), verda_api.left()) == ([], {})
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/long-term/periods/instances", "/long-term/periods/clusters", "/container-types", "/serverless-compute-resources",
+     "/container-deployments", "/job-deployments", "/secrets", "/file-secrets", "/container-registry-credentials"],
+)  # fmt: skip
+def test_what_else_the_sdk_lists_is_there(verda_api: Verda, path: str) -> None:
+    assert isinstance(asked(verda_api, "GET", path, token(verda_api)).json(), list)
+
+
+def test_the_balance_is_charged_ten_minutes_ahead_and_what_was_not_used_comes_back(verda_api: Verda) -> None:
+    known = token(verda_api)
+    id_ = deployed(verda_api, known)
+    usd = verda_api.rentals[id_].usd
+
+    def spent() -> float:
+        return 100.0 - float(asked(verda_api, "GET", "/balance", known).json()["amount"])
+
+    assert spent() == pytest.approx(usd / 6)
+    verda_api.clock.advance(900)
+    assert spent() == pytest.approx(usd / 3)
+    assert asked(verda_api, "PUT", "/instances", known, json={"id": id_, "action": "delete"}).status_code == 204
+    verda_api.wait(lambda: id_ not in verda_api.rentals)
+    assert spent() == pytest.approx(usd / 3)
+    verda_api.clock.advance(600)
+    assert spent() == pytest.approx(usd / 4, rel=0.05)

@@ -9,10 +9,10 @@ for that.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -28,13 +28,22 @@ from skypool_aws import _api, _catalog, _requests
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
-    from types_boto3_ec2.type_defs import ImageTypeDef, InstanceTypeDef, SubnetTypeDef
+    from types_boto3_ec2.type_defs import (
+        AddressTypeDef,
+        ImageTypeDef,
+        InstanceNetworkInterfaceTypeDef,
+        InstanceTypeDef,
+        SubnetTypeDef,
+    )
 
 _PRICES = 12.0
 """Seconds for which a request for prices is repeated after a rate limit or a lost answer."""
 
 _ADDRESS = 90.0
 """Seconds within which a new instance must get a public address."""
+
+_RUNNING = 300.0
+"""Seconds within which a new instance with several network interfaces must run and get its Elastic IP address."""
 
 _TIDYING = 180.0
 """Seconds for which the removal of a resource is repeated while instances still use the resource."""
@@ -294,10 +303,11 @@ class AWS(Regional):
 
         The same order returns the same instances. Fewer instances than ordered may be returned, unless the need has
         `private_network` (the machines must reach each other). While EC2 does not find the key pair or group that was
-        just made, the request is repeated for 20 s.
+        just made, the request is repeated for 20 s. Instances with several network interfaces need an Elastic IP
+        address each. These addresses are allocated before, so that a quota which is too small costs nothing.
 
         Raises:
-            NoAnswer: the answer was lost, so instances may have been made.
+            NoAnswer: the answer was lost, so instances or addresses may have been made.
             ProviderError: AWS refused; nothing was rented.
             UsageError: the image is for another processor architecture than the offer.
         """
@@ -307,9 +317,18 @@ class AWS(Regional):
         def run() -> list[InstanceTypeDef]:
             return _requests.run_instances(ec2, request)
 
-        made = retry.soon(lambda: retry.quietly(run, *_requests.NOT_KNOWN_YET), _NEW, 0.5)
-        if made is None:
-            made = run()
+        try:
+            if request.has_several_interfaces:
+                self._allocate(offer.region, order)
+            made = retry.soon(lambda: retry.quietly(run, *_requests.NOT_KNOWN_YET), _NEW, 0.5)
+            if made is None:
+                made = run()
+        except NoAnswer:
+            raise
+        except ProviderError:
+            if request.has_several_interfaces:
+                self._release(offer.region, order.pool, {order.token: order.nodes})
+            raise
         instances = [replace(self._instance(offer.region, record), offer=offer) for record in made]
         return sorted(instances, key=lambda instance: instance.node)
 
@@ -354,7 +373,7 @@ class AWS(Regional):
             subnet=subnet["SubnetId"],
             security_group=group,
             tags=said,
-            fabric=gang and offer.detail["efa"],
+            efa=[(card, device) for card, device in offer.detail["efa"]] if gang else (),
             placement_group=placement_group,
             tenancy=offer.detail.get("tenancy", "default"),
             prepaid=offer.detail["prepaid"],
@@ -466,21 +485,90 @@ class AWS(Regional):
             _requests.allow_each_other(ec2, group, _NEW)
         return group
 
+    # --- Elastic IP addresses --------------------------------------------------------------------------------
+
+    def _allocate(self, region: str, order: Order) -> None:
+        """Allocate an Elastic IP address for each node of an order that has none yet.
+
+        Each address has the tags of the order, and the number of its node.
+
+        Raises:
+            QuotaError: the account may not have so many addresses in the region.
+            NoAnswer: an answer was lost, so an address may have been allocated.
+            ProviderError: AWS refused for another reason.
+        """
+        ec2 = self._ec2(region, attempts=1)
+        has = {_node(each) for each in _requests.addresses(ec2, order.pool, order.token)}
+        said = {**tags.tags(order), "Name": f"skypool-{order.pool}-{tags.session(order)}"}
+        for node in order.nodes:
+            if node not in has:
+                _requests.allocate_address(ec2, {**said, tags.NODES: tags.packed([node])})
+
+    def _associate(self, instance: Instance, record: InstanceTypeDef) -> None:
+        """Give a running instance with several network interfaces its Elastic IP address.
+
+        The address was allocated when the instance was ordered. If it no longer exists, another one is allocated.
+
+        Args:
+            instance: the instance.
+            record: EC2's record of the instance.
+
+        Raises:
+            QuotaError: the account may not have another address in the region.
+            ProviderError: AWS refused for another reason.
+        """
+        ec2 = self._ec2(instance.region, attempts=1)
+        said = _requests.tag_values(record["Tags"])
+        found = _requests.addresses(ec2, said[tags.POOL], said[tags.TOKEN])
+        mine = [each["AllocationId"] for each in found if _node(each) == instance.node]
+        address = (
+            mine[0] if mine else _requests.allocate_address(ec2, {**said, tags.NODES: tags.packed([instance.node])})
+        )
+        primary = next(each for each in record["NetworkInterfaces"] if _is_primary(each))
+        _requests.associate_address(ec2, address, primary["NetworkInterfaceId"])
+
+    def _release(self, region: str, pool: str, nodes: Mapping[str, Collection[int]]) -> None:
+        """Release the Elastic IP addresses of nodes that have no instance any more.
+
+        If an address cannot be released, a RuntimeWarning says so. The address is then a leftover of its pool.
+
+        Args:
+            region: the region of the addresses.
+            pool: the name of the pool.
+            nodes: a dict from the tokens of orders to the numbers of these nodes.
+        """
+        ec2 = self._ec2(region)
+        try:
+            for token, numbers in nodes.items():
+                for each in _requests.addresses(ec2, pool, token):
+                    if _node(each) in numbers and not each.get("AssociationId"):
+                        _requests.release_address(ec2, each["AllocationId"])
+        except ProviderError as e:
+            warnings.warn(
+                f"Elastic IP addresses of pool {pool} in {region} are billed until the pool ends, or until "
+                f"`skypool gc` releases them: {e}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     # --- what is there ---------------------------------------------------------------------------------------
 
     def access(self, instance: Instance) -> Access:
         """Return how to reach an instance: ssh to its public address. Waits up to 90 s for that address.
 
-        Does not connect. The result says how long the machine may take to accept ssh: 420 s, or 1200 s for a
-        bare-metal type.
+        An instance with several network interfaces is given its Elastic IP address when it runs, for which this method
+        waits up to 300 s. Does not connect. The result says how long the machine may take to accept ssh: 420 s, or
+        1200 s for a bare-metal type.
 
         Raises:
-            ProviderError: AWS has ended the instance, or the instance has no public address after 90 s.
+            QuotaError: the account may not have another Elastic IP address in the region.
+            ProviderError: AWS has ended the instance, or the instance has no public address in time.
         """
+        seconds = _RUNNING if _has_several_interfaces(instance) else _ADDRESS
         is_metal = ".metal" in instance.instance_type
         return ssh_machine.access(
             instance,
-            retry.patiently(lambda: self._address(instance), _ADDRESS, "pending"),
+            retry.patiently(lambda: self._address(instance), seconds, "pending", _requests.NOT_RUNNING_YET),
             user=self.user,
             booting=_BOOTING_METAL if is_metal else _BOOTING,
             watch=_WATCH,
@@ -488,6 +576,8 @@ class AWS(Regional):
 
     def _address(self, instance: Instance) -> str:
         """Return the public address of an instance. Does not wait if the instance has no address yet.
+
+        A running instance with several network interfaces and without an address is given its Elastic IP address.
 
         Raises:
             ProviderError: the instance has no address yet, or EC2 does not find the instance yet (code "pending"). Also
@@ -501,6 +591,8 @@ class AWS(Regional):
                 )
             if address := record.get("PublicIpAddress"):
                 return str(address)
+            if _has_several_interfaces(instance) and record["State"]["Name"] == "running":
+                self._associate(instance, record)
         raise ProviderError(
             f"AWS has given instance {instance.id} in {instance.region} no public address yet, and ssh needs one; try "
             "again",
@@ -519,7 +611,8 @@ class AWS(Regional):
     def _instance(self, region: str, record: InstanceTypeDef) -> Instance:
         """Convert EC2's record of an instance to an `Instance`, with pool, node number and token from the tags.
 
-        The state is "starting" for EC2's "pending", "running" for "running", and "ending" for every other state.
+        The state is "starting" for EC2's "pending", "running" for "running", and "ending" for every other state. The
+        `detail` has the number of network interfaces ("interfaces").
         """
         states: Mapping[str, Literal["starting", "running"]] = {"pending": "starting", "running": "running"}
         return tags.instance(
@@ -528,7 +621,7 @@ class AWS(Regional):
             _requests.tag_values(record.get("Tags", ())),
             record.get("AmiLaunchIndex", 0),
             states.get(record["State"]["Name"], "ending"),
-            {},
+            {"interfaces": len(record.get("NetworkInterfaces", ()))},
             region=region,
             instance_type=record["InstanceType"],
             created_at=record["LaunchTime"].timestamp(),
@@ -546,12 +639,30 @@ class AWS(Regional):
 
     # --- ending ----------------------------------------------------------------------------------------------
 
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        """Terminate instances, and return when EC2 says that they have ended. Release their Elastic IP addresses.
+
+        See `Regional.terminate`. If an address cannot be released, a RuntimeWarning says so.
+
+        Raises:
+            StillRunning: names the instances whose end was not reported within 90 s, and why. Their addresses are kept.
+        """
+        super().terminate(instances)
+        ended: dict[tuple[str, str], dict[str, set[int]]] = {}
+        for each in instances:
+            if _has_several_interfaces(each):
+                ended.setdefault((each.region, each.pool), {}).setdefault(each.token, set()).add(each.node)
+        for (region, pool), nodes in ended.items():
+            self._release(region, pool, nodes)
+
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Ask EC2 to end instances, and return the ids of those that have not ended yet.
 
-        If EC2 does not know one of the ids, EC2 ends none of the instances. The ids of all known instances are then
-        returned, so that the next call ends them. An unknown instance counts as ended if it is at least 60 s old. A
-        younger one is returned, because EC2 may not find it yet.
+        EC2 refuses the whole request if it does not know one of the ids. The same happens if a policy allows only the
+        end of tagged instances, and one instance has ended before: it has lost its tags
+        (https://github.com/aws/karpenter-provider-aws/issues/2100, read 2026-11-24). The instances that EC2 still
+        lists are then ended. One that EC2 does not list counts as ended if it is at least 60 s old. A younger one is
+        returned, because EC2 may not list it yet.
 
         Args:
             region: the region of the instances.
@@ -560,18 +671,20 @@ class AWS(Regional):
         Raises:
             ProviderError: EC2 refused for another reason.
         """
+        ec2 = self._ec2(region)
         try:
-            return _requests.terminate(self._ec2(region), [*instances])
+            return _requests.terminate(ec2, [*instances])
         except ProviderError as e:
-            if e.code != "InvalidInstanceID.NotFound":
+            if e.code not in _requests.SOME_GONE:
                 raise
-            unknown = set(re.findall(r"i-\w+", e.text))
-        left = []
-        for id, instance in instances.items():
-            is_young = (instance.created_at or 0.0) >= time.time() - _YOUNG
-            if id not in unknown or is_young:
-                left.append(id)
-        return left
+            there = _requests.living(ec2, [*instances])
+            if len(there) == len(instances):
+                if e.code == "UnauthorizedOperation":
+                    raise
+                return there
+        unlisted = [id for id in instances if id not in there]
+        left = [id for id in unlisted if (instances[id].created_at or 0.0) >= time.time() - _YOUNG]
+        return [*left, *self._terminate(region, {id: instances[id] for id in there})] if there else left
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Return the ids of the instances that have not ended yet, after EC2 was asked to end all of them.
@@ -592,8 +705,8 @@ class AWS(Regional):
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
         """Yield a region's leftovers of one pool; if `pool` is None, of all pools of this user.
 
-        Leftovers are key pairs, security groups, placement groups and unused disks. For one pool, only leftovers that
-        were made from this computer are yielded.
+        Leftovers are key pairs, security groups, placement groups, Elastic IP addresses and unused disks. For one pool,
+        only leftovers that were made from this computer are yielded.
         """
         filters = _requests.pool_filters(tags.owners(pool), pool)
         for each in _requests.pool_resources(self._ec2(region), filters):
@@ -704,3 +817,20 @@ class AWS(Regional):
             attempts: how often the client sends a request before it fails, including the first time.
         """
         return _api.ec2(self.profile, region, attempts)
+
+
+def _has_several_interfaces(instance: Instance) -> bool:
+    """Return True if an instance has several network interfaces, and so needs an Elastic IP address."""
+    return int(instance.detail.get("interfaces", 1)) > 1
+
+
+def _is_primary(interface: InstanceNetworkInterfaceTypeDef) -> bool:
+    """Return True for the primary network interface of an instance: device 0 of card 0."""
+    attached = interface["Attachment"]
+    return attached["DeviceIndex"] == attached.get("NetworkCardIndex", 0) == 0
+
+
+def _node(address: AddressTypeDef) -> int:
+    """Return the number of the node that an Elastic IP address was allocated for; -1 if no tag of it says that."""
+    nodes = tags.unpacked(_requests.tag_values(address.get("Tags", ())).get(tags.NODES, ""))
+    return nodes[0] if nodes else -1

@@ -7,11 +7,14 @@ additional base class, which translates boto3's exceptions. So callers only see 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
+from skypool.drivers import recording
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.sdk import imported
 from skypool.drivers.settings import surroundings
@@ -26,6 +29,28 @@ if TYPE_CHECKING:
 
 REFUSALS = Refusals("skypool_aws", "aws", "AWS")
 """The mapping of AWS's error codes to skypool's errors."""
+
+PRIVATE = recording.Private(
+    patterns={
+        r"\b(?:AKIA|ASIA|AIDA|AROA|AGPA|ANPA|ABIA|ACCA)([A-Z0-9]{16,})\b": ("secret",),
+        r"\barn:[\w-]+:[\w-]*:[\w-]*:(\d{12}):"
+        r"(?:(?:user|role|assumed-role|group|instance-profile|federated-user)/([\w+=,.@/-]+))?": ("account", "person"),
+        r"(?<![0-9A-Za-z.])(?<![0-9a-fA-F]{4}-)(\d{12})(?![0-9A-Za-z]|\.\d)": ("account",),
+    }
+)
+"""What a recording must not contain of AWS's requests and replies: keys, unique ids of users, and account numbers.
+
+https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html (read 2026-11-24)
+"""
+
+_LOGIN_SERVICES = ("sso", "sso-oidc", "signin")
+"""Services from which boto3 gets credentials. Only the fact of a request is recorded, as for most requests to STS."""
+
+_IDENTITY = "GetCallerIdentity"
+"""The operation of STS whose answer has no credentials."""
+
+_EXCHANGE = "skypool.exchange"
+"""The entry of a request's context, a dict of botocore, in which its beginning is noted for the recording."""
 
 CONNECT_TIMEOUT = 5
 """Seconds within which a connection to AWS must be established."""
@@ -216,7 +241,66 @@ def _session(profile: str | None, environment: Hashable) -> Any:
     """
     session = imported("boto3").Session(profile_name=profile)
     session.events.register("creating-client-class", _add_translation)
+    session.events.register("request-created", _note_request)
+    session.events.register("response-received", _record)
     return session
+
+
+def _note_request(request: Any, **_: object) -> None:
+    """Keep a request for the recording, if one is on. boto3 calls this event handler before each attempt."""
+    if recording.current() is not None:
+        request.context[_EXCHANGE] = (request, datetime.now(UTC), time.monotonic())
+
+
+def _record(
+    event_name: str,
+    context: dict[str, Any],
+    response_dict: Mapping[str, Any] | None,
+    exception: Exception | None,
+    **others: object,
+) -> None:
+    """Write a request and its reply into the recording, if one is on. boto3 calls this event handler.
+
+    Args:
+        event_name: "response-received.SERVICE.OPERATION".
+        context: the context of the request, in which `_note_request` kept it.
+        response_dict: status, headers and body of the reply; None if there is none.
+        exception: why there is no reply; None if there is one.
+        others: not used.
+    """
+    kept = context.pop(_EXCHANGE, None)
+    recorder = recording.current()
+    if recorder is None or kept is None:
+        return
+    request, sent, began = kept
+    prepared = request.prepare()
+    _, service, operation = event_name.split(".", 2)
+    reply = response_dict or {}
+    recorder.add(
+        recording.Exchange(
+            provider=REFUSALS.provider,
+            service=service,
+            region=str(context.get("client_region") or ""),
+            operation=operation,
+            method=prepared.method,
+            url=f"/{prepared.url.split('/', 3)[3] if prepared.url.count('/') > 2 else ''}",
+            request_headers=_texts(prepared.headers),
+            request=prepared.body or "",
+            status=reply.get("status_code", -1),
+            reply_headers=_texts(reply.get("headers", {})),
+            reply=reply.get("body", ""),
+            error="" if exception is None else f"{type(exception).__name__}: {exception}",
+            confidential=service in _LOGIN_SERVICES or (service == "sts" and operation != _IDENTITY),
+            time=sent.isoformat(),
+            seconds=round(time.monotonic() - began, 3),
+        ),
+        PRIVATE,
+    )
+
+
+def _texts(headers: Mapping[str, str | bytes]) -> dict[str, str]:
+    """Return headers as a dict of texts. boto3 keeps some as bytes."""
+    return {name: each.decode("latin-1") if isinstance(each, bytes) else str(each) for name, each in headers.items()}
 
 
 def _add_translation(base_classes: list[type], **_: object) -> None:

@@ -204,7 +204,8 @@ def kind(record: Mapping[str, Any]) -> Offer:
 
     - "sold": the markets on which AWS sells the type.
     - "cluster": True if instances of the type can be placed close together, in a cluster placement group.
-    - "efa": True if the type's first network card can have an Elastic Fabric Adapter (a faster interface).
+    - "efa": where Elastic Fabric Adapters (faster interfaces) go, as pairs (network card, device on the card). [] if
+      the type cannot have any.
     - "prepaid": always False here. The driver sets True for a capacity block, which is paid for in advance.
 
     Args:
@@ -222,7 +223,7 @@ def kind(record: Mapping[str, Any]) -> Offer:
         detail={
             "sold": [*record["SupportedUsageClasses"]],
             "cluster": "cluster" in strategies,
-            "efa": _has_efa_first(network),
+            "efa": _efa(network),
             "prepaid": False,
         },
         vcpus=record["VCpuInfo"]["DefaultVCpus"],
@@ -233,20 +234,30 @@ def kind(record: Mapping[str, Any]) -> Offer:
     )
 
 
-def _has_efa_first(network: Mapping[str, Any]) -> bool:
-    """Return True if the first network card of an instance type can have an Elastic Fabric Adapter.
+def _efa(network: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return where the Elastic Fabric Adapters (EFA) of an instance type go, as pairs (network card, device).
 
-    The adapter is a faster network interface. Skypool uses only the first card. On p6-b300.48xlarge, only other cards
-    can have the adapter: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (read 2026-11-22
-    in a stored copy).
+    There are as many as the type may have. Device 0 of card 0 is the primary interface, which carries IP traffic. It is
+    an adapter only if the type has a single one, or if card 0 has no room for another interface. AWS recommends this:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (read 2026-11-24 in a stored copy). On
+    p6-b300.48xlarge, card 0 cannot have an adapter: https://github.com/aws/aws-parallelcluster/issues/7143 (read
+    2026-11-24 in a stored copy). A card whose record does not say which interfaces it can have counts as one that can.
 
     Args:
         network: the field `NetworkInfo` of EC2's record of the instance type.
     """
-    first: Mapping[str, Any] = next(
-        (card for card in network.get("NetworkCards", ()) if card["NetworkCardIndex"] == 0), {}
-    )
-    return bool(network.get("EfaSupported")) and "efa" in first.get("InterfaceTypes", ("efa",))
+    if not network.get("EfaSupported"):
+        return []
+    most = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1)
+    room = {
+        card["NetworkCardIndex"]: card.get("MaximumNetworkInterfaces", 1)
+        for card in network.get("NetworkCards", ())
+        if "efa" in card.get("InterfaceTypes", ("efa",))
+    }
+    cards = sorted(room)[:most]
+    if cards == [0]:
+        return [(0, 0)]
+    return [(card, 1 if card == 0 and room[0] > 1 else 0) for card in cards]
 
 
 def needs_grid_driver(instance_type: str) -> bool:

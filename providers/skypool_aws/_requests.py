@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
 from skypool.drivers.retry import patiently
-from skypool.errors import ProviderError
+from skypool.errors import AccessError, ProviderError
 from skypool.model import Market
 from skypool_aws._api import accepted, all_of
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.literals import InstanceTypeType, ResourceTypeType, TenancyType
     from types_boto3_ec2.type_defs import (
+        AddressTypeDef,
         BlockDeviceMappingTypeDef,
         CapacityReservationTypeDef,
         FilterTypeDef,
@@ -54,11 +55,20 @@ NOT_KNOWN_YET = (
 )
 """EC2's error codes for a launch whose key pair or group was just made and is not found yet."""
 
+NOT_RUNNING_YET = "IncorrectInstanceState"
+"""EC2's error code if an instance that does not run yet is given an Elastic IP address."""
+
+SOME_GONE = ("InvalidInstanceID.NotFound", "UnauthorizedOperation")
+"""EC2's error codes for a request about several instances, of which some may have ended or are not listed yet."""
+
 _TAGGED: Mapping[Market, Sequence[ResourceTypeType]] = {
     "on-demand": ("instance", "volume", "network-interface"),
     "spot": ("instance", "volume", "network-interface", "spot-instances-request"),
 }
 """A dict from market to the kinds of resources that a launch makes. All of these resources get the pool's tags."""
+
+_ADDRESS_IN_USE = "InvalidIPAddress.InUse"
+"""EC2's error code for the release of an Elastic IP address that a network interface has."""
 
 _STATES_THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
 """States of an instance that costs money or may do so again: all but "terminated"."""
@@ -373,7 +383,8 @@ class InstanceRequest:
         subnet: the id of the subnet.
         security_group: the id of the security group.
         tags: the tags of everything that the request makes.
-        fabric: True for an Elastic Fabric Adapter (a faster interface) instead of an ordinary network interface.
+        efa: where Elastic Fabric Adapters (faster interfaces) go, as pairs (network card, device on the card); empty
+            for none. (0, 0) is the primary interface.
         placement_group: the name of the placement group; "" for none.
         tenancy: "default", or "dedicated" for hardware that only this account uses.
         prepaid: True if `reservation` is a capacity block, which was paid for when it was bought.
@@ -395,19 +406,24 @@ class InstanceRequest:
     subnet: str
     security_group: str
     tags: Mapping[str, str]
-    fabric: bool = False
+    efa: Sequence[tuple[int, int]] = ()
     placement_group: str = ""
     tenancy: str = "default"
     prepaid: bool = False
     reservation: str = ""
     max_usd_per_hour: float | None = None
 
+    @property
+    def has_several_interfaces(self) -> bool:
+        """True if each instance gets several network interfaces, and so no public address at its launch."""
+        return any(place != (0, 0) for place in self.efa)
+
 
 def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceTypeDef]:
     """Rent instances, and return EC2's records of them. Does not wait until the instances run.
 
-    The number of instances is at least `request.least` and at most `request.count`. Each gets a public address. An
-    instance that shuts itself down is terminated, and its disk is deleted.
+    The number of instances is at least `request.least` and at most `request.count`. Each gets a public address, unless
+    it has several network interfaces. An instance that shuts itself down is terminated, and its disk is deleted.
 
     Raises:
         NoAnswer: the answer was lost, so instances may have been made.
@@ -423,15 +439,6 @@ def _run_parameters(request: InstanceRequest) -> RunInstancesRequestTypeDef:
         "DeviceName": request.root_device,
         "Ebs": {"VolumeType": "gp3", "VolumeSize": request.disk_gb, "DeleteOnTermination": True},
     }
-    network: InstanceNetworkInterfaceSpecificationTypeDef = {
-        "DeviceIndex": 0,
-        "InterfaceType": "efa" if request.fabric else "interface",
-        "SubnetId": request.subnet,
-        "AssociatePublicIpAddress": True,
-        "DeleteOnTermination": True,
-    }
-    if request.security_group:
-        network["Groups"] = [request.security_group]
     placement: PlacementTypeDef = {}
     if request.placement_group:
         placement["GroupName"] = request.placement_group
@@ -447,7 +454,7 @@ def _run_parameters(request: InstanceRequest) -> RunInstancesRequestTypeDef:
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required"},
         "BlockDeviceMappings": [root_disk],
-        "NetworkInterfaces": [network],
+        "NetworkInterfaces": _interfaces(request),
         "Placement": placement,
         "InstanceMarketOptions": _market_options(request),
         "CapacityReservationSpecification": {
@@ -458,6 +465,44 @@ def _run_parameters(request: InstanceRequest) -> RunInstancesRequestTypeDef:
     if request.key_name:
         parameters["KeyName"] = request.key_name
     return parameters
+
+
+def _interfaces(request: InstanceRequest) -> list[InstanceNetworkInterfaceSpecificationTypeDef]:
+    """Return the network interfaces of RunInstances, the primary one first.
+
+    The primary interface gets a public address if it is the only one. With several interfaces, EC2 refuses a public
+    address at the launch, and never assigns one by itself:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/working-with-ip-addresses.html (read 2026-11-24 in a stored
+    copy). Adapters other than the primary interface carry no IP traffic, and have no address.
+    """
+    primary = _interface(request, "efa" if (0, 0) in request.efa else "interface", card=0, device=0)
+    others = [_interface(request, "efa-only", card, device) for card, device in request.efa if (card, device) != (0, 0)]
+    if not others:
+        primary["AssociatePublicIpAddress"] = True
+    return [primary, *others]
+
+
+def _interface(
+    request: InstanceRequest, kind: str, card: int, device: int
+) -> InstanceNetworkInterfaceSpecificationTypeDef:
+    """Return one network interface of RunInstances.
+
+    Args:
+        request: the launch, for subnet and security group. An empty security group is left out.
+        kind: "interface", "efa" for an Elastic Fabric Adapter, or "efa-only" for one without IP traffic.
+        card: the number of the network card.
+        device: the number of the interface on its card.
+    """
+    interface: InstanceNetworkInterfaceSpecificationTypeDef = {
+        "NetworkCardIndex": card,
+        "DeviceIndex": device,
+        "InterfaceType": kind,
+        "SubnetId": request.subnet,
+        "DeleteOnTermination": True,
+    }
+    if request.security_group:
+        interface["Groups"] = [request.security_group]
+    return interface
 
 
 def _market_options(request: InstanceRequest) -> InstanceMarketOptionsRequestTypeDef:
@@ -513,6 +558,11 @@ def instances(ec2: EC2Client, ids: Sequence[str]) -> list[InstanceTypeDef]:
     return []
 
 
+def living(ec2: EC2Client, ids: Sequence[str]) -> list[str]:
+    """Return those of these ids whose instances EC2 lists, and which have not ended. Unknown ids are left out."""
+    return [each["InstanceId"] for each in pool_instances(ec2, [{"Name": "instance-id", "Values": ids}])]
+
+
 def terminate(ec2: EC2Client, ids: Sequence[str]) -> list[str]:
     """Ask EC2 to end instances, and return the ids of those that have not ended yet. Does not wait.
 
@@ -534,7 +584,7 @@ class Resource:
     """A resource of a pool other than an instance.
 
     Attributes:
-        kind: "key-pair", "security-group", "placement-group" or "volume".
+        kind: "key-pair", "security-group", "placement-group", "elastic-ip" or "volume".
         id: the id or name that the request to delete the resource takes.
         tagged_as: the id that the request to tag the resource takes. Key pairs and placement groups have another `id`.
         tags: the tags of the resource, as a dict from key to value.
@@ -547,7 +597,7 @@ class Resource:
 
 
 def pool_resources(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> Iterator[Resource]:
-    """Yield the key pairs, security groups, placement groups and unused disks that match the filters, in this order.
+    """Yield the key pairs, groups, Elastic IP addresses and unused disks that match the filters.
 
     An unused disk is a volume that is attached to no instance. Requests are sent while the result is read.
     """
@@ -557,6 +607,8 @@ def pool_resources(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> Iterator
         yield Resource("security-group", group["GroupId"], group["GroupId"], tag_values(group["Tags"]))
     for place in ec2.describe_placement_groups(Filters=filters)["PlacementGroups"]:
         yield Resource("placement-group", place["GroupName"], place["GroupId"], tag_values(place["Tags"]))
+    for address in ec2.describe_addresses(Filters=filters)["Addresses"]:
+        yield Resource("elastic-ip", address["AllocationId"], address["AllocationId"], tag_values(address["Tags"]))
     unused: FilterTypeDef = {"Name": "status", "Values": ["available"]}
     for disk in all_of(ec2.get_paginator("describe_volumes").paginate(Filters=[*filters, unused]), "Volumes"):
         yield Resource("volume", disk["VolumeId"], disk["VolumeId"], tag_values(disk["Tags"]))
@@ -565,9 +617,12 @@ def pool_resources(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> Iterator
 def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
     """Remove a resource. Does not raise if the resource no longer exists.
 
+    A policy that allows only the removal of tagged resources also refuses a resource that is gone, because that has no
+    tags. So EC2 is asked after such a refusal whether the resource exists.
+
     Args:
         ec2: the client of the resource's region.
-        kind: "key-pair", "security-group", "placement-group" or "volume".
+        kind: "key-pair", "security-group", "placement-group", "elastic-ip" or "volume".
         id: the id or name that the request to delete the resource takes.
         seconds: for how long to repeat the request while instances that are ending still use the resource.
 
@@ -587,6 +642,8 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
             case "placement-group":
                 with accepted("InvalidPlacementGroup.Unknown"):
                     ec2.delete_placement_group(GroupName=id)
+            case "elastic-ip":
+                release_address(ec2, id)
             case "volume":
                 with accepted("InvalidVolume.NotFound"):
                     ec2.delete_volume(VolumeId=id)
@@ -597,7 +654,109 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
                     provider="aws",
                 )
 
-    patiently(attempt, seconds, "DependencyViolation", "InvalidPlacementGroup.InUse", "VolumeInUse")
+    try:
+        patiently(
+            attempt, seconds, "DependencyViolation", "InvalidPlacementGroup.InUse", _ADDRESS_IN_USE, "VolumeInUse"
+        )
+    except AccessError:
+        if _exists(ec2, kind, id):
+            raise
+
+
+def _exists(ec2: EC2Client, kind: str, id: str) -> bool:
+    """Return True if EC2 lists a resource.
+
+    Args:
+        ec2: the client of the resource's region.
+        kind: "key-pair", "security-group", "placement-group", "elastic-ip" or "volume".
+        id: the id or name that the request to delete the resource takes.
+    """
+
+    def by(name: str) -> list[FilterTypeDef]:
+        return [{"Name": name, "Values": [id]}]
+
+    match kind:
+        case "key-pair":
+            return bool(ec2.describe_key_pairs(Filters=by("key-name"))["KeyPairs"])
+        case "security-group":
+            return bool(ec2.describe_security_groups(Filters=by("group-id"))["SecurityGroups"])
+        case "placement-group":
+            return bool(ec2.describe_placement_groups(Filters=by("group-name"))["PlacementGroups"])
+        case "elastic-ip":
+            return bool(ec2.describe_addresses(Filters=by("allocation-id"))["Addresses"])
+        case _:
+            return bool(ec2.describe_volumes(Filters=by("volume-id"))["Volumes"])
+
+
+# --- Elastic IP addresses ------------------------------------------------------------------------------------
+
+
+def addresses(ec2: EC2Client, pool: str, token: str) -> list[AddressTypeDef]:
+    """Return EC2's records of the Elastic IP addresses of one order, sorted by id.
+
+    Args:
+        ec2: the client of the region.
+        pool: the name of the pool.
+        token: the token of the order.
+    """
+    filters: list[FilterTypeDef] = [
+        {"Name": "tag:skypool-pool", "Values": [pool]},
+        {"Name": "tag:skypool-token", "Values": [token]},
+    ]
+    return sorted(ec2.describe_addresses(Filters=filters)["Addresses"], key=lambda each: each["AllocationId"])
+
+
+def allocate_address(ec2: EC2Client, tags: Mapping[str, str]) -> str:
+    """Allocate an Elastic IP address with these tags, and return its id. It is billed from now on until its release.
+
+    Args:
+        ec2: the client of the region. It must not repeat requests: each one would allocate another address.
+        tags: the tags of the address.
+
+    Raises:
+        QuotaError: the account has as many addresses as it may have in the region.
+        NoAnswer: the answer was lost, so an address with these tags may have been allocated.
+        ProviderError: AWS refused for another reason.
+    """
+    return str(ec2.allocate_address(Domain="vpc", TagSpecifications=[_tagged("elastic-ip", tags)])["AllocationId"])
+
+
+def associate_address(ec2: EC2Client, id: str, interface: str) -> None:
+    """Give an Elastic IP address to a network interface. Does nothing if the interface has this address already.
+
+    Args:
+        ec2: the client of the region.
+        id: the id of the address.
+        interface: the id of the network interface.
+
+    Raises:
+        ProviderError: another interface has the address, the instance does not run yet, or AWS refused for another
+            reason.
+    """
+    ec2.associate_address(AllocationId=id, NetworkInterfaceId=interface, AllowReassociation=False)
+
+
+def release_address(ec2: EC2Client, id: str) -> None:
+    """Release an Elastic IP address, which ends its cost. Does nothing if the address no longer exists.
+
+    In a default network, EC2 would also take the address away from a running instance:
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ReleaseAddress.html (read 2026-11-24 in a stored copy).
+    So an address that an interface has is not released.
+
+    Raises:
+        ProviderError: an interface has the address, or AWS refused for another reason.
+    """
+    with accepted("InvalidAllocationID.NotFound"):
+        for each in ec2.describe_addresses(AllocationIds=[id])["Addresses"]:
+            if each.get("AssociationId"):
+                raise ProviderError(
+                    f"cannot release Elastic IP address {each['PublicIp']} ({id}), because interface "
+                    f"{each.get('NetworkInterfaceId', '')} of instance {each.get('InstanceId', '')} has the address; "
+                    "end the instance first",
+                    provider="aws",
+                    code=_ADDRESS_IN_USE,
+                )
+            ec2.release_address(AllocationId=id)
 
 
 # --- what the account may do ---------------------------------------------------------------------------------

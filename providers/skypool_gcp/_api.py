@@ -16,9 +16,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
-from skypool.drivers import ssh_machine, tags
+from skypool.drivers import recording, ssh_machine, tags
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import quietly
 from skypool.drivers.settings import surroundings
@@ -33,6 +34,30 @@ T = TypeVar("T")
 
 REFUSALS = Refusals("skypool_gcp", "gcp", "Google Cloud")
 """The mapping of Google's error codes to skypool's errors. The table errors.csv of this package defines the mapping."""
+
+_PUBLIC_PROJECTS = (
+    "centos-cloud|cos-cloud|debian-cloud|deeplearning-platform-release|ml-images|rhel-cloud|rocky-linux-cloud|"
+    "rocky-linux-accelerator-cloud|suse-cloud|ubuntu-os-accelerator-images|ubuntu-os-cloud"
+)
+"""Projects with images for everybody: https://cloud.google.com/compute/docs/images/os-details (read 2026-11-24)."""
+
+PRIVATE = recording.Private(
+    patterns={
+        r"\b(ya29\.[\w.-]{8,})": ("secret",),
+        r"\bAIza([\w-]{30,})": ("secret",),
+        r"\b([a-z0-9-]+)@([a-z][a-z0-9-]{4,28}[a-z0-9])\.iam\.gserviceaccount\.com": ("person", "project"),
+        r"\b(\d{6,})(?:-compute)?@[\w.-]*gserviceaccount\.com": ("account",),
+        rf"\bprojects/(?!(?:{_PUBLIC_PROJECTS})\b)([a-z][a-z0-9-]{{4,28}}[a-z0-9])\b": ("project",),
+        r"(?i)\bproject(?:s/|[ _-]?(?:number|id)?[\"':= ]+)(\d{6,})\b": ("account",),
+        r"(?m)(?<![\w.-])([a-z_][\w.-]+):(?=(?:ssh-|ecdsa-))": ("person",),
+    },
+    fields={
+        "billingaccountname": "account",
+        "numericprojectid": "account",
+    },
+    accounts=frozenset(("commoninstancemetadata", "defaultserviceaccount")),
+)
+"""What a recording must not contain of Google's requests and replies: tokens, projects, and service accounts."""
 
 DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")
 """Error codes with which Google refuses a request if the API is not enabled for the project."""
@@ -146,7 +171,7 @@ class Settings:
     networks: tuple[str, ...] | None = None
 
     def billed(self) -> str:
-        """Return the id of the project that pays.
+        """Return the id of the project that pays. A recording that is on does not contain this id.
 
         The first of these that names a project is used: the setting `project`, $GOOGLE_CLOUD_PROJECT,
         $CLOUDSDK_CORE_PROJECT, and the credentials.
@@ -155,6 +180,13 @@ class Settings:
             CredentialsError: The setting and the variables name no project, and the credentials name none or cannot be
                 read.
         """
+        project = self._billed()
+        if (recorder := recording.current()) is not None:
+            recorder.hide(project, "project")
+        return project
+
+    def _billed(self) -> str:
+        """Return the id of the project that pays. See `billed`."""
         if self.project:
             return self.project
         for variable in _PROJECT_VARIABLES:
@@ -285,7 +317,7 @@ def _default(environment: Hashable) -> tuple[Credentials, str | None]:
         CredentialsError: There are no credentials, or they cannot be read.
     """
     found: tuple[Credentials, str | None] = call("to log in", lambda: auth.default(scopes=[SCOPE]))
-    return found
+    return followed(found[0]), found[1]
 
 
 def call(what: str, do: Callable[[], T], **names: str) -> T:
@@ -305,6 +337,42 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
         return do()
     except (exceptions.GoogleAPIError, auth_exceptions.GoogleAuthError, requests.RequestException) as e:
         raise error_of(e, what, **names) from e
+    finally:
+        _note_tokens()
+
+
+_tokens: WeakKeyDictionary[Credentials, str | None] = WeakKeyDictionary()
+"""From credentials to the access token that they had when `_note_tokens` last looked."""
+
+
+def followed(credentials: Credentials) -> Credentials:
+    """Return the credentials. A recording will say when Google's SDK requests an access token for them."""
+    _tokens[credentials] = credentials.token
+    return credentials
+
+
+def _note_tokens() -> None:
+    """Write into a recording that is on for which credentials Google's SDK has requested a new access token."""
+    recorder = recording.current()
+    if recorder is None:
+        return
+    for each, known in list(_tokens.items()):
+        token: str | None = each.token
+        if token and token != known:
+            _tokens[each] = token
+            recorder.hide(token)
+            recorder.token(REFUSALS.provider)
+
+
+def attend(client: Any, service: str) -> None:
+    """Make a client of Google's SDK that uses REST write into recordings.
+
+    Args:
+        client: The client.
+        service: The name of the API, such as "compute".
+    """
+    session = client.transport._session  # the SDK has no public name for it
+    recording.attend(session, REFUSALS.provider, service, private=PRIVATE)
 
 
 def error_of(error: BaseException, what: str, **names: str) -> ProviderError:

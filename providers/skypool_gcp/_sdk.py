@@ -16,6 +16,7 @@ __all__ = [
     "auth",
     "auth_credentials",
     "auth_exceptions",
+    "billing_transports",
     "billing_v1",
     "client_options",
     "compute_v1",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from google.auth import credentials as auth_credentials
     from google.auth import exceptions as auth_exceptions
     from google.cloud import billing_v1, compute_v1, tpu_v2
+    from google.cloud.billing_v1.services.cloud_catalog import transports as billing_transports
     from google.cloud.location import locations_pb2
     from google.cloud.tpu_v2.services.tpu import transports as tpu_transports
     from google.protobuf import field_mask_pb2
@@ -75,6 +77,7 @@ else:
     auth = _Module("google.auth")
     auth_credentials = _Module("google.auth.credentials")
     auth_exceptions = _Module("google.auth.exceptions")
+    billing_transports = _Module("google.cloud.billing_v1.services.cloud_catalog.transports")
     billing_v1 = _Module("google.cloud.billing_v1")
     client_options = _Module("google.api_core.client_options")
     compute_v1 = _Module("google.cloud.compute_v1")

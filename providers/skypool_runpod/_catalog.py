@@ -202,6 +202,24 @@ def gpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Ma
             yield _offer(need, size, has, each["id"], price, place, _in_stock(each, place))
 
 
+def any_offer(types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
+    """Yield an offer of one GPU in any data centre for each GPU type that skypool knows, in stock or not.
+
+    Args:
+        types: the API's records of GPU types.
+    """
+    for each in types:
+        has = sold("runpod", each["id"], [(each["id"], 1)])
+        if has is not None and each["secure"] and each["price"]["secure"]:
+            size = Size(1, has.runtime)
+            yield _offer(Need(), size, has, each["id"], each["price"]["secure"], "", _in_stock(each, ""))
+
+
+def unknown(ids: Iterable[str]) -> list[str]:
+    """Return those ids of GPU types that skypool cannot offer, because it does not know the GPU."""
+    return [id for id in ids if sold("runpod", id, [(id, 1)]) is None]
+
+
 def cpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
     """Yield the offers of one size of CPU pods, one for each place, from records of the API REST v2.
 

@@ -14,12 +14,18 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from skypool.drivers import tags
+from skypool.drivers import recording, tags
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.rest import OAuth, Rest
 from skypool.errors import ProviderError
 
 REFUSALS = Refusals("skypool_verda", "verda", "Verda")
+
+PRIVATE = recording.Private(fields={"amount": "money"})
+"""What a recording must not contain of Verda's requests and replies: the account's balance.
+
+https://api.verda.com/v1/docs (read 2026-11-21)
+"""
 
 LONGEST = 127
 """Maximum length of a tag's value at Verda, in characters."""
@@ -60,7 +66,7 @@ def account(client_id: str | None, client_secret: str | None) -> Rest:
 @lru_cache(maxsize=32)
 def _account(base: str, id_: str, secret: str) -> Rest:
     tokens = OAuth(base, "/oauth2/token", REFUSALS, client_id=id_, client_secret=secret)
-    return Rest(base, REFUSALS, tokens, stale=tokens.stale)
+    return Rest(base, REFUSALS, tokens, stale=tokens.stale, private=PRIVATE)
 
 
 def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:

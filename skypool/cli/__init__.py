@@ -2,7 +2,8 @@
 
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `money`: `skypool ps`, `skypool cost`; `ending`: `skypool down`, `skypool gc`.
-- `shell`: `skypool shell`; `doctor`: `skypool doctor`; `new_driver`: `skypool new-driver`.
+- `doctor`: `skypool doctor`; `prove`: `skypool prove`.
+- `shell`: `skypool shell`; `new_driver`: `skypool new-driver`.
 - `output`: prints the tables, errors and JSON of the commands.
 """
 
@@ -25,7 +26,7 @@ except SkypoolError as error:
 
 import typer
 
-from skypool.cli import accelerators, doctor, ending, money, new_driver, offers, shell
+from skypool.cli import accelerators, doctor, ending, money, new_driver, offers, prove, shell
 from skypool.cli.output import complain, say
 
 __all__ = ["build", "main"]
@@ -55,6 +56,7 @@ def build() -> typer.Typer:
     ending.add_to(app)
     shell.add_to(app)
     doctor.add_to(app)
+    prove.add_to(app)
     new_driver.add_to(app)
     return app
 

@@ -96,7 +96,7 @@ def _forwarding(transport: Transport, said: list[str]) -> Transport:
             "--forward needs a node that is reached over ssh, but the chosen node is reached in another way; leave "
             "--forward out"
         )
-    return replace(transport, forwards=tuple((int(here), int(there)) for here, there in ports))
+    return replace(transport, forwards=tuple((int(here), "localhost", int(there)) for here, there in ports))
 
 
 def _access(pool: str, node: int) -> Access:

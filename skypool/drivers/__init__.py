@@ -11,6 +11,7 @@ A driver is the class that talks to one cloud provider. It is found by name thro
 - `refusals`: translates error codes of a provider to errors of skypool.
 - `rest`: HTTP client for clouds without an SDK.
 - `sdk`: imports SDKs (the Python packages of providers).
+- `recording`: records requests and replies without secrets.
 - `regional`: base class for clouds with regions.
 - `tags`: writes owner, pool and expiry time into the tags of machines, and reads them.
 - `userdata`: boot scripts, with the guard (the process that ends a machine when its lease is over).
@@ -25,7 +26,17 @@ import importlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from skypool.drivers import blocklist, preflight, retry, settings, ssh_machine, tags, transports, userdata
+    from skypool.drivers import (
+        blocklist,
+        preflight,
+        recording,
+        retry,
+        settings,
+        ssh_machine,
+        tags,
+        transports,
+        userdata,
+    )
     from skypool.drivers.contract import (
         Abilities,
         Answers,
@@ -47,7 +58,7 @@ if TYPE_CHECKING:
     from skypool.wire.keys import Keys
     from skypool.wire.transport import Transport
 
-_MODULES = ("blocklist", "preflight", "retry", "settings", "ssh_machine", "tags", "transports", "userdata")
+_MODULES = ("blocklist", "preflight", "recording", "retry", "settings", "ssh_machine", "tags", "transports", "userdata")
 _HOME = {
     "Abilities": "skypool.drivers.contract",
     "Answers": "skypool.drivers.contract",
@@ -97,6 +108,7 @@ __all__ = [
     "imported",
     "lacks",
     "preflight",
+    "recording",
     "retry",
     "settings",
     "ssh_machine",

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from skypool.drivers import registry
+from skypool.drivers import recording, registry
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently
 from skypool.drivers.sdk import imported
@@ -103,6 +103,9 @@ class Rest:
             True, the request is sent once more, with new headers from `headers`. By default it returns False.
         refuses: called with the body of an answer whose status says success. It returns True if the body is a refusal
             all the same. By default it returns False.
+        private: what a recording (`skypool.drivers.recording`) must not contain of this API's requests and replies,
+            beside what no recording contains.
+        confidential: True if this object only requests tokens. A recording then has nothing but the fact of a request.
     """
 
     def __init__(
@@ -115,6 +118,8 @@ class Rest:
         apart: Mapping[str, float] | None = None,
         stale: Callable[[Mapping[str, str]], bool] = lambda headers: False,
         refuses: Callable[[Any], bool] = lambda body: False,
+        private: recording.Private = recording.Private(),  # noqa: B008 - cannot be changed
+        confidential: bool = False,
     ) -> None:
         self._base = base.rstrip("/")
         self._refusals = refusals
@@ -123,6 +128,8 @@ class Rest:
         self._apart = dict(apart or {})
         self._stale = stale
         self._refuses = refuses
+        self._private = private
+        self._confidential = confidential
         self._lock = threading.Lock()  # guards _next
         self._next: dict[str, float] = {}  # earliest time of the next call, by pattern
         self._local = threading.local()  # a session for each thread
@@ -309,8 +316,11 @@ class Rest:
         Credentials in the file `~/.netrc` are ignored.
         """
         if not hasattr(self._local, "session"):
-            self._local.session = imported("requests").Session()
-            self._local.session.auth = lambda request: request  # otherwise ~/.netrc would replace our header
+            made: requests.Session = imported("requests").Session()
+            made.auth = lambda request: request  # otherwise ~/.netrc would replace our header
+            provider = self._refusals.provider
+            recording.attend(made, provider, private=self._private, confidential=self._confidential)
+            self._local.session = made
         session: requests.Session = self._local.session
         return session
 
@@ -347,7 +357,7 @@ class OAuth:
     """
 
     def __init__(self, base: str, path: str, refusals: Refusals, **credentials: str) -> None:
-        self._api = Rest(base, refusals, dict, said=_said_of_credentials)
+        self._api = Rest(base, refusals, dict, said=_said_of_credentials, confidential=True)
         self._path = path
         self._credentials = credentials
         self._lock = threading.Lock()  # guards the attributes below

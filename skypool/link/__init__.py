@@ -10,7 +10,20 @@ The connection can break and be made again without losing calls or results.
 - `inbound`: parses and checks every message of an agent.
 - `chunks`: reassembles large values that arrive in pieces; `buffers`: memory for them.
 - `reports`: turns the output and the status reports of nodes into events.
+- `forward`: a port of this computer that leads to a port of the node; `relay`: its program on the node.
 - `turns`: decides which thread reads the connection: the thread of the event loop, or one that waits for a result.
 """
 
-__all__ = ["buffers", "chunks", "connection", "handshake", "inbound", "inbox", "outbox", "reports", "turns"]
+__all__ = [
+    "buffers",
+    "chunks",
+    "connection",
+    "forward",
+    "handshake",
+    "inbound",
+    "inbox",
+    "outbox",
+    "relay",
+    "reports",
+    "turns",
+]

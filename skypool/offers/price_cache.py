@@ -28,7 +28,7 @@ PASSING = 300.0
 """Seconds for which cached spot prices and stock are valid, at most."""
 FORGET = 7 * 86400.0
 """Seconds after which a cached answer is deleted. Until then it serves if the provider cannot be asked."""
-_SHAPE = "3 " + " ".join(f"{each.name}:{each.type}" for kind in (Need, Offer) for each in fields(kind))
+_SHAPE = "4 " + " ".join(f"{each.name}:{each.type}" for kind in (Need, Offer) for each in fields(kind))
 """Text for the form of cached answers, which is part of their keys. Answers of another form are not found. Increase the
 number at its beginning when a driver changes what it keeps in `Offer.detail`."""
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, at REAL NOT NULL, offers BLOB NOT NULL)"

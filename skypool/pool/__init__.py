@@ -6,6 +6,7 @@
 - `replacement`: decides if a lost node is replaced.
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `connector`: turns rented machines into nodes.
+- `forwards`: ports of this computer that lead to ports of nodes.
 - `node_listener`: passes the messages of a node on.
 - `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
@@ -15,6 +16,7 @@
 __all__ = [
     "connector",
     "engine",
+    "forwards",
     "lifecycle",
     "node_listener",
     "pool",

@@ -42,6 +42,7 @@ class Connector:
 
     Attributes:
         links: the link (connection) to each node, by the node's number.
+        ways: how each node is reached, and the path of Python on it ("" if its setup found one), by the node's number.
         welcomes: the first message of each node's agent, by the node's number.
         lenders: the senders of the user's modules to each node, by the node's number.
     """
@@ -70,6 +71,7 @@ class Connector:
         self._reached: dict[int, tuple[Access, SetupBundle | None, CommandStream | None]] = {}
         self._came: dict[str, asyncio.Event] = {}
         self.links: dict[int, Link] = {}
+        self.ways: dict[int, tuple[Access, str]] = {}
         self.welcomes: dict[int, Welcome] = {}
         self.lenders: dict[int, user_modules.Lender] = {}
 
@@ -208,6 +210,7 @@ class Connector:
             reader=self._trust_levels.reader(instance.node),
         )
         self.links[instance.node] = link
+        self.ways[instance.node] = (access, python)
         self.lenders[instance.node] = user_modules.Lender()
         welcome = await link.open(stream, start=not attach)
         self.welcomes[instance.node] = welcome

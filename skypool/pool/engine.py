@@ -24,6 +24,7 @@ from skypool.link.reports import NodeReports
 from skypool.model import Instance
 from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
+from skypool.pool.forwards import Forwards
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.replacement import alike
 from skypool.pool.spot import Departures
@@ -64,6 +65,7 @@ class PoolEngine:
         rental: rents and ends machines.
         departures: follows each node whose provider has announced that it takes the machine back, until it is gone.
         inherited: the futures of the calls of a former client, after an attach; otherwise empty.
+        forwards: the ports of this computer that lead to ports of nodes.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -99,6 +101,7 @@ class PoolEngine:
         self._grow_from = -math.inf
         self._no_growth = ""
         self._feeders: dict[tuple[int, int], Feeder] = {}
+        self.forwards = Forwards(self._connector.ways, self._notice)
 
     def words(self) -> dict[int, str]:
         """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
@@ -213,6 +216,7 @@ class PoolEngine:
             StillRunning: the end of one or more machines is not confirmed. The error is that of the first machine.
             ErrorGroup: all known machines have ended, but several other resources of the pool are left.
         """
+        self.forwards.close()
         for link in self._links.values():
             link.bid_farewell()
         failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
@@ -279,6 +283,7 @@ class PoolEngine:
                 self._spawn(self.departures.follow(node, at, lambda: link.is_up))
             case states.Dismiss(node, error, others):
                 self.dispatch.lose(node, error, others)
+                self._spawn(asyncio.to_thread(self.forwards.close, node, *others))
                 if not self.dispatch.node_queues and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
             case states.Terminate(nodes):
@@ -419,6 +424,7 @@ class PoolEngine:
         Raises:
             StillRunning, ErrorGroup: something could not be removed.
         """
+        await asyncio.to_thread(self.forwards.close)
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:

@@ -30,6 +30,7 @@ from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
+from skypool.link.forward import Forward
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.ordering import OrderBy
@@ -786,6 +787,38 @@ class ComputePool(Executor):
             raise UsageError(f"drop() takes a reference returned by put(), not {ref!r:.80}")
         if self._engine is not None:
             self._engine.dispatch.drop(ref.key)
+
+    # --- ports of nodes --------------------------------------------------------------------------------------
+
+    def forward(self, port: int, node: int = 0, *, host: str = "localhost", here: int = 0) -> Forward:
+        """Let connections to a port of this computer lead to a port of a node, such as that of a dashboard.
+
+            with pool.forward(8265, node=0) as forward:
+                webbrowser.open(forward.url)
+
+        The port of this computer listens on 127.0.0.1 only. It works for any number of connections, until the block is
+        left, `forward.close()` is called, the node leaves the pool, or the pool ends. If the pool was not started, this
+        starts it first. Blocks until the port can be used.
+
+        Args:
+            port: the port on the node.
+            node: the number of the node.
+            host: the host to connect to, as the node knows it. Default "localhost": the node itself.
+            here: the port of this computer. Default 0: a free one, which `forward.port` names.
+
+        Raises:
+            UsageError: an argument is not valid, the pool does not have the node, or the port `here` is not free.
+            ConnectionLost: the node cannot be reached.
+            PoolClosed: the pool has ended.
+        """
+        for name, value in (("port", port), ("here", here)):
+            whole(name, value, "a port", least=0 if name == "here" else 1)
+            if value > 65535:
+                raise UsageError(f"{name} (a port) must be at most 65535, not {value}")
+        whole("node", node, "the number of a node", least=0)
+        engine = self._working()
+        engine.dispatch.nodes([node])  # raises UsageError for a node that does not exist
+        return engine.forwards.open(node, host, port, here)
 
     # --- operators with a left operand that is not a call ----------------------------------------------------
 

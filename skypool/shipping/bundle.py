@@ -91,15 +91,22 @@ def padded(data: bytes, block: int) -> bytes:
 def agent_starter(python: str, home: str) -> str:
     """Return shell text that replaces the shell with the loader, the Python program that starts the agent.
 
-    The agent is the process that runs calls on the node.
+    The agent is the process that runs calls on the node. The arguments are those of `program`.
+    """
+    return program(LOADER, python, home)
+
+
+def program(source: str, python: str, home: str) -> str:
+    """Return shell text that replaces the shell with a Python program. It gets the arguments of the shell's script.
 
     Args:
+        source: the text of the program.
         python: the path of the interpreter on the node; "" for the interpreter that the node's setup found.
         home: the folder of skypool's files on the node. The setup wrote the path of the interpreter to a file below
             this folder.
     """
     word = shlex.quote(python) if python else f'"$(cat {shell_path(home)}/boot/python)"'
-    return f"exec {word} -c {shlex.quote(LOADER)}"
+    return f'exec {word} -c {shlex.quote(source)} "$@"'
 
 
 def shell_path(path: str) -> str:

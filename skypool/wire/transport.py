@@ -149,8 +149,8 @@ class SSH:
         pin: trust the first key that an unknown host shows, and remember it. If False, an unknown key is refused.
         config: a configuration file to use instead of the user's own; "" for the user's own.
         connect_timeout: seconds after which an address that does not answer is given up.
-        forwards: pairs (local port, remote port). ssh listens on each local port of 127.0.0.1, and forwards connections
-            to the remote port on the other machine.
+        forwards: triples (local port, host, port). ssh listens on each local port of 127.0.0.1, and forwards
+            connections to this port of the host, as the other machine knows it.
     """
 
     host: str
@@ -163,7 +163,7 @@ class SSH:
     pin: bool = False
     config: str = ""
     connect_timeout: int = 10
-    forwards: tuple[tuple[int, int], ...] = ()
+    forwards: tuple[tuple[int, str, int], ...] = ()
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         options = {
@@ -196,8 +196,8 @@ class SSH:
         argv += ["-l", self.user] if self.user else []
         argv += ["-p", str(self.port)] if self.port else []
         argv += ["-J", self.jump] if self.jump else []
-        for here, there in self.forwards:
-            argv += ["-L", f"127.0.0.1:{here}:localhost:{there}"]
+        for here, host, there in self.forwards:
+            argv += ["-L", f"127.0.0.1:{here}:{f'[{host}]' if ':' in host else host}:{there}"]
         return [*argv, "--", self.host, shlex.join(command)]
 
     def dropped(self, said: str) -> bool:

@@ -11,8 +11,9 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -20,23 +21,39 @@ import boto3
 from moto import settings
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami
+from moto.ec2.models.elastic_network_interfaces import Attachment
 from moto.ec2.models.tags import TagBackend
 from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.lab import aws_calls, aws_facts, aws_shops
+from tests.lab import aws_addresses, aws_calls, aws_facts, aws_schema, aws_shops
 from tests.lab.aws_calls import PlacementGroup
 from tests.lab.aws_facts import IMAGES
 from tests.lab.aws_lag import Lag
 from tests.lab.aws_launch import run_instances
 from tests.lab.aws_life import Delays, Life, Rental, SpotRequest
 from tests.lab.aws_limits import Throttle
+from tests.lab.aws_permissions import Permissions, User
 from tests.lab.aws_stock import Reservation, Rule, Stock
-from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, error_code, read, refusal
+from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, confirmed, error_code, read, refusal, rewritten
 from tests.lab.machines import Lab
+from tests.lab.replay import Asked, NotRecorded, Replay
 from tests.lab.world import Fault, World
 
 ACCOUNT = "123456789012"
+THINGS = (
+    "DescribeInstances",
+    "DescribeInstanceStatus",
+    "DescribeKeyPairs",
+    "DescribeNetworkInterfaces",
+    "DescribePlacementGroups",
+    "DescribeSpotInstanceRequests",
+    "DescribeTags",
+    "DescribeVolumes",
+    "GetConsoleOutput",
+)
+"""Reads of what was made; see `Replay`."""
+OWN = ("DescribeSecurityGroups", "DescribeSubnets", "DescribeVpcs")
 NOTICE = 120.0
 """Seconds between the notice of an interruption and the interruption."""
 
@@ -46,18 +63,24 @@ class AWS(World[Call]):
 
     Args:
         lab: Where instances boot; None for a world without machines, for calls alone.
+        recording: A folder with a recording, which answers reads (tests/lab/replay.py); None for the lab's own answers.
 
     Attributes:
         url: For AWS_ENDPOINT_URL.
         delays: How long changes take.
         throttle: Set `throttle.requests` for limits on requests; 1000 instances at once are always the most.
+        elastic_ips: So many Elastic IP addresses the account may have in each region.
+        schema: What every request and reply is checked against, with how many that were.
     """
 
-    def __init__(self, lab: Lab | None = None) -> None:
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
         super().__init__()
         self.lab = lab
+        self.replay = None if recording is None else Replay(recording, THINGS, OWN)
         self.delays = Delays()
         self.throttle = Throttle()
+        self.elastic_ips = aws_addresses.QUOTA
+        self.schema = aws_schema.schema()
         self.tokens: dict[tuple[str, str], tuple[str, str]] = {}
         self.spots: dict[str, SpotRequest] = {}
         self.groups: dict[tuple[str, str], PlacementGroup] = {}
@@ -65,6 +88,7 @@ class AWS(World[Call]):
         self.opted_in: set[str] = set(aws_facts.ENABLED)
         self.life = Life(self)
         self.stock = Stock(self)
+        self.permissions = Permissions(self)
         self._addresses = itertools.count(1)
         settings.ec2_load_default_amis = lambda: False  # 1300 of 2017, in each region
         moto_api_backend.reset()
@@ -162,6 +186,11 @@ class AWS(World[Call]):
     def may_use(self, region: str) -> bool:
         return region in self.opted_in
 
+    def user(self, policy: str | Mapping[str, Any]) -> User:
+        """A new IAM user with this policy, whose requests are put to it: see aws_permissions.py."""
+        with self.lock:
+            return self.permissions.add(policy)
+
     # --- what goes wrong -------------------------------------------------------------------------------------
 
     def fail(
@@ -256,10 +285,13 @@ class AWS(World[Call]):
         if not any(image.id(region) in found.amis for image in IMAGES.values()):
             for image in IMAGES.values():
                 found.amis[image.id(region)] = _ami(found, image, region)
+            _open_to_the_internet(found)
         return found
 
     def public_address(self) -> str:
-        """For an instance without a machine; of a network kept for documentation."""
+        """One that leads to no machine yet; without a lab, of a network kept for tests (RFC 2544)."""
+        if self.lab is not None:
+            return self.lab.network.take()
         number = next(self._addresses)
         return f"198.18.{number // 250 % 250}.{number % 250 + 1}"
 
@@ -283,9 +315,18 @@ class AWS(World[Call]):
             if error is not None:
                 raise error
             self.watched(self.tick)
+            if (recorded := self._recorded(call)) is not None:
+                return recorded
             if call.service and call.region not in self.opted_in:
                 raise ApiError("AuthFailure" if call.service == "ec2" else "UnrecognizedClientException")
-            return self._dispatch(call, environ)
+            if wrong := self.schema.wrong_request(call):
+                raise aws_schema.refusal_of(call, wrong[0])
+            reply = self._dispatch(call, environ)
+            if reply.status < 400 and (told := self.schema.wrong_reply(call, reply)):
+                self.errors.append(AssertionError(f"the lab's reply to {call.action} is not AWS's: {told[:5]}"))
+            if self.replay is not None:
+                self.replay.did(Asked.by_form(call.action, call.region, call.body.decode()), reply.status)
+            return reply
         except ApiError as refused:
             call.error = refused.code
             return refusal(call, refused)
@@ -293,12 +334,33 @@ class AWS(World[Call]):
             self.errors.append(e)
             return refusal(call, ApiError("InternalError", f"the lab itself failed: {e!r}", 500))
 
+    def _recorded(self, call: Call) -> Reply | None:
+        """The answer of the recording, if it is the one to answer.
+
+        Raises:
+            ApiError: It should have one, and has none.
+        """
+        if self.replay is None:
+            return None
+        try:
+            found = self.replay.answer(Asked.by_form(call.action, call.region, call.body.decode()))
+        except NotRecorded as e:
+            raise ApiError("NotRecorded", str(e)) from e
+        if found is None:
+            return None
+        reply = Reply(found.status, list(found.reply_headers.items()), str(found.reply).encode())
+        call.error = error_code(reply)
+        return reply
+
     def _dispatch(self, call: Call, environ: WSGIEnvironment) -> Reply:
+        if call.service:
+            self.permissions.check(call)
         if call.service == "ec2":
             self.throttle.request(call)
             self.backend(call.region)
             if (blank := self.lag.before(call)) is not None:
                 return answer(call, blank)
+            aws_calls.check_ids(call)
             aws_calls.check_tags(call)
             if call.action == "RunInstances":
                 return run_instances(self, call, environ)
@@ -306,21 +368,27 @@ class AWS(World[Call]):
                 raise ApiError("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
             if (check := aws_calls.CHECKS.get(call.action)) is not None:
                 check(self, call)
-            if (own := aws_calls.ANSWERS.get(call.action)) is not None:
+            own = aws_calls.ANSWERS.get(call.action) or aws_addresses.ANSWERS.get(call.action)
+            if own is not None:
                 return answer(call, own(self, call))
+        body = call.body
+        if call.service == "ec2" and call.action == "CreateTags":  # moto does not know the placement groups
+            if not (others := aws_calls.tag_groups(self, call)):
+                return answer(call, {})
+            body = rewritten(body, {f"ResourceId.{n}": each for n, each in enumerate(others, 1)}, ["ResourceId."])
         shop = aws_shops.ANSWERS.get((call.service, call.action))
         if shop is not None and (call.service != "ssm" or aws_shops.is_public(call)):
             return answer(call, shop(self, call))
         hidden = self._hide(call) if call.action in ("DescribeInstances", "DescribeInstanceStatus") else {}
         try:
-            reply = ask_moto(environ, call.body)
+            reply = ask_moto(environ, body)
         except NotImplementedError as error:
             raise ApiError("InvalidAction", f"The lab's AWS does not know {call.service}:{call.action}.") from error
         finally:
             for reservations, name, reservation in hidden.values():
                 reservations[name] = reservation
         call.error = error_code(reply)
-        return reply
+        return confirmed(call, reply)
 
     def _hide(self, call: Call) -> dict[str, tuple[Any, str, Any]]:
         """Take out reservations that a description does not find yet; whoever asks for one by name is told so."""
@@ -368,6 +436,18 @@ def _tags_of(backend: Any, filters: dict[str, list[str]] | None = None) -> Any:
 TagBackend.describe_tags = _tags_of  # type: ignore[method-assign, unused-ignore]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+_attached = Attachment.__init__
+
+
+def _attached_to_its_card(attachment: Any, nic: Any) -> None:
+    """As moto has it, but with the number of the card, which moto takes for 0."""
+    _attached(attachment, nic)
+    attachment.network_card_index = getattr(nic, "network_card_index", 0)
+
+
+Attachment.__init__ = _attached_to_its_card  # type: ignore[method-assign, unused-ignore]  # pyright: ignore[reportAttributeAccessIssue]
+
+
 class _Ami(Ami):  # type: ignore[misc]  # moto is not looked into
     """An AMI whose snapshot has a size."""
 
@@ -390,6 +470,18 @@ def _ami(backend: Any, image: aws_facts.Image, region: str) -> Any:
     )  # fmt: skip
     made.image = image
     return made
+
+
+def _open_to_the_internet(backend: Any) -> None:
+    """Give the default network what moto leaves out: an internet gateway, and the route to it.
+
+    https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html (read 2026-11-24 in a stored copy).
+    """
+    vpc = backend.get_default_vpc()
+    gateway = backend.create_internet_gateway()
+    backend.attach_internet_gateway(gateway.id, vpc.id)
+    main = backend.describe_route_tables(filters={"vpc-id": vpc.id, "association.main": "true"})
+    backend.create_route(main[0].id, "0.0.0.0/0", gateway_id=gateway.id)
 
 
 class _Handler(WSGIRequestHandler):

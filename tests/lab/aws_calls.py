@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from tests.lab.aws_wire import ApiError, Call
 if TYPE_CHECKING:
     from tests.lab.aws import AWS
 
+_INSTANCE_ID = re.compile(r"i-([0-9a-f]{8}|[0-9a-f]{17})")
 Answer = Callable[["AWS", Call], Mapping[str, Any]]
 
 
@@ -43,11 +45,26 @@ def _rentals(world: AWS, call: Call) -> list[Rental]:
     asked: Sequence[str] = call.params.get("InstanceIds", ())
     if not asked:
         raise ApiError("MissingParameter", "The request must contain the parameter InstanceId")
+    _instances_are_there(world, call, asked)
+    return [world.life.rentals[each] for each in asked]
+
+
+def _instances_are_there(world: AWS, call: Call, ids: Sequence[str]) -> None:
     rentals = world.life.rentals
-    missing = [each for each in asked if each not in rentals or rentals[each].region != call.region]
+    missing = [each for each in ids if each not in rentals or rentals[each].region != call.region]
     if missing:
         raise not_found(missing)
-    return [rentals[each] for each in asked]
+
+
+def check_ids(call: Call) -> None:
+    """Refuse ids that no instance can have, as EC2 does before it looks for them.
+
+    See InvalidInstanceID.Malformed on https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+    (read 2026-11-24).
+    """
+    for each in call.params.get("InstanceIds", ()):
+        if not _INSTANCE_ID.fullmatch(each):
+            raise ApiError("InvalidInstanceID.Malformed", f'Invalid id: "{each}"')
 
 
 def not_found(missing: Sequence[str]) -> ApiError:
@@ -249,6 +266,13 @@ def check_key(world: AWS, call: Call) -> None:
         raise ApiError("InvalidKey.Format", "Key is not in valid OpenSSH public key format")
 
 
+def check_network(world: AWS, call: Call) -> None:
+    """CreateSecurityGroup, in a network that is there."""
+    name = call.params.get("VpcId")
+    if name and name not in world.backend(call.region).vpcs:
+        raise ApiError("InvalidVpcID.NotFound", f"The vpc ID '{name}' does not exist")
+
+
 def check_security_group(world: AWS, call: Call) -> None:
     """DeleteSecurityGroup, of one that is in use."""
     backend = world.backend(call.region)
@@ -317,6 +341,24 @@ def delete_placement_group(world: AWS, call: Call) -> Mapping[str, Any]:
         raise ApiError("InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted.")
     del world.groups[call.region, name]
     return {}
+
+
+def tag_groups(world: AWS, call: Call) -> list[str]:
+    """Set the tags of a CreateTags on those placement groups that it names; the other resources that it names.
+
+    Raises:
+        ApiError: one of its instances is not there; moto says of any resource that its id is not valid.
+    """
+    _instances_are_there(world, call, [each for each in call.params.get("Resources", ()) if each.startswith("i-")])
+    here = {group.id: group for (region, _), group in world.groups.items() if region == call.region}
+    others = []
+    for name in call.params.get("Resources", ()):
+        if group := here.get(name):
+            new = [tag["Key"] for tag in call.params["Tags"]]
+            group.tags = [*(tag for tag in group.tags if tag["Key"] not in new), *call.params["Tags"]]
+        else:
+            others.append(name)
+    return others
 
 
 def _group(call: Call, group: PlacementGroup) -> dict[str, Any]:
@@ -464,6 +506,7 @@ ANSWERS: Mapping[str, Answer] = {
 }
 CHECKS: Mapping[str, Callable[[AWS, Call], None]] = {
     "ImportKeyPair": check_key,
+    "CreateSecurityGroup": check_network,
     "DeleteSecurityGroup": check_security_group,
 }
 """What is looked at before moto is asked."""

@@ -10,6 +10,7 @@ import binascii
 import contextlib
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -62,11 +63,14 @@ def run_instances(world: AWS, call: Call, environ: WSGIEnvironment) -> Reply:
     world.throttle.instances(call, wish.most)
     zone, number = _place(world, wish)
     changes = {"MinCount": str(number), "MaxCount": str(number), "ImageId": wish.image.id(call.region)}
+    without = ["BlockDeviceMapping."]
     if "NetworkInterfaces" in wish.options:
         changes["Placement.AvailabilityZone"] = zone
+        # moto has one interface for each device index, whatever its card: it makes the first one, `_rental` the others.
+        without += [f"NetworkInterface.{number}." for number, _ in _secondary(wish.options)]
     elif not _subnet(wish.options):
         changes["SubnetId"] = world.backend(call.region).get_default_subnets()[zone].id
-    body = rewritten(call.body, changes | _disks(wish), ["BlockDeviceMapping."])
+    body = rewritten(call.body, changes | _disks(wish), without)
     with _corrected(world, wish, zone) as failures:
         reply = ask_moto(environ, body)
     if failures:
@@ -244,33 +248,77 @@ def _check_network(world: AWS, call: Call) -> None:
     if cards and (groups or options.get("SubnetId")):
         text = "Network interfaces and an instance-level security groups may not be specified on the same request"
         raise ApiError("InvalidParameterCombination", text)
-    if len(cards) > 1 and any(card.get("AssociatePublicIpAddress") for card in cards):
-        text = "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces."  # noqa: E501
-        raise ApiError("InvalidParameterCombination", text)
-    for card in cards:
-        _check_card(options.get("InstanceType", "m1.small"), card)
+    if cards:
+        _check_cards(options.get("InstanceType", "m1.small"), cards)
     for group in [*groups, *(group for card in cards for group in card.get("Groups", ()))]:
         if backend.get_security_group_from_id(group) is None:
             raise ApiError("InvalidGroup.NotFound", f"The security group '{group}' does not exist")
 
 
-def _check_card(kind: str, interface: dict[str, Any]) -> None:
-    """Refuse an interface on a network card that the type lacks, or of a kind that this card does not have.
+def _check_cards(kind: str, asked: list[dict[str, Any]]) -> None:
+    """Refuse interfaces that a type cannot have together.
 
-    What cards a type has is what DescribeInstanceTypes says of it (`NetworkCards`, `InterfaceTypes`). That the first
-    card of a type with EFA may be without is in https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+    How many cards and adapters a type has, and what fits on each card, is what DescribeInstanceTypes says of it
+    (`NetworkCards`, `EfaInfo`). The rules are those of
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (read 2026-11-24 in a stored copy): the
+    primary interface is device 0 of card 0, and is not EFA-only. That p6-b300, whose card 0 has no EFA, requires it:
+    https://github.com/aws/aws-parallelcluster/issues/7143. The codes are EC2's; texts without a source are made up.
     """
+    if len(asked) > 1 and any(each.get("AssociatePublicIpAddress") for each in asked):
+        # The words are in https://github.com/skypilot-org/skypilot, sky/provision/aws/instance.py; the rule is in
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/working-with-ip-addresses.html.
+        text = "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces."  # noqa: E501
+        raise ApiError("InvalidParameterCombination", text)
+    places = Counter((int(each.get("NetworkCardIndex", 0)), int(each.get("DeviceIndex", 0))) for each in asked)
+    if (0, 0) not in places:
+        raise ApiError(
+            "InvalidParameterValue", "A primary network interface with device index 0 on card 0 is required."
+        )
+    for (card, device), number in places.items():
+        if number > 1:
+            text = f"Each network interface requires a unique device index: {device} on network card {card} is taken."
+            raise ApiError("InvalidParameterValue", text)
+    for each in asked:
+        _check_card(kind, each)
+    network = (aws_facts.instance_type(kind) or {})["NetworkInfo"]
+    for card in network["NetworkCards"]:
+        number, most = card["NetworkCardIndex"], card["MaximumNetworkInterfaces"]
+        devices = [device for index, device in places if index == number]
+        if len(devices) > most or max(devices, default=0) >= most:
+            text = f"Interface count {len(devices)} exceeds the limit of {most} for network card {number} of {kind}"
+            raise ApiError("AttachmentLimitExceeded", text)
+    adapters = sum(each.get("InterfaceType") in ("efa", "efa-only") for each in asked)
+    if adapters > (most := network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)):
+        raise ApiError(
+            "AttachmentLimitExceeded", f"EFA interface count {adapters} exceeds the limit of {most} for {kind}"
+        )
+
+
+def _check_card(kind: str, interface: dict[str, Any]) -> None:
+    """Refuse an interface on a network card that the type lacks, or of a kind that this card does not have."""
     network = (aws_facts.instance_type(kind) or {})["NetworkInfo"]
     number = int(interface.get("NetworkCardIndex", 0))
     card = next((each for each in network["NetworkCards"] if each["NetworkCardIndex"] == number), None)
     if card is None:
         text = f"The network card index '{number}' is not valid for instance type '{kind}'."
         raise ApiError("InvalidParameterValue", text)
-    if interface.get("InterfaceType", "interface") not in card["InterfaceTypes"]:
-        if number == 0 and not network["EfaSupported"]:
-            raise ApiError("InvalidParameterCombination", f"{kind} instances do not support Elastic Fabric Adapters.")
-        text = f"The network card {number} of {kind} does not support interfaces of type {interface['InterfaceType']}."
+    way = interface.get("InterfaceType", "interface")
+    if way in ("efa", "efa-only") and not network["EfaSupported"]:
+        raise ApiError("InvalidParameterCombination", f"{kind} instances do not support Elastic Fabric Adapters.")
+    if way not in card["InterfaceTypes"]:
+        text = f"The network card {number} of {kind} does not support interfaces of type {way}."
+        raise ApiError("AttachmentLimitExceeded", text)
+    if way == "efa-only" and (number, int(interface.get("DeviceIndex", 0))) == (0, 0):
+        text = "An EFA-only network interface cannot be the primary network interface."
         raise ApiError("InvalidParameterCombination", text)
+
+
+def _secondary(options: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """What is asked for beside the primary interface, with its number in the form of the call."""
+    asked = enumerate(options.get("NetworkInterfaces", ()), 1)
+    return [
+        (number, each) for number, each in asked if (each.get("NetworkCardIndex", 0), each["DeviceIndex"]) != (0, 0)
+    ]
 
 
 def _subnet(options: dict[str, Any]) -> str:
@@ -339,7 +387,7 @@ def _place(world: AWS, wish: Wish) -> tuple[str, int]:
 def _rental(world: AWS, wish: Wish, zone: str, model: Any) -> Rental:
     """What moto has made, with what moto leaves out."""
     call = wish.call
-    public = bool(model.public_ip)
+    public = bool(model.public_ip) and not _secondary(wish.options)
     rental = Rental(
         model, call.region, zone, wish.type, wish.market, wish.image, wish.options, wish.keys, public, wish.reservation
     )
@@ -348,6 +396,7 @@ def _rental(world: AWS, wish: Wish, zone: str, model: Any) -> Rental:
     if not model.security_groups:
         model.security_groups = [world.backend(call.region).get_default_security_group(model.vpc_id)]
     model.metadata_options.http_tokens = "required"
+    _attach(world, wish, model)
     for nic in model.nics.values():
         nic.delete_on_termination = True
     if wish.reservation:
@@ -361,6 +410,29 @@ def _rental(world: AWS, wish: Wish, zone: str, model: Any) -> Rental:
         rental.spot = world.spots[request.id] = request
         model.spot_instance_request_id = request.id
     return rental
+
+
+def _attach(world: AWS, wish: Wish, model: Any) -> None:
+    """The other interfaces of an instance. Those for EFA alone have no address."""
+    backend = world.backend(wish.call.region)
+    for each in wish.options.get("NetworkInterfaces", ())[:1]:
+        model.nics[0].interface_type = each.get("InterfaceType", "interface")
+    tags = {tag["Key"]: tag["Value"] for tag in _tags(wish.options, "network-interface")}
+    for number, each in _secondary(wish.options):
+        subnet = each.get("SubnetId") or model.subnet_id
+        nic = backend.create_network_interface(
+            backend.get_subnet(subnet), None, group_ids=list(each.get("Groups", ())), tags=tags
+        )
+        nic.interface_type = each.get("InterfaceType", "interface")
+        if nic.interface_type == "efa-only":
+            nic.private_ip_address, nic.private_ip_addresses = None, []
+        nic.instance, nic.attachment_id, nic.attach_time = (
+            model,
+            f"eni-attach-0{secrets.token_hex(8)}",
+            model.launch_time,
+        )
+        nic.device_index, nic.network_card_index = int(each["DeviceIndex"]), int(each.get("NetworkCardIndex", 0))
+        model.nics[number] = nic
 
 
 def _tags(options: dict[str, Any], kind: str) -> list[dict[str, str]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from moto.ec2.models.instances import StateReason
 
-from tests.lab import aws_images, aws_metadata
+from tests.lab import aws_addresses, aws_images, aws_metadata
 from tests.lab.aws_facts import Image, Market, family, vcpus
 from tests.lab.machines import Machine
 
@@ -253,6 +253,7 @@ class Life:
             rental.ending.result()
         model, backend = rental.model, self.world.backend(rental.region)
         reason, transition = model.state_reason, model._reason
+        aws_addresses.let_go(self.world, rental)
         model.terminate()
         model.state_reason, model._reason = reason, transition
         for nic in model.nics.values():
@@ -286,8 +287,8 @@ class Life:
             return
         rental.because(reason)
         rental.state = "stopping"
-        for nic in rental.model.nics.values():
-            nic.public_ip = None
+        if rental.public:  # an Elastic IP address stays
+            rental.model.nics[0].public_ip = None
         if rental.machine is not None:
             rental.machine.kill()
         self.later(self.world.delays.stopping, lambda: self._stopped(rental))

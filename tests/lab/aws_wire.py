@@ -6,6 +6,7 @@ checked.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
@@ -110,6 +111,11 @@ class Reply:
 def read(environ: WSGIEnvironment, number: int, at: float) -> Call:
     """A request as a call. Unsigned ones have no service."""
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    if not body and "Action=" in environ.get("QUERY_STRING", ""):
+        # A query in the URL, as libcloud sends it: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/Query-Requests.html
+        body = environ["QUERY_STRING"].encode()
+        environ["REQUEST_METHOD"], environ["QUERY_STRING"] = "POST", ""
+        environ["CONTENT_TYPE"] = "application/x-www-form-urlencoded; charset=utf-8"
     environ["wsgi.input"] = io.BytesIO(body)
     signed = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
     key, region, service = signed.groups() if signed else ("", "", "")
@@ -117,11 +123,30 @@ def read(environ: WSGIEnvironment, number: int, at: float) -> Call:
         params = json.loads(body or b"{}")
         return Call(number, service, target.rpartition(".")[2], region, params, key, at, body=body, target=target)
     form = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+    if counted := _counted_from_one(form):
+        form, body = counted, urlencode(counted).encode()
     action = form.get("Action", f"{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')}")
     call = Call(number, service, action, region, dict(form), key, at, body=body)
     if service == "ec2" and action in _ec2().operation_names:
-        call.params = _ec2_params(action, form)
+        with contextlib.suppress(ValueError):  # a value of a wrong type: the call is refused for that
+            call.params = _ec2_params(action, form)
     return call
+
+
+def _counted_from_one(form: dict[str, str]) -> dict[str, str]:
+    """Return a form whose lists begin at 1, {} if all of them do already.
+
+    libcloud numbers `ResourceId.0` and `Tag.0.Key` in CreateTags (its `ex_create_tags`), and EC2 takes that.
+    """
+    changed: dict[str, str] = {}
+    while lists := {name[: found.start()] for name in form if (found := re.search(r"\.0(?=\.|$)", name))}:
+        prefix = min(lists, key=len)
+        item = re.compile(rf"{re.escape(prefix)}\.(\d+)(.*)")
+        form = changed = {
+            f"{prefix}.{int(found[1]) + 1}{found[2]}" if (found := item.fullmatch(name)) else name: value
+            for name, value in form.items()
+        }
+    return changed
 
 
 @functools.cache
@@ -173,7 +198,8 @@ def _element(name: str, shape: Any, value: Any) -> str:
         case "structure":
             text = "".join(_members(shape, value))
         case "list":
-            text = "".join(_element("item", shape.member, each) for each in value)
+            item = shape.member.serialization.get("name", "member")
+            text = "".join(_element(item, shape.member, each) for each in value)
         case "boolean":
             text = "true" if value else "false"
         case "timestamp":
@@ -227,6 +253,22 @@ def _spelt(body: bytes) -> bytes:
     Clients that look elements up by namespace read empty lists without it, as libcloud does (its `NAMESPACE`).
     """
     return body.replace(f'{EC2[:-2]}"'.encode(), EC2.encode(), 1)
+
+
+def confirmed(call: Call, reply: Reply) -> Reply:
+    """An answer of moto's with EC2's `<return>true</return>`, which moto leaves out.
+
+    EC2 says so for every action that returns nothing else, and where its model has `Return`. libcloud takes its absence
+    for a failure. See https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DeleteSecurityGroup.html and
+    API_CreateTags.html beside it (read 2026-11-24).
+    """
+    if call.service != "ec2" or reply.status != 200 or call.action not in _ec2().operation_names:
+        return reply
+    shape = _ec2().operation_model(call.action).output_shape
+    if b"<return>" in reply.body or (shape and "Return" not in shape.members):
+        return reply
+    end = f"</{call.action}Response>".encode()
+    return Reply(reply.status, reply.headers, reply.body.replace(end, b"<return>true</return>" + end, 1))
 
 
 def rewritten(body: bytes, changes: Mapping[str, str], without: Iterable[str] = ()) -> bytes:

@@ -5,7 +5,8 @@
 Amounts are those of gcp_rates.csv: what its first rows are was solved from the driver's table of machine types, which
 is exact to a millionth for every type; of the last ones, B200's and TPUs' and those of T4, V100, P100 and N1 in the
 Americas on demand were read in public copies of the real catalogue on 2026-11-22, the others are of about that size.
-Among them are SKUs that are no price of a machine that is rented by the hour, in the real one's words.
+Among them are SKUs that are no price of a machine that is rented by the hour, in the real one's words. Each request and
+every reply is checked against Google's discovery document (tests/lab/cloudbilling_v1.json).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.lab.cloud import Cloud, Refused, Rental, Request
+from tests.lab.discovery import Document
+from tests.lab.gcp_iam import Role
 
 RATES = Path(__file__).parent / "gcp_rates.csv"
 COMPUTE, TPU = "6F81-5844-456A", "E000-3F24-B8AA"
@@ -53,7 +56,10 @@ class Billing(Cloud[Rental]):
 
     Attributes:
         page: the most SKUs that a page has.
-        dearer: a factor to all its prices.
+        dearer: a factor to all its prices; changed: factors to those of some rows of gcp_rates.csv, by its `sku`.
+        caller: what a client may do; None: everything. It cannot be seen here which project a request counts toward, as
+            clients show no credentials to this address, so each is taken to name one.
+        document: what the requests and replies were checked against, with its counts.
     """
 
     name: ClassVar[str] = "billing"
@@ -61,6 +67,9 @@ class Billing(Cloud[Rental]):
     def __init__(self, lab: object = None) -> None:
         super().__init__()
         self.page, self.dearer = 150, 1.0
+        self.changed: dict[str, float] = {}
+        self.caller: Role | None = None
+        self.document = Document(Path(__file__).parent / "cloudbilling_v1.json")
         self.routes = {"GET /v1/services/{service}/skus": self._skus}
 
     @property
@@ -77,19 +86,43 @@ class Billing(Cloud[Rental]):
         body = {"error": {"code": 403, "message": text, "status": "PERMISSION_DENIED", "details": [info]}}
         self.fail("GET skus", 403, body, times=None)
 
+    def check(self, request: Request) -> None:
+        """Refuse whoever may not use the project toward which its requests count."""
+        missing = self.caller and self.caller.lacks("cloudbilling.services.skus.list", {"quota project"})
+        if missing:
+            text = (
+                "Caller does not have required permission to use project lab-project. Grant the caller the "
+                f"roles/serviceusage.serviceUsageConsumer role, or a custom role with the {missing} permission, by "
+                "visiting https://console.developers.google.com/iam-admin/iam/project?project=lab-project and then "
+                "retry. Propagation of the new permission may take a few minutes."
+            )
+            info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "USER_PROJECT_DENIED"}
+            body = {"error": {"code": 403, "message": text, "status": "PERMISSION_DENIED", "details": [info]}}
+            raise Refused(403, body)
+
     def _skus(self, request: Request) -> Any:
+        if wrong := self.document.wrong_request("GET", request.path, request.query, request.body or None):
+            text = "\n".join(map(str, wrong))
+            raise Refused(400, {"error": {"code": 400, "message": text, "status": "INVALID_ARGUMENT"}})
         if request.query.get("currencyCode") not in ("USD", None) or "authorization" in request.headers:
             raise Refused(400, {"error": {"code": 400, "message": "this lab has dollars, and no keys", "status": "…"}})
         service = request.by["service"]
-        listed = [each for each in _all(self.dearer) if each["name"].startswith(f"services/{service}/")]
+        listed = [
+            each
+            for each in _all(self.dearer, tuple(self.changed.items()))
+            if each["name"].startswith(f"services/{service}/")
+        ]
         first = int(request.query.get("pageToken") or 0)
         last = first + min(self.page, int(request.query.get("pageSize") or 5000))
-        return {"skus": listed[first:last], "nextPageToken": str(last) if last < len(listed) else ""}
+        page = {"skus": listed[first:last], "nextPageToken": str(last) if last < len(listed) else ""}
+        if wrong := self.document.wrong_reply("GET", request.path, page):
+            raise AssertionError(f"the lab's page of prices is not Google's: {wrong[:3]}")
+        return page
 
 
 @functools.cache
-def _all(dearer: float) -> list[dict[str, Any]]:
-    """What the catalogue lists, so many times as dear as it was."""
+def _all(dearer: float, changed: tuple[tuple[str, float], ...]) -> list[dict[str, Any]]:
+    """What the catalogue lists, so many times as dear as it was, some rows besides."""
     rows = list(csv.DictReader(RATES.read_text().splitlines()))
     everywhere = sorted({region for row in rows for region in row["regions"].split()})
     listed = [_sku(words, group, usage, unit, everywhere, 99.0) for words, group, usage, unit in JUNK]
@@ -98,7 +131,8 @@ def _all(dearer: float) -> list[dict[str, Any]]:
         for market in ("on_demand", "spot"):
             if row[market]:
                 words, group, usage, unit = _told(row["sku"], place, market == "spot")
-                listed.append(_sku(words, group, usage, unit, regions, float(row[market]) * dearer))
+                usd = float(row[market]) * dearer * dict(changed).get(row["sku"], 1.0)
+                listed.append(_sku(words, group, usage, unit, regions, usd))
     return listed
 
 

@@ -15,8 +15,10 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
+from skypool.drivers.recording import Exchange
 from tests.lab import aws_images, gce_records, gce_rules, tpu_wares
 from tests.lab import gce_wares as wares
 from tests.lab.cloud import Answer, Cloud, Refused, Request, Route
@@ -26,7 +28,9 @@ from tests.lab.gce_records import PROJECT as PROJECT
 from tests.lab.gce_rules import Network
 from tests.lab.gce_things import Delays, Failed, Instance, Operation, check_labels, error, fingerprint, refused
 from tests.lab.gce_wire import Wire, absent, invalid, page
+from tests.lab.gcp_iam import Role, acting, permit
 from tests.lab.google_metadata import handler
+from tests.lab.google_replies import THINGS, told, unrecorded
 from tests.lab.machines import Lab, Machine
 
 _HERE = "/compute/v1/projects/{project}"
@@ -49,15 +53,17 @@ class GCE(Cloud[Instance]):
         networks: those of the project, by name; the method `network` adds one.
         quotas: of the project, by metric; one of 0 refuses all that it counts.
         regional: quotas of one region, by (region, metric); those that are missing are 1,000.
+        caller: what who shows no token may do; None: everything.
         ready: whether instances become RUNNING at all.
         unreachable: zones that lists lack, as they say.
         wire: the schema, and how many requests, replies and fields were checked by it.
     """
 
     name: ClassVar[str] = "gce"
+    things: ClassVar[tuple[str, ...]] = THINGS
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        super().__init__(lab)
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
+        super().__init__(lab, recording)
         self.delays, self.ready, self.wire = Delays(), True, Wire()
         self.unreachable: list[str] = []
         self.disks: dict[str, dict[str, Any]] = {}
@@ -69,6 +75,7 @@ class GCE(Cloud[Instance]):
         self.operations: dict[str, Operation] = {}
         self.quotas = {"GPUS_ALL_REGIONS": 16.0, "CPUS_ALL_REGIONS": 256.0}
         self.regional: dict[tuple[str, str], float] = {}
+        self.caller: Role | None = None
         self._requests: dict[str, Operation] = {}
         self._doomed: list[Failed] = []
         self._numbers = itertools.count(1)
@@ -143,12 +150,19 @@ class GCE(Cloud[Instance]):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Cloud TPU is asked here, too, and is not enabled."""
-        return {
+        """Cloud TPU is asked here, too, and is not enabled. With a recording, the catalogue of prices is asked here."""
+        prices = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING": f"{self.url}/"} if self.replay is not None else {}
+        return prices | {
             "GOOGLE_CLOUD_PROJECT": PROJECT,
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{self.url}/compute/v1/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{self.url}/",
         }
+
+    def told(self, found: Exchange) -> Answer:
+        return told(found) if found.method == "gRPC" else super().told(found)
+
+    def unrecorded(self, text: str) -> Refused:
+        return unrecorded(text)
 
     def named(self, request: Request) -> str:
         return self._names.get(request.action, request.action)
@@ -166,6 +180,8 @@ class GCE(Cloud[Instance]):
         if shown and shown not in {each.token for each in self.rentals.values() if each.account}:
             raise refused(401, "authError", "Invalid Credentials")
         self.wire.check(request)
+        if not shown and self.caller is not None:
+            permit(self.caller, PROJECT, request)
 
     def throttled(self, request: Request) -> Refused:
         return refused(403, "rateLimitExceeded", "Quota exceeded for quota metric 'Queries' and limit 'per minute'.")
@@ -180,7 +196,7 @@ class GCE(Cloud[Instance]):
 
     def _result(self, request: Request, error: Exception | None) -> Answer:
         answer = super()._result(request, error)
-        if error is None and not request.path.startswith("/v2/") and self.wire.known(request):
+        if self.replay is None and error is None and not request.path.startswith("/v2/") and self.wire.known(request):
             for wrong in self.wire.wrong_answer(request, answer):
                 self.errors.append(
                     AssertionError(f"the reply to {request.method} {request.path} is not Google's: {wrong}")
@@ -249,7 +265,7 @@ class GCE(Cloud[Instance]):
         if kind.cards and self.quotas["GPUS_ALL_REGIONS"] < len(kind.cards):
             limit = self.quotas["GPUS_ALL_REGIONS"]
             raise refused(403, "quotaExceeded", f"Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: {limit} globally.")
-        failure = self._doomed.pop(0) if self._doomed else None
+        failure = self._doomed.pop(0) if self._doomed else acting(self.caller, told)
         if failure is None and self.room(kind.name, zone, market) < 1:
             failure = Failed(503, "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", NO_ROOM.format(zone=zone))
         target = f"zones/{zone}/instances/{told['name']}"

@@ -60,8 +60,8 @@ class Network:
         """The host's address in here; servers that tests run for machines listen on it."""
         return str(self.net.network_address + 1)
 
-    def attach(self, number: int) -> str:
-        """Make the namespace of machine `number` and connect it; its address."""
+    def take(self) -> str:
+        """Take an address that nobody has; `give_back` ends that."""
         with self._lock:
             hosts = [*range(self._last + 1, 255), *range(10, self._last + 1)]  # an old address comes back late
             free = [host for host in hosts if host not in self._taken]
@@ -69,7 +69,15 @@ class Network:
                 raise RuntimeError("a lab has room for 245 machines at once")
             self._last = free[0]
             self._taken.add(self._last)
-            address = str(self.net.network_address + self._last)
+            return str(self.net.network_address + self._last)
+
+    def give_back(self, address: str) -> None:
+        with self._lock:
+            self._taken.discard(int(address.rpartition(".")[2]))
+
+    def attach(self, number: int) -> str:
+        """Make the namespace of machine `number` and connect it; its address."""
+        address = self.take()
         netns, device = self.netns(number), self.device(number)
         ip(
             f"netns add {netns}",
@@ -87,6 +95,16 @@ class Network:
             netns=netns,
         )
         return address
+
+    def lend(self, number: int, address: str) -> None:
+        """Let machine `number` be reached at an address that was taken, too, until it is destroyed or `unlend`."""
+        ip(f"route replace {address}/32 dev {self.device(number)} src {self.gateway}")
+        ip(f"addr add {address}/32 dev eth0", netns=self.netns(number))
+
+    def unlend(self, number: int, address: str) -> None:
+        """Undo `lend`."""
+        ip(f"route del {address}/32 dev {self.device(number)}")
+        ip(f"addr del {address}/32 dev eth0", netns=self.netns(number))
 
     def netns(self, number: int) -> str:
         return f"{self.tag}-{number}"
@@ -116,8 +134,7 @@ class Network:
         """Remove a machine's namespace and with it its devices."""
         self.mend(number)
         ip(f"netns del {self.netns(number)}")
-        with self._lock:
-            self._taken.discard(int(address.rpartition(".")[2]))
+        self.give_back(address)
 
 
 def remove(tag: str) -> None:

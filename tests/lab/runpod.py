@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from skypool.errors import UnknownAccelerator
 from tests.lab import repository
 from tests.lab.cloud import Answer, Cloud, Refused, Rental, Request
 from tests.lab.machines import Lab, Machine
-from tests.lab.openapi import Document
+from tests.lab.openapi import Checker, Document
 from tests.lab.prices import snapshot
 from tests.lab.relay import Relay
 from tests.lab.runpod_schema import SCHEMA
@@ -55,6 +56,8 @@ TITLES = {
 TROUBLE = ("Something went wrong. Please try again later or contact support.", "INTERNAL_SERVER_ERROR")
 PUBLIC = ("gpuTypes", "cpuFlavors", "dataCenters", "countryCodes")
 """What GraphQL tells without a key."""
+DISK = 0.10
+"""USD for a GB of a container's disk and month: https://docs.runpod.io/pods/storage/types (read 2026-11-23)."""
 MOST_GPUS, MOST_VARIABLES, LONGEST_NAME = 8, 50, 191
 DRIVER = "570.172.08"
 
@@ -65,6 +68,7 @@ class Pod(Rental):
 
     Attributes:
         key: of the API, that may end this pod and nothing else.
+        stopped, ended: since when it stands still, and when it was deleted, on the world's clock.
         bid: USD an hour for a GPU; usd: for all of it.
         runtime: since when its container runs, on the world's clock; None until it does.
         seen_at: when lists begin to have it.
@@ -79,6 +83,8 @@ class Pod(Rental):
     seen_at: float = 0.0
     starts: int = 0
     ending: bool = False
+    stopped: float | None = None
+    ended: float | None = None
 
 
 @dataclass
@@ -98,16 +104,17 @@ class RunPod(Cloud[Pod]):
         volumes: network volumes and their data centres.
         least: (vCPUs, GB) of every machine.
         most_cuda: the newest CUDA that drivers of its machines can do.
-        bad_keys: keys that are not known.
+        bad_keys: keys that are not known; read_only: those that may look and nothing else.
         spoilt: fields of pods, with what is said of them: each time a pod is told of, the last one fails, and is null
             in data that come with that error.
         odd: fields of pods that REST v2 tells otherwise than they are.
     """
 
     name: ClassVar[str] = "runpod"
+    things: ClassVar[tuple[str, ...]] = ("GET /v2/pods*", "GET /v2/network-volumes*")
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        super().__init__(lab)
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
+        super().__init__(lab, recording)
         self.key = "rpa_TESTTESTTESTTEST"
         self.balance = 1000.0
         self.spend_limit: float | None = 10_000.0
@@ -115,6 +122,8 @@ class RunPod(Cloud[Pod]):
         self.delays = Delays()
         self.least, self.most_cuda = (16, 120), (13, 0)
         self.bad_keys: set[str] = set()
+        self.read_only: set[str] = set()
+        self._ever: list[Pod] = []
         self.spoilt: list[tuple[str, str]] = []
         self.odd: dict[str, Any] = {}
         self.prices: dict[tuple[str, str], tuple[float, float | None]] = {}
@@ -123,20 +132,22 @@ class RunPod(Cloud[Pod]):
         for kind, usd in on_demand.items():
             for cloud in ("SECURE", "COMMUNITY"):
                 self.prices[kind, cloud] = usd, spot.get(kind)
-        self.schema = _published()
+        self.schema = published()
         rest = {
             "GET /v2/pods": lambda request: {"pods": [self._v2(each) for each in self._listed()]},
             "POST /v2/pods": self._create,
             "GET /v2/pods/{id}": lambda request: self._v2(self._there(request)),
             "PATCH /v2/pods/{id}": self._patch,
             "DELETE /v2/pods/{id}": self._delete,
+            "GET /v2/billing/pods": self._billing,
             "GET /v2/network-volumes": self._volumes,
             "GET /v2/catalog/gpus": self._catalog_gpus,
             "GET /v2/catalog/cpus": self._catalog_cpus,
             "GET /v2/catalog/datacenters": lambda request: {"dataCenters": [_center(each) for each in CENTERS]},
         }
         self.routes = {"POST /graphql": self._graphql}
-        self.routes |= {route: functools.partial(self._checked, route, do) for route, do in rest.items()}
+        checker = Checker(self.schema, _unfit, self.errors)
+        self.routes |= {route: checker.checked(route, do) for route, do in rest.items()}
         self._asking, self._nobody = "", False
         self._numbers = itertools.count(1)
 
@@ -161,6 +172,7 @@ class RunPod(Cloud[Pod]):
             pod = self.rentals[id]
             machine, relays = pod.machine, list(pod.ports.values())
             pod.machine, pod.ports, pod.state, pod.runtime = None, {}, "EXITED", None
+            pod.stopped = self.clock.now()
         for relay in relays:
             relay.close()
         if machine is not None:
@@ -203,6 +215,8 @@ class RunPod(Cloud[Pod]):
             if request.path != "/graphql":
                 raise _problem(401, "Unauthorized", "Invalid or missing API key.")
             raise Refused(401, {"errors": [{"message": "Unauthorized", "extensions": {"code": "UNAUTHENTICATED"}}]})
+        if key in self.read_only and request.path != "/graphql" and request.method != "GET":
+            raise _problem(403, "Forbidden", "this key may not do that")
         own = f"/v2/pods/{self._asking}"
         if self._asking and request.path != "/graphql" and (request.path, request.method) != (own, "DELETE"):
             raise _problem(403, "Forbidden", "this key may not do that")
@@ -408,6 +422,7 @@ class RunPod(Cloud[Pod]):
             bid=usd, usd=round(usd * asked["gpuCount"], 6), seen_at=now + self.delays.listing,
         )  # fmt: skip
         self.rentals[id] = pod
+        self._ever.append(pod)
         if asked.get("terminateAfter"):
             at = datetime.fromisoformat(asked["terminateAfter"].replace("Z", "+00:00")).timestamp()
             self.later(at - now, lambda: self._terminate(pod))
@@ -479,7 +494,7 @@ class RunPod(Cloud[Pod]):
         pod.ending = True
 
         def over() -> None:
-            pod.living = False
+            pod.living, pod.ended = False, self.clock.now()
             self.rentals.pop(pod.id, None)
 
         if pod.machine is None and not pod.ports:
@@ -488,30 +503,6 @@ class RunPod(Cloud[Pod]):
             self.end(pod, over)
 
     # --- REST v2 ---------------------------------------------------------------------------------------------
-
-    def _checked(self, route: str, do: Callable[[Request], Any], request: Request) -> Any:
-        """An answer to a request that fits the schema; both are looked at.
-
-        Raises:
-            Refused: it does not fit.
-        """
-        method, _, path = route.partition(" ")
-        wrong = self.schema.wrong_request(method, path, request.query, request.body or None)
-        try:
-            if wrong:
-                raise _problem(422, TITLES[422], "Request validation failed.", errors=wrong)
-            answer = do(request)
-        except Refused as e:
-            self._check_reply(method, path, e.status, e.body)
-            raise
-        if not isinstance(answer, Answer):
-            answer = Answer(answer)
-        self._check_reply(method, path, answer.status, answer.body)
-        return answer
-
-    def _check_reply(self, method: str, path: str, status: int, body: Any) -> None:
-        if wrong := self.schema.wrong_reply(method, path, status, body):
-            self.errors.append(AssertionError(f"the lab's reply to {method} {path} is not RunPod's: {wrong}"))
 
     def _there(self, request: Request) -> Pod:
         pod = self.rentals.get(request.by["id"])
@@ -564,6 +555,51 @@ class RunPod(Cloud[Pod]):
         if not pod.survives():
             self._terminate(pod)
         return Answer(None, 204)
+
+    def _billing(self, request: Request) -> dict[str, Any]:
+        """Costs by pod and hour or day; times are widened to whole ones.
+        https://docs.runpod.io/api-reference-v2/billing/get-pod-billing-history (read 2026-11-24)."""
+        query, now = request.query, self.clock.now()
+        size = {"hour": 3600.0, "day": 86400.0}.get(query.get("bucketSize", "day"))
+        if size is None:
+            raise _problem(400, TITLES[400], "the lab bills by the hour and by the day")
+        end = _seconds(query["endTime"]) if "endTime" in query else now
+        start = _seconds(query["startTime"]) if "startTime" in query else end - 30 * 86400
+        if "lastN" in query:
+            start, end = now - (int(query["lastN"]) - 1) * size, now
+        first, last = math.floor(start / size), math.ceil(end / size)
+        records = [
+            {"podId": pod.id, "startTime": _text(n * size), "endTime": _text((n + 1) * size), **amounts}
+            for pod in self._ever if query.get("podId") in (None, pod.id)
+            for n in range(max(first, math.floor(pod.created / size)), min(last, math.floor(now / size) + 1))
+            if (amounts := self._amounts(pod, n * size, (n + 1) * size))
+        ]  # fmt: skip
+        fields = ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")
+        return {
+            "records": records,
+            "metadata": {
+                "query": {
+                    "startTime": _text(first * size), "endTime": _text(last * size),
+                    "bucketSize": query.get("bucketSize", "day"), "podId": query.get("podId"),
+                },
+                "recordCount": len(records), "uniquePodCount": len({each["podId"] for each in records}),
+                "totals": {name: sum(each[name] for each in records) for name in fields},
+            },
+        }  # fmt: skip
+
+    def _amounts(self, pod: Pod, start: float, end: float) -> dict[str, float]:
+        """What a pod costs in a span: its GPUs or CPUs until it stands still, its disk until it is deleted."""
+
+        def hours(until: float | None) -> float:
+            until = self.clock.now() if until is None else until
+            return max(0.0, min(end, until) - max(start, pod.created)) / 3600
+
+        there = hours(pod.ended)
+        runs = min(there, hours(pod.stopped))
+        disk = there * (pod.asked.get("containerDiskInGb") or 0) * DISK / 730
+        kind = "cpuAmount" if pod.kind.startswith("cpu") else "gpuAmount"
+        amounts = {"gpuAmount": 0.0, "cpuAmount": 0.0, "diskAmount": disk, kind: runs * pod.usd}
+        return {**amounts, "totalAmount": sum(amounts.values())} if there else {}
 
     def _v2(self, pod: Pod) -> dict[str, Any]:
         """`createdAt` is the world's time; `ssh` tells of port 22 once it is mapped and public."""
@@ -664,9 +700,13 @@ class RunPod(Cloud[Pod]):
 
 
 @functools.cache
-def _published() -> Document:
+def published() -> Document:
     """The schema of REST v2, read once for all worlds."""
     return Document(Path(__file__).parent / "runpod_v2.json")
+
+
+def _unfit(wrong: list[str]) -> Refused:
+    return _problem(422, TITLES[422], "Request validation failed.", errors=wrong)
 
 
 def _with_stock(query: Mapping[str, str]) -> bool:
@@ -722,6 +762,14 @@ def _command(args: str) -> list[str]:
         return shlex.split(args)
     told = json.loads(args)
     return [*told.get("entrypoint", ()), *told.get("cmd", ())]
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+
+
+def _text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
 
 
 def _tcp(asked: Mapping[str, Any]) -> list[int]:

@@ -4,60 +4,51 @@
         driver = sky.GCP()
 
 What it does and how it refuses is what the API's reference, its client and public threads tell of the real one (read
-2026-11-21). Each host of a slice is a machine of the lab, booted with the startup script of its node, which runs once
+2026-11-24). Each host of a slice is a machine of the lab, booted with the startup script of its node, which runs once
 sshd is up. What is switched off is billed on; a queued resource that failed or was suspended stays until it is deleted.
+Nodes can be made without a queued resource, too. `tpu_wire` has the schema, the errors and the operations.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import secrets
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
-import google.cloud.tpu_v2 as api
-from google.protobuf import json_format
-
 from skypool.accelerators import tables
+from skypool.accelerators.facts import Slice
+from skypool.drivers.recording import Exchange
 from tests.lab import tpu_wares as wares
-from tests.lab.cloud import Cloud, Mortal, Refused, Rental, Request
+from tests.lab.cloud import Answer, Cloud, Mortal, Refused, Rental, Request, Route
+from tests.lab.gcp_iam import NUMBER, Role
 from tests.lab.google_metadata import handler
+from tests.lab.google_replies import THINGS, told, unrecorded
 from tests.lab.machines import Lab, Machine
+from tests.lab.tpu_wire import CODES, TYPE, Operations, Wire, error, info, refused, time_of
 
 PROJECT = "lab-project"
-TYPE = "type.googleapis.com/google.cloud.tpu.v2"
-CODES = {
-    "INVALID_ARGUMENT": (400, 3), "FAILED_PRECONDITION": (400, 9), "UNAUTHENTICATED": (401, 16),
-    "PERMISSION_DENIED": (403, 7), "NOT_FOUND": (404, 5), "ALREADY_EXISTS": (409, 6), "ABORTED": (409, 10),
-    "RESOURCE_EXHAUSTED": (429, 8), "INTERNAL": (500, 13), "UNAVAILABLE": (503, 14),
-}  # fmt: skip
-"""Statuses: of HTTP, and of gRPC."""
 NO_CAPACITY = (
     'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU Nodes are offered '
     "(see https://cloud.google.com/tpu/docs/regions) [EID: 0x5ca1ab1e]"
 )
 NO_QUOTA = "Quota 'TPUV5sPreemptibleLitepodPerProjectPerRegionForTPUAPI' exhausted. Limit 0 in region us-central1."
 DISABLED = "Compute Engine API has not been used in project 1234 before or it is disabled."
-EMPTY = {"@type": "type.googleapis.com/google.protobuf.Empty", "value": {}}
+BAD_TOKEN = (
+    "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other valid "
+    "authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
+)
 ALIVE = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE", "DELETING", "SUSPENDING")
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _HERE = "/v2/projects/{project}/locations/{zone}"
-
-
-def refused(status: str, message: str, *details: Any) -> Refused:
-    return Refused(CODES[status][0], error(status, message, *details))
-
-
-def error(status: str, message: str, *details: Any) -> dict[str, Any]:
-    about = {"code": CODES[status][0], "message": message, "status": status, "details": [*details]}
-    return {"error": about}
 
 
 @dataclass
@@ -87,7 +78,10 @@ class Host(Rental):
 
 @dataclass
 class Queued(Mortal):
-    """A queued resource, with its node once it has one. `state` and `node_state` are as the API calls them."""
+    """A queued resource, with its node once it has one. `state` and `node_state` are as the API calls them.
+
+    `alone`: it is a node that was made without a queued resource. `number` is the node's id.
+    """
 
     zone: str
     id: str
@@ -101,6 +95,8 @@ class Queued(Mortal):
     there: bool = True
     unseen: int = 0
     preempted: bool = False
+    alone: bool = False
+    number: int = field(default_factory=lambda: secrets.randbelow(2**62))
     token: str = field(default_factory=lambda: f"ya29.vm-{secrets.token_hex(12)}")
 
     @property
@@ -127,37 +123,53 @@ class TPU(Cloud[Host]):
     """One project. See `Cloud`; actions are "POST queuedResources", "GET queuedResource", "PATCH node", …
 
     Attributes:
+        caller: what who shows no token may do; None: everything.
+        quotas: the most slices that there may be of a generation and a market, such as ("v5p", "spot").
         waits: whether what there is no room for waits for it, instead of failing.
         ready: whether nodes become so at all.
         unreachable: zones that lists lack, as they say.
+        late: whether what is wrong with a node is found only after its queued resource was accepted.
+        retired, newer: types and runtime versions that no zone has any more; types that all zones have besides.
     """
 
     name: ClassVar[str] = "tpu"
+    things: ClassVar[tuple[str, ...]] = THINGS
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        super().__init__(lab)
-        self.delays, self.waits, self.ready = Delays(), False, True
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
+        super().__init__(lab, recording)
+        self.delays, self.waits, self.ready, self.late = Delays(), False, True, False
+        self.caller: Role | None = None
+        self.quotas: dict[tuple[str, str], int] = {}
+        self.wire = Wire()
         self.queued: dict[tuple[str, str], Queued] = {}
-        self.operations: dict[str, dict[str, Any]] = {}
+        self.operations = Operations(PROJECT)
         self.unreachable: list[str] = []
+        self.retired: set[str] = set()
+        self.newer: list[str] = []
         self._requests: dict[str, str] = {}
         self._doomed: list[tuple[str, str, str]] = []
         self._numbers = itertools.count(1)
         table = self._table()
-        self.routes = {route: do for route, _, do in table}
+        self.routes = {route: partial(self._checked, do) for route, _, do in table}
         self._names = {route: name for route, name, _ in table}
 
     def _table(self) -> list[tuple[str, str, Callable[[Request], Any]]]:
         queued, nodes = f"{_HERE}/queuedResources", f"{_HERE}/nodes"
+        types, runtimes = f"{_HERE}/acceleratorTypes", f"{_HERE}/runtimeVersions"
         return [
             ("GET /v2/projects/{project}/locations", "GET locations", self._locations),
-            (f"GET {_HERE}/acceleratorTypes", "GET acceleratorTypes", self._types),
-            (f"GET {_HERE}/runtimeVersions", "GET runtimeVersions", self._runtimes),
+            (f"GET {_HERE}", "GET location", lambda r: _location(self._zone(r))),
+            (f"GET {types}", "GET acceleratorTypes", lambda r: self._paged(r, self._types(self._zone(r)))),
+            (f"GET {types}/{{id}}", "GET acceleratorType", lambda r: self._one(r, self._types(self._zone(r)))),
+            (f"GET {runtimes}", "GET runtimeVersions", lambda r: self._paged(r, self._runtimes(self._zone(r)))),
+            (f"GET {runtimes}/{{id}}", "GET runtimeVersion", lambda r: self._one(r, self._runtimes(self._zone(r)))),
+            (f"GET {_HERE}/operations", "GET operations", self._list_operations),
             (f"GET {_HERE}/operations/{{id}}", "GET operation", self._operation),
             (f"POST {queued}", "POST queuedResources", self._queue),
             (f"GET {queued}", "GET queuedResources", self._list_queued),
             (f"GET {queued}/{{id}}", "GET queuedResource", lambda r: self._shown(self._known(r))),
             (f"DELETE {queued}/{{id}}", "DELETE queuedResource", self._delete),
+            (f"POST {nodes}", "POST nodes", self._create_node),
             (f"GET {nodes}", "GET nodes", self._list_nodes),
             (f"GET {nodes}/{{id}}", "GET node", lambda r: self._shown_node(self._known_node(r))),
             (f"PATCH {nodes}/{{id}}", "PATCH node", self._update),
@@ -166,12 +178,19 @@ class TPU(Cloud[Host]):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Compute Engine is asked here, too, and is not enabled."""
-        return {
+        """Compute Engine is asked here, too, and is not enabled. With a recording, so is the catalogue of prices."""
+        prices = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING": f"{self.url}/"} if self.replay is not None else {}
+        return prices | {
             "GOOGLE_CLOUD_PROJECT": PROJECT,
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{self.url}/compute/v1/",
         }
+
+    def told(self, found: Exchange) -> Answer:
+        return told(found) if found.method == "gRPC" else super().told(found)
+
+    def unrecorded(self, text: str) -> Refused:
+        return unrecorded(text)
 
     def named(self, request: Request) -> str:
         return self._names.get(request.action, request.action)
@@ -179,16 +198,51 @@ class TPU(Cloud[Host]):
     def check(self, request: Request) -> None:
         """Who shows no token is a client of the lab; the token of a machine is good as long as its slice is there."""
         if request.path.startswith("/compute/"):
-            info = {
-                "@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED",
-                "domain": "googleapis.com", "metadata": {"service": "compute.googleapis.com"},
-            }  # fmt: skip
-            body = error("PERMISSION_DENIED", DISABLED, info)
+            body = error("PERMISSION_DENIED", DISABLED, info("SERVICE_DISABLED", service="compute.googleapis.com"))
             body["error"]["errors"] = [{"reason": "accessNotConfigured", "message": DISABLED, "domain": "usageLimits"}]
             raise Refused(403, body)
+        method = self.wire.method(request)
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
         if shown and shown not in {each.token for each in self.queued.values() if _account(each)}:
-            raise refused("UNAUTHENTICATED", "Request had invalid authentication credentials.")
+            raise refused("UNAUTHENTICATED", BAD_TOKEN, info("ACCESS_TOKEN_TYPE_UNSUPPORTED", method=method))
+        if not shown and self.caller is not None:
+            self._permit(self.caller, method, request)
+
+    def _permit(self, role: Role, method: str, request: Request) -> None:
+        """Refuse what a role does not let do.
+
+        The words are those of https://github.com/tensorflow/tpu/issues/296, the detail is that of another API of
+        Google: https://github.com/GoogleCloudPlatform/t5x-on-vertex-ai/issues/5. What Cloud TPU says of an account
+        that may not be used is not known: these words are Cloud Run's,
+        https://github.com/dora-team/fourkeys/issues/459 (all read 2026-11-24).
+        """
+        told = request.body if isinstance(request.body, dict) else {}
+        specs = told.get("tpu", {}).get("nodeSpec", [{}])
+        node = specs[0].get("node", {}) if "tpu" in told else told
+        account = node.get("serviceAccount", {}).get("email") or f"{NUMBER}-compute@developer.gserviceaccount.com"
+        resource = request.path.removeprefix("/v2/")
+        missing = role.lacks(method, {"service account"}, account)
+        if missing == "iam.serviceAccounts.actAs":
+            resource = f"projects/-/serviceAccounts/{account}"
+            text = f"Permission '{missing}' denied on service account {account} (or it may not exist)."
+        else:
+            text = f"Permission '{missing}' denied on '{resource}'"
+        if missing:
+            detail = info("IAM_PERMISSION_DENIED", "tpu.googleapis.com", permission=missing, resource=resource)
+            raise refused("PERMISSION_DENIED", text, detail)
+
+    def _route(self, request: Request) -> Route:
+        """The API has more methods than the lab."""
+        try:
+            return super()._route(request)
+        except Refused as e:
+            text = f"the lab's Cloud TPU does not do {request.method} {request.path}"
+            raise refused("UNIMPLEMENTED", text) from e
+
+    def _checked(self, do: Callable[[Request], Any], request: Request) -> Any:
+        """A reply to a request; both are looked at."""
+        request.body = self.wire.read(request)
+        return self.wire.written(request, do(request))
 
     def throttled(self, request: Request) -> Refused:
         return refused("RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'Create requests' and limit 'per minute'")
@@ -200,7 +254,8 @@ class TPU(Cloud[Host]):
         with self.lock:
             self.tick()
             hosts = sum(len(each.hosts) for each in self.queued.values() if each.state in ALIVE)
-            return {"instances": hosts, "queued resources": len(self.queued)}
+            waiting = sum(not each.alone for each in self.queued.values())
+            return {"instances": hosts, "queued resources": waiting}
 
     def room(self, kind: str, place: str, market: str) -> float:
         """How many more slices there can be."""
@@ -270,41 +325,69 @@ class TPU(Cloud[Host]):
     # --- queued resources ------------------------------------------------------------------------------------
 
     def _queue(self, request: Request) -> Any:
-        zone, id = request.by["zone"], request.query.get("queuedResourceId", "")
-        if (known := self._requests.get(request.query.get("requestId", ""))) is not None:
-            return self.operations[known]
-        told = _parsed(api.QueuedResource, request.body)
-        self._check(zone, id, told)
+        zone, id = self._zone(request), request.query.get("queuedResourceId", "")
+        if (asked := request.query.get("requestId", "")) and not _UUID.fullmatch(asked):
+            raise refused("INVALID_ARGUMENT", f"Invalid request id {asked!r}: it must be a UUID")
+        if (known := self._requests.get(asked)) is not None:
+            return self.operations.there[known]
+        told = request.body
+        fault = self._fault_of(zone, id, told)
+        if fault is not None and not self.late:
+            raise fault
         if (zone, id) in self.queued:
             raise refused(
                 "ALREADY_EXISTS", f"Resource 'projects/{PROJECT}/locations/{zone}/queuedResources/{id}' exists"
             )
-        doom = self._doomed.pop(0) if self._doomed else ("", "", "")
+        if fault is not None:
+            doom = "failed", fault.body["error"]["status"], fault.body["error"]["message"]
+        else:
+            doom = self._doomed.pop(0) if self._doomed else self._over_quota(told)
         made = Queued(zone, id, told, self.clock.now(), unseen=self.delays.unseen)
         made.labels = dict(made.node.get("labels", {}))
-        if doom[0] != "operation":
-            self.queued[zone, id] = made
-            self._hosts(made)
-            self.later(self.delays.accepted, lambda: self._looked_at(made, doom))
         operation = self._begun(zone, f"queuedResources/{id}", "create")
         if doom[0] == "operation":
             fault = {"code": CODES[doom[1]][1], "message": doom[2].format(zone=zone)}
-            self.later(self.delays.accepted, lambda: operation.update(done=True, error=fault))
+            self.later(self.delays.accepted, lambda: self._ended(operation, error=fault))
         else:
-            about = {"@type": f"{TYPE}.QueuedResource", "name": self._path(zone, "queuedResources", id)}
-            self.later(self.delays.accepted, lambda: operation.update(done=True, response=about))
-        if asked := request.query.get("requestId"):
-            uuid.UUID(asked)
+            self.queued[zone, id] = made
+            self._hosts(made)
+            self.later(self.delays.accepted, lambda: self._looked_at(made, doom))
+            self.later(self.delays.accepted, lambda: self._ended(operation, response=self._of_queued(made)))
+        if asked:
             self._requests[asked] = operation["name"]
         return operation
+
+    def _fault_of(self, zone: str, id: str, told: dict[str, Any]) -> Refused | None:
+        """What the API has against a queued resource, if anything."""
+        try:
+            self._check(zone, id, told)
+        except Refused as e:
+            return e
+        return None
+
+    def _over_quota(self, told: dict[str, Any]) -> tuple[str, str, str]:
+        """How a request fails that exceeds a quota; no words for one that does not."""
+        market = "spot" if "spot" in told else "on-demand"
+        kind = tables.slices()[told["tpu"]["nodeSpec"][0]["node"]["acceleratorType"]]
+        there = [each for each in self.queued.values() if each.market == market]
+        taken = sum(tables.slices()[each.kind].generation == kind.generation for each in there)
+        full = taken >= self.quotas.get((kind.generation, market), taken + 1)
+        return ("failed", "RESOURCE_EXHAUSTED", NO_QUOTA) if full else ("", "", "")
 
     def _check(self, zone: str, id: str, told: dict[str, Any]) -> None:
         specs = told.get("tpu", {}).get("nodeSpec", [])
         if not _ID.fullmatch(id) or len(specs) != 1 or specs[0].get("parent") != f"projects/{PROJECT}/locations/{zone}":
             raise refused("INVALID_ARGUMENT", f"Invalid queued resource {id!r}: one node in its own location is needed")
-        node, asked = specs[0].get("node", {}), specs[0]
-        if not _ID.fullmatch(asked.get("nodeId", "")):
+        if "guaranteed" in told and "spot" in told:
+            raise refused("INVALID_ARGUMENT", "A queued resource is guaranteed or spot")
+        self._check_node(zone, specs[0].get("nodeId", ""), specs[0].get("node", {}))
+
+    def _check_node(self, zone: str, id: str, node: dict[str, Any]) -> None:
+        """Refuse what is no node. Limits are those of the reference of `Node` in the discovery document."""
+        if not _ID.fullmatch(id):
             raise refused("INVALID_ARGUMENT", "Invalid node id")
+        if "acceleratorType" in node and "acceleratorConfig" in node:
+            raise refused("INVALID_ARGUMENT", "A node has an accelerator type or an accelerator config")
         kind = next((each for each in wares.types(zone) if each.type == node.get("acceleratorType")), None)
         if kind is None:
             raise refused(
@@ -312,16 +395,19 @@ class TPU(Cloud[Host]):
             )
         if node.get("runtimeVersion") != wares.RUNTIMES[kind.generation]:
             raise refused("INVALID_ARGUMENT", f"Runtime version {node.get('runtimeVersion')} is not for {kind.type}.")
+        if "networkConfig" in node and "networkConfigs" in node:
+            raise refused("INVALID_ARGUMENT", "A node has a network config or several network configs")
+        if len(node.get("description", "")) > 512:
+            raise refused("INVALID_ARGUMENT", "A description has at most 512 characters")
         labels = node.get("labels", {})
         if len(labels) > 64 or any(not _LABEL.fullmatch(k) or not _VALUE.fullmatch(v) for k, v in labels.items()):
             raise refused("INVALID_ARGUMENT", f"Invalid labels {labels}")
         if sum(map(len, node.get("metadata", {}).values())) > 512 * 1024:
             raise refused("INVALID_ARGUMENT", "Metadata is larger than 512 KiB")
-        if "guaranteed" in told and "spot" in told:
-            raise refused("INVALID_ARGUMENT", "A queued resource is guaranteed or spot")
 
     def _hosts(self, queued: Queued) -> None:
-        for number in range(tables.slices()[queued.kind].vms):
+        hosts = tables.slices()[queued.kind].vms if queued.kind in tables.slices() else 0
+        for number in range(hosts):
             host = Host(
                 f"{queued.id}-w-{number}", "host", queued.zone, queued.market, queued.created,
                 slice=queued.id, number=number,
@@ -414,7 +500,7 @@ class TPU(Cloud[Host]):
     def _end_of(self, queued: Queued, what: str) -> dict[str, Any]:
         operation = self._begun(queued.zone, what, "delete")
         if queued.survives():
-            operation.update(done=True, response=EMPTY)
+            self._ended(operation)
             return operation
         queued.state, queued.node_state = "DELETING", "DELETING" if queued.node_state else ""
         queued.there = False
@@ -422,7 +508,7 @@ class TPU(Cloud[Host]):
 
         def gone() -> None:
             self._gone(queued)
-            operation.update(done=True, response=EMPTY)
+            self._ended(operation)
 
         self.later(self.delays.deleting, gone)
         return operation
@@ -441,17 +527,56 @@ class TPU(Cloud[Host]):
             host.living = False
 
     def _shown(self, queued: Queued) -> dict[str, Any]:
-        state: dict[str, Any] = {"state": api.QueuedResourceState.State[queued.state].value}
+        state: dict[str, Any] = {"state": queued.state, "stateInitiator": "SERVICE"}
         if queued.failure is not None:
             state["failedData"] = {"error": queued.failure}
         node = {key: each for key, each in queued.node.items() if key != "metadata"}
         spec = {**queued.told["tpu"]["nodeSpec"][0], "node": {**node, "labels": queued.labels}}
         return {
             **queued.told, "name": self._path(queued.zone, "queuedResources", queued.id), "tpu": {"nodeSpec": [spec]},
-            "state": state, "createTime": _time(queued.created),
+            "state": state, "createTime": time_of(queued.created),
         }  # fmt: skip
 
+    def _of_queued(self, queued: Queued) -> dict[str, Any]:
+        """As the result of an operation."""
+        return {"@type": f"{TYPE}.QueuedResource", **self._shown(queued)}
+
     # --- nodes -----------------------------------------------------------------------------------------------
+
+    def _create_node(self, request: Request) -> Any:
+        """A node without a queued resource: it is made at once, or its operation fails."""
+        zone, id, node = self._zone(request), request.query.get("nodeId", ""), request.body
+        self._check_node(zone, id, node)
+        if any(each.zone == zone and self._node_id(each) == id for each in self.queued.values()):
+            raise refused("ALREADY_EXISTS", f"Resource '{self._path(zone, 'nodes', id)}' exists")
+        spec = {"parent": f"projects/{PROJECT}/locations/{zone}", "nodeId": id, "node": node}
+        plan = node.get("schedulingConfig", {})
+        spot: dict[str, Any] = {"spot": {}} if plan.get("spot") or plan.get("preemptible") else {}
+        made = Queued(zone, id, {"tpu": {"nodeSpec": [spec]}, **spot}, self.clock.now(), "PROVISIONING", alone=True)
+        made.labels, made.node_state = dict(node.get("labels", {})), "CREATING"
+        doom = self._doomed.pop(0) if self._doomed else self._over_quota(made.told)
+        if not doom[0] and self.room(made.kind, zone, made.market) < 1:
+            doom = "failed", "RESOURCE_EXHAUSTED", NO_CAPACITY
+        operation = self._begun(zone, f"nodes/{id}", "create")
+        if doom[0]:
+            fault = {"code": CODES[doom[1]][1], "message": doom[2].format(zone=zone)}
+            self.later(self.delays.accepted, lambda: self._ended(operation, error=fault))
+            return operation
+        self.queued[zone, id] = made
+        self._hosts(made)
+        self._boot(made)
+
+        def look() -> None:
+            if made.state == "PROVISIONING" and made.there:
+                self.later(self.delays.accepted, look)
+            elif made.node_state == "READY":
+                self._ended(operation, response=self._of_node(made))
+            else:
+                fault = made.failure or {"code": CODES["ABORTED"][1], "message": f"node {id} was deleted"}
+                self._ended(operation, error=fault)
+
+        look()
+        return operation
 
     def _shown_node(self, queued: Queued) -> dict[str, Any]:
         ends = [
@@ -459,11 +584,19 @@ class TPU(Cloud[Host]):
             for host in queued.hosts
             if host.ip
         ]
+        of = {} if queued.alone else {"queuedResource": self._path(queued.zone, "queuedResources", queued.id)}
+        account = queued.node.get("serviceAccount", {})
+        email = account.get("email") or f"{NUMBER}-compute@developer.gserviceaccount.com"
         return {
             **queued.node, "name": self._path(queued.zone, "nodes", self._node_id(queued)), "labels": queued.labels,
-            "state": api.Node.State[queued.node_state].value, "health": 1, "createTime": _time(queued.created),
-            "networkEndpoints": ends, "queuedResource": self._path(queued.zone, "queuedResources", queued.id),
+            "state": queued.node_state, "health": "HEALTHY", "createTime": time_of(queued.created),
+            "networkEndpoints": ends, "id": str(queued.number), "apiVersion": "V2",
+            "serviceAccount": {**account, "email": email}, **of,
         }  # fmt: skip
+
+    def _of_node(self, queued: Queued) -> dict[str, Any]:
+        """As the result of an operation."""
+        return {"@type": f"{TYPE}.Node", **self._shown_node(queued)}
 
     @staticmethod
     def _node_id(queued: Queued) -> str:
@@ -471,32 +604,34 @@ class TPU(Cloud[Host]):
 
     def _update(self, request: Request) -> Any:
         queued = self._known_node(request)
-        told = _parsed(api.Node, request.body)
         if request.query.get("updateMask") != "labels":
             raise refused("INVALID_ARGUMENT", f"the lab does not update {request.query.get('updateMask')}")
         if queued.node_state != "READY":
             raise refused("FAILED_PRECONDITION", f"node {queued.id} is in state {queued.node_state}")
-        queued.labels = dict(told.get("labels", {}))
+        queued.labels = dict(request.body.get("labels", {}))
         operation = self._begun(queued.zone, f"nodes/{queued.id}", "update")
-        return operation | {"done": True, "response": {"@type": f"{TYPE}.Node", **self._shown_node(queued)}}
+        self._ended(operation, response=self._of_node(queued))
+        return operation
 
     def _delete_node(self, request: Request) -> Any:
         """The queued resource stays, suspended."""
         queued = self._known_node(request)
+        if queued.alone:
+            return self._end_of(queued, f"nodes/{queued.id}")
         operation = self._begun(queued.zone, f"nodes/{queued.id}", "delete")
         queued.node_state, queued.state = "DELETING", "SUSPENDING"
         self._switch_off(queued)
 
         def gone() -> None:
             queued.node_state, queued.state = "", "SUSPENDED"
-            operation.update(done=True, response=EMPTY)
+            self._ended(operation)
 
         self.later(self.delays.deleting, gone)
         return operation
 
     def _known(self, request: Request) -> Queued:
         found = self.queued.get((request.by["zone"], request.by["id"]))
-        if found is None:
+        if found is None or found.alone:
             path = self._path(request.by["zone"], "queuedResources", request.by["id"])
             raise refused("NOT_FOUND", f"Resource '{path}' was not found")
         return found
@@ -512,45 +647,53 @@ class TPU(Cloud[Host]):
 
     def _list_queued(self, request: Request) -> Any:
         shown = []
-        for each in self._in(request.by["zone"]):
+        for each in (each for each in self._in(request.by["zone"]) if not each.alone):
             each.unseen -= each.unseen > 0
             if not each.unseen:
                 shown.append(self._shown(each))
-        return self._paged(request, "queuedResources", shown)
+        return self._paged(request, shown)
 
     def _list_nodes(self, request: Request) -> Any:
         shown = [self._shown_node(each) for each in self._in(request.by["zone"]) if each.node_state]
-        return self._paged(request, "nodes", shown)
+        return self._paged(request, shown)
 
     def _in(self, zone: str) -> list[Queued]:
         there = [each for each in self.queued.values() if zone in ("-", each.zone)]
         return [each for each in there if each.zone not in self.unreachable]
 
-    def _paged(self, request: Request, name: str, items: list[dict[str, Any]]) -> dict[str, Any]:
-        first, size = int(request.query.get("pageToken") or 0), int(request.query.get("pageSize") or 50)
+    def _paged(self, request: Request, items: list[dict[str, Any]]) -> dict[str, Any]:
+        name = request.path.rpartition("/")[2]
+        token, size = request.query.get("pageToken") or "0", int(request.query.get("pageSize") or 50)
+        if not token.isdigit():
+            raise refused("INVALID_ARGUMENT", f"Invalid page token {token!r}")
+        first = int(token)
         page: dict[str, Any] = {name: items[first : first + size]}
-        page |= {"unreachable": self.unreachable} if name != "locations" else {}
+        page |= {"unreachable": self.unreachable} if name not in ("locations", "operations") else {}
         return page | ({"nextPageToken": str(first + size)} if first + size < len(items) else {})
 
     def _locations(self, request: Request) -> Any:
-        there = [{"name": f"projects/{PROJECT}/locations/{zone}", "locationId": zone} for zone in wares.zones()]
-        return self._paged(request, "locations", there)
+        return self._paged(request, [_location(zone) for zone in wares.zones()])
 
-    def _types(self, request: Request) -> Any:
-        zone = self._zone(request)
-        listed = [
+    def _types(self, zone: str) -> list[dict[str, Any]]:
+        return [
             {
                 "name": self._path(zone, "acceleratorTypes", each.type), "type": each.type,
-                "acceleratorConfigs": [{"topology": each.topology}] if each.topology else [],
+                "acceleratorConfigs": [{"type": _family(each), "topology": each.topology}] if each.topology else [],
             }
-            for each in wares.types(zone)
-        ]  # fmt: skip
-        return self._paged(request, "acceleratorTypes", listed)
+            for each in wares.types(zone) if each.type not in self.retired
+        ] + [{"name": self._path(zone, "acceleratorTypes", each), "type": each} for each in self.newer]  # fmt: skip
 
-    def _runtimes(self, request: Request) -> Any:
-        zone = self._zone(request)
-        listed = [{"name": self._path(zone, "runtimeVersions", each), "version": each} for each in wares.runtimes(zone)]
-        return self._paged(request, "runtimeVersions", listed)
+    def _runtimes(self, zone: str) -> list[dict[str, Any]]:
+        there = [each for each in wares.runtimes(zone) if each not in self.retired]
+        return [{"name": self._path(zone, "runtimeVersions", each), "version": each} for each in there]
+
+    def _one(self, request: Request, listed: list[dict[str, Any]]) -> dict[str, Any]:
+        """That of a list which a request names."""
+        name = request.path.removeprefix("/v2/")
+        for each in listed:
+            if each["name"] == name:
+                return each
+        raise refused("NOT_FOUND", f"Resource '{name}' was not found")
 
     def _zone(self, request: Request) -> str:
         """Unknown ones are told of as those that the project may not use."""
@@ -559,17 +702,22 @@ class TPU(Cloud[Host]):
         return zone
 
     def _begun(self, zone: str, target: str, verb: str) -> dict[str, Any]:
-        name = f"projects/{PROJECT}/locations/{zone}/operations/operation-{next(self._numbers)}-{secrets.token_hex(6)}"
-        about = {"@type": f"{TYPE}.OperationMetadata", "createTime": _time(self.clock.now()), "verb": verb}
-        operation = {"name": name, "metadata": about | {"target": f"projects/{PROJECT}/locations/{zone}/{target}"}}
-        self.operations[name] = operation
-        return operation
+        return self.operations.begin(zone, target, verb, self.clock.now())
+
+    def _ended(self, operation: dict[str, Any], **result: Any) -> None:
+        """An operation is over, with a `response` or an `error`; without either as one that deletes."""
+        self.operations.end(operation, self.clock.now(), **result)
 
     def _operation(self, request: Request) -> Any:
         name = self._path(request.by["zone"], "operations", request.by["id"])
-        if name not in self.operations:
+        if name not in self.operations.there:
             raise refused("NOT_FOUND", f"Operation '{name}' was not found")
-        return self.operations[name]
+        return self.operations.there[name]
+
+    def _list_operations(self, request: Request) -> Any:
+        at = self._path(self._zone(request), "operations", "")
+        listed = [each for name, each in self.operations.there.items() if name.startswith(at)]
+        return self._paged(request, listed)
 
     @staticmethod
     def _path(zone: str, kind: str, id: str) -> str:
@@ -581,15 +729,10 @@ def _account(queued: Queued) -> str:
     return str(queued.node.get("serviceAccount", {}).get("email", ""))
 
 
-def _parsed(kind: Any, body: Any) -> dict[str, Any]:
-    """A message as JSON, in the API's own spelling, with names for enums; what it does not know is refused."""
-    try:
-        message = json_format.Parse(json.dumps(body or {}), kind.pb()())
-    except json_format.ParseError as e:
-        raise refused("INVALID_ARGUMENT", f"Invalid JSON payload received. {e}") from e
-    made: dict[str, Any] = json_format.MessageToDict(message)
-    return made
+def _family(slice: Slice) -> str:
+    """A generation as `AcceleratorConfig.Type` calls it."""
+    return {"v5e": "V5LITE_POD"}.get(slice.generation, slice.generation.upper())
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+def _location(zone: str) -> dict[str, Any]:
+    return {"name": f"projects/{PROJECT}/locations/{zone}", "locationId": zone}

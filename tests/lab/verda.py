@@ -5,21 +5,26 @@
 
 What it does and how it refuses is what public code and threads tell of the real one (read 2026-11-21). Instances are
 machines of the lab, booted with their startup script, which runs once sshd is up; what is switched off is billed on.
+Requests and replies are checked against the types of Verda's own SDKs (tests/lab/verda_schema.py).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.lab import verda_wares as wares
-from tests.lab.cloud import Answer, Cloud, Refused, Rental, Request
+from tests.lab.cloud import Answer, Cloud, Refused, Rental, Request, Route
 from tests.lab.machines import Lab, Machine
+from tests.lab.openapi import Checker, Document
+from tests.lab.verda_extras import Clusters, Serverless
+from tests.lab.verda_schema import DOCUMENT
 
 ID, SECRET = "lab-client-0123456789", "lab-secret-abcdefghij"
 TOKEN_SECONDS = 3600.0
@@ -30,6 +35,9 @@ WORDS = {
 }  # fmt: skip
 """The codes of errors, with their status."""
 GONE = ("discontinued", "no_capacity")
+PERIOD = 600.0
+"""Seconds for which the balance is charged in advance."""
+SCHEMA = Document(DOCUMENT)
 
 
 def refused(code: str, message: str) -> Refused:
@@ -55,7 +63,7 @@ class Delays:
 @dataclass
 class Volume:
     """One volume; `instance` has it, "" where none does. What is in the trash is not billed. `kind`: its type, such as
-    "NVMe_Local_Storage" where it is built into the machine.
+    "NVMe_Local_Storage" where it is built into the machine. `created`: on the world's clock.
     """
 
     id: str
@@ -67,33 +75,44 @@ class Volume:
     discontinued: str = "keep_detached"
     trashed: bool = False
     kind: str = "NVMe"
+    created: float = 0.0
 
 
 @dataclass
 class VerdaRental(Rental):
-    """One instance; `told` is what was asked for. `living`: it is billed."""
+    """One instance; `told` is what was asked for. `living`: it is billed.
+
+    Attributes:
+        usd: its price an hour.
+        ended: when it was no longer billed; None while it is.
+    """
 
     told: dict[str, Any] = field(default_factory=dict[str, Any])
     tags: dict[str, str] = field(default_factory=dict[str, str])
     ip: str | None = None
     unseen: int = 0
     sold_out: bool = False
+    usd: float = 0.0
+    ended: float | None = None
 
 
 class Verda(Cloud[VerdaRental]):
     """One account. See `Cloud`; actions are "GET /instances", "POST /oauth2/token", without the "/v1".
 
     Attributes:
-        balance: USD that are left; without any nothing can be deployed.
+        balance: USD before anything is charged; where none is left, nothing can be deployed.
         volumes, keys, scripts: what there is, by id.
         quoted: whether ids come as JSON strings, as some of its servers write them.
         built_in: GB of a disk that comes with each machine, beside that which is asked for; 0: none.
     """
 
     name: ClassVar[str] = "verda"
+    things: ClassVar[tuple[str, ...]] = tuple(
+        f"GET /v1/{each}*" for each in ("instances", "volumes", "ssh", "scripts", "balance")
+    )
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        super().__init__(lab)
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
+        super().__init__(lab, recording)
         self.balance, self.delays, self.quoted, self.built_in = 100.0, Delays(), False, 0
         self.volumes: dict[str, Volume] = {}
         self.keys: dict[str, dict[str, str]] = {}
@@ -101,42 +120,55 @@ class Verda(Cloud[VerdaRental]):
         self.prices: dict[tuple[str, str], str] = {}
         self._tokens: dict[str, float] = {}
         self._refresh: dict[str, float] = {}
+        self.clusters, self.serverless = Clusters(self), Serverless()
+        self._paid: list[VerdaRental] = []
         self._doomed, self._numbers = 0, itertools.count(1)
         self.capacity(0)
         for row in wares.rows():
             if row["region"] != "unknown":
                 self.capacity(None, row["instance_type"], row["region"])
-        self.routes = {f"{method} /v1{path}": do for method, path, do in self._table()}
-        keys = {route: do for route, do in self.routes.items() if "/ssh-keys" in route}
-        self.routes |= {route.replace("/ssh-keys", "/sshkeys"): do for route, do in keys.items()}  # as its SDK says
+        checker = Checker(SCHEMA, _unfit, self.errors)
+        for name, do in {**self._table(), **self.clusters.table(), **self.serverless.table()}.items():
+            for each in {name, name.replace("/ssh-keys", "/sshkeys")}:  # its Python SDK says it so
+                self.routes[each.replace(" /", " /v1/")] = checker.checked(each, do)
 
-    def _table(self) -> list[tuple[str, str, Callable[[Request], Any]]]:
-        return [
-            ("POST", "/oauth2/token", self._token),
-            ("GET", "/balance", lambda _: {"amount": self.balance, "currency": "usd"}),
-            ("GET", "/locations", lambda _: wares.LOCATIONS),
-            ("GET", "/images", lambda request: wares.images(request.query.get("instance_type", ""))),
-            ("GET", "/volume-types", self._volume_types),
-            ("GET", "/instance-types", self._types),
-            ("GET", "/instance-availability", self._availability),
-            ("GET", "/instance-availability/{kind}", self._available),
-            ("GET", "/instances", self._instances),
-            ("POST", "/instances", self._deploy),
-            ("PUT", "/instances", self._act),
-            ("GET", "/instances/{id}", lambda request: self._shown(self._known(request.by["id"]))),
-            ("POST", "/instances/{id}/tags", self._tag),
-            ("DELETE", "/instances/{id}/tags/{key}", self._untag),
-            ("GET", "/ssh-keys", lambda _: list(self.keys.values())),
-            ("POST", "/ssh-keys", lambda request: self._made(self.keys, request, "key")),
-            ("DELETE", "/ssh-keys/{id}", lambda request: self._dropped(self.keys, request, "ssh key")),
-            ("GET", "/scripts", lambda _: list(self.scripts.values())),
-            ("POST", "/scripts", lambda request: self._made(self.scripts, request, "script")),
-            ("GET", "/scripts/{id}", lambda request: [self._one(self.scripts, request, "script")]),
-            ("DELETE", "/scripts/{id}", lambda request: self._dropped(self.scripts, request, "script")),
-            ("GET", "/volumes", lambda _: [self._volume(each) for each in self.volumes.values() if not each.trashed]),
-            ("GET", "/volumes/trash", lambda _: [self._volume(v) for v in self.volumes.values() if v.trashed]),
-            ("DELETE", "/volumes/{id}", self._delete_volume),
-        ]
+    def _table(self) -> dict[str, Route]:
+        return {
+            "POST /oauth2/token": self._token,
+            "GET /balance": lambda _: {"amount": self.left_usd(), "currency": "usd"},
+            "GET /locations": lambda _: wares.LOCATIONS,
+            "GET /images": lambda request: wares.images(request.query.get("instance_type", "")),
+            "GET /images/cluster": lambda _: wares.images(cluster=True),
+            "GET /volume-types": self._volume_types,
+            "GET /instance-types": self._types,
+            "GET /instance-availability": self._availability,
+            "GET /instance-availability/{kind}": self._available,
+            "GET /instances": self._instances,
+            "POST /instances": self._deploy,
+            "PUT /instances": self._act,
+            "GET /instances/{id}": lambda request: self._shown(self._known(request.by["id"])),
+            "POST /instances/{id}/tags": self._tag,
+            "DELETE /instances/{id}/tags/{key}": self._untag,
+            "GET /ssh-keys": lambda _: list(self.keys.values()),
+            "POST /ssh-keys": lambda request: self._made(self.keys, request, "key"),
+            "DELETE /ssh-keys": lambda request: self._dropped(self.keys, request.body["keys"], "ssh key"),
+            "GET /ssh-keys/{id}": lambda request: [self._one(self.keys, request.by["id"], "ssh key")],
+            "DELETE /ssh-keys/{id}": lambda request: self._dropped(self.keys, [request.by["id"]], "ssh key"),
+            "GET /scripts": lambda _: list(self.scripts.values()),
+            "POST /scripts": lambda request: self._made(self.scripts, request, "script"),
+            "DELETE /scripts": lambda request: self._dropped(self.scripts, request.body["scripts"], "script"),
+            "GET /scripts/{id}": lambda request: [self._one(self.scripts, request.by["id"], "script")],
+            "DELETE /scripts/{id}": lambda request: self._dropped(self.scripts, [request.by["id"]], "script"),
+            "GET /volumes": self._volumes,
+            "POST /volumes": self._new_volume,
+            "PUT /volumes": self._act_on_volumes,
+            "GET /volumes/trash": lambda _: [self._volume(v) for v in self.volumes.values() if v.trashed],
+            "GET /volumes/{id}": lambda request: self._volume(self._known_volume(request.by["id"])),
+            "DELETE /volumes/{id}": self._delete_volume,
+            "GET /long-term/periods": lambda _: wares.PERIODS,
+            "GET /long-term/periods/instances": lambda _: wares.PERIODS,
+            "GET /long-term/periods/clusters": lambda _: wares.PERIODS,
+        }
 
     @property
     def environment(self) -> dict[str, str]:
@@ -149,7 +181,31 @@ class Verda(Cloud[VerdaRental]):
         """A volume in the trash costs nothing, and is gone in days."""
         with self.lock:
             kept = sum(not each.trashed and not each.instance for each in self.volumes.values())
-            return {**super().count(), "volumes": kept, "ssh keys": len(self.keys), "scripts": len(self.scripts)}
+            counted = {"volumes": kept, "ssh keys": len(self.keys), "scripts": len(self.scripts)}
+            return {**super().count(), **counted, "clusters": len(self.clusters.made)}
+
+    def left_usd(self) -> float:
+        """What is left of the balance.
+
+        It is charged for ten minutes in advance. What a machine that has ended did not use of them comes back when they
+        are over: https://docs.verda.com/welcome-to-verda/pricing-and-billing, as third parties quoted it (read
+        2026-11-22).
+        """
+        return self.balance - sum(map(self._charged, self._paid))
+
+    def _charged(self, rental: VerdaRental) -> float:
+        now, born = self.clock.now(), rental.created
+        periods = math.floor(((now if rental.ended is None else rental.ended) - born) / PERIOD) + 1
+        seconds = periods * PERIOD
+        if rental.ended is not None and now >= born + seconds:
+            seconds = rental.ended - born
+        return seconds / 3600 * rental.usd
+
+    def _over(self, rental: VerdaRental) -> None:
+        """It is no longer billed; one for which there was no machine never was."""
+        rental.living = False
+        if rental.ended is None:
+            rental.ended = self.clock.now()
 
     # --- what happens to it ----------------------------------------------------------------------------------
 
@@ -205,7 +261,9 @@ class Verda(Cloud[VerdaRental]):
 
     def _volume_types(self, request: Request) -> Any:
         prices = {"NVMe": wares.NVME, "HDD": 0.05, "NVMe_Shared": 0.2}
-        return [{"type": name, "price": {"price_per_month_per_gb": usd}} for name, usd in prices.items()]
+        return [
+            {"type": name, "price": {"price_per_month_per_gb": usd, "currency": "usd"}} for name, usd in prices.items()
+        ]
 
     def _availability(self, request: Request) -> Any:
         market, where = _market(request.query), request.query.get("location_code")
@@ -224,35 +282,41 @@ class Verda(Cloud[VerdaRental]):
 
     def _deploy(self, request: Request) -> Any:
         told = request.body
-        kind, place = told["instance_type"], told["location_code"]
+        kind, place = told["instance_type"], told.get("location_code", "FIN-01")
         market = "spot" if told.get("is_spot") else "on-demand"
         if kind not in wares.types():
             raise refused("invalid_request", "Invalid instance type")
-        if told["image"] not in wares.types()[kind]["supported_os"]:
+        image = wares.image_type(told["image"])  # its SDKs take the id of an image, too
+        if image not in wares.types()[kind]["supported_os"]:
             raise refused("invalid_request", "Operating system is not valid for this instance type")
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", told["hostname"]):
             raise refused("invalid_request", "hostname is not valid")
-        unknown = [each for each in told["ssh_key_ids"] if each not in self.keys]
-        if unknown or not told["ssh_key_ids"] or told.get("startup_script_id", "") not in {"", *self.scripts}:
+        if place not in [each["code"] for each in wares.LOCATIONS]:
+            raise refused("invalid_request", "Invalid location code")
+        unknown = [each for each in told.get("ssh_key_ids") or () if each not in self.keys]
+        if unknown or (told.get("startup_script_id") or "") not in {"", *self.scripts}:
             raise refused("invalid_request", "Invalid ssh key id or startup script id")
-        if self.balance <= 0:
+        if self.left_usd() <= 0:
             raise refused("insufficient_funds", "Not enough funds")
         if self.room(kind, place, market) < 1:
             gpus = wares.types()[kind]["gpu"]["number_of_gpus"]
             text = f"Not enough resources to deploy a {gpus} GPU instance type {kind} in {place}"
             raise refused("service_unavailable", text)
-        rental = VerdaRental(str(uuid.uuid4()), kind, place, market, self.clock.now(), "ordered", told=told)
+        now, about = self.clock.now(), wares.types()[kind]
+        rental = VerdaRental(str(uuid.uuid4()), kind, place, market, now, "ordered", told=told | {"os": image})
+        rental.usd = float(about["spot_price" if market == "spot" else "price_per_hour"])
         rental.tags, rental.unseen = _tags(told.get("tags", [])), self.delays.unseen
         rental.sold_out, self._doomed = self._doomed > 0, max(0, self._doomed - 1)
         disk = told.get("os_volume") or {"name": f"OS-{rental.id[:8]}", "size": 50}
-        volume = Volume(str(uuid.uuid4()), disk["name"], disk["size"], place, rental.id)
+        volume = Volume(str(uuid.uuid4()), disk["name"], disk["size"], place, rental.id, created=now)
         volume.discontinued = disk.get("on_spot_discontinue") or "keep_detached"
         self.volumes[volume.id] = volume
         if self.built_in:
             local = Volume(str(uuid.uuid4()), f"local-{rental.id[:8]}", self.built_in, place, rental.id, is_os=False)
-            local.kind = "NVMe_Local_Storage"
+            local.kind, local.created = "NVMe_Local_Storage", now
             self.volumes[local.id] = local
         self.rentals[rental.id] = rental
+        self._paid.append(rental)
         self.later(self.delays.ordered, lambda: self._provision(rental))
         return self._plain(rental.id, 202)
 
@@ -261,15 +325,16 @@ class Verda(Cloud[VerdaRental]):
             return
         if rental.sold_out:
             rental.state, rental.living = "no_capacity", False
+            self._paid.remove(rental)
             self._detach(rental)
             return
         rental.state = "provisioning"
-        keys = [self.keys[each]["key"] for each in rental.told["ssh_key_ids"] if each in self.keys]
-        script = self.scripts.get(rental.told.get("startup_script_id", ""), {}).get("script", "")
+        keys = [self.keys[each]["key"] for each in rental.told.get("ssh_key_ids") or () if each in self.keys]
+        script = self.scripts.get(rental.told.get("startup_script_id") or "", {}).get("script", "")
 
         def prepare(machine: Machine) -> None:
             rental.machine = machine
-            wares.dress(machine, rental.kind, rental.told["image"])
+            wares.dress(machine, rental.kind, rental.told["os"])
 
         self.boot(rental, user_data=script, keys=keys, user="root", prepare=prepare)
         if rental.machine is not None:
@@ -310,9 +375,10 @@ class Verda(Cloud[VerdaRental]):
         price = about["spot_price" if rental.market == "spot" else "price_per_hour"]
         return {
             "id": rental.id, "ip": rental.ip, "status": rental.state, "hostname": told["hostname"],
-            "created_at": datetime.fromtimestamp(rental.created, UTC).isoformat().replace("+00:00", "Z"),
+            "created_at": _time(rental.created),
             "description": told["description"], "location": rental.place, "is_spot": rental.market == "spot",
-            "instance_type": rental.kind, "image": told["image"], "ssh_key_ids": told["ssh_key_ids"],
+            "instance_type": rental.kind, "image": told["image"],
+            "ssh_key_ids": told.get("ssh_key_ids") or [],
             "os_volume_id": next((each.id for each in has if each.is_os), None),
             "volume_ids": [each.id for each in has], "startup_script_id": told.get("startup_script_id"),
             "contract": told.get("contract"), "pricing": told.get("pricing"), "price_per_hour": float(price),
@@ -335,14 +401,24 @@ class Verda(Cloud[VerdaRental]):
         try:
             rental = self._known(id)
             if told["action"] not in ("delete", "discontinue", "shutdown", "start"):
-                raise refused("invalid_request", "Invalid action")
+                raise refused("invalid_request", f"the lab's Verda cannot {told['action']}")
             if rental.state in ("discontinued", "provisioning"):
                 raise refused("forbidden_action", f"Can't discontinue a {rental.state} instance")
             if told["action"] in ("delete", "discontinue"):
                 self._delete(rental, told.get("volume_ids"), bool(told.get("delete_permanently")))
+            else:
+                self._switch(rental, on=told["action"] == "start")
         except Refused as e:
             return {**outcome, "status": "error", "error": e.body["message"], "statusCode": e.status}
         return outcome
+
+    def _switch(self, rental: VerdaRental, *, on: bool) -> None:
+        """It is billed on where it is off."""
+        if rental.state != ("offline" if on else "running"):
+            raise refused("forbidden_action", f"Can't {'start' if on else 'shutdown'} a {rental.state} instance")
+        rental.state = "running" if on else "offline"
+        if rental.machine is not None:
+            rental.machine.boot() if on else rental.machine.kill()
 
     def _delete(self, rental: VerdaRental, volume_ids: list[str] | None, permanently: bool) -> None:
         """Without volumes that are named, its disk goes to the trash; what is not named stays, and is billed."""
@@ -358,13 +434,14 @@ class Verda(Cloud[VerdaRental]):
                 each.instance = ""
 
         def gone() -> None:
-            rental.living = False
+            self._over(rental)
             self.rentals.pop(rental.id, None)
 
         self.later(self.delays.deleting, lambda: self.end(rental, gone))
 
     def _discontinued(self, rental: VerdaRental) -> None:
-        rental.state, rental.living, rental.ip = "discontinued", False, None
+        rental.state, rental.ip = "discontinued", None
+        self._over(rental)
         self._detach(rental)
         self.end(rental, lambda: None)
 
@@ -397,36 +474,98 @@ class Verda(Cloud[VerdaRental]):
         things[made["id"]] = made
         return self._plain(made["id"], 201)
 
-    def _one(self, things: dict[str, dict[str, str]], request: Request, what: str) -> dict[str, str]:
-        if request.by["id"] not in things:
+    def _one(self, things: dict[str, dict[str, str]], id: str, what: str) -> dict[str, str]:
+        if id not in things:
             raise refused("not_found", f"Invalid {what} id")
-        return things[request.by["id"]]
+        return things[id]
 
-    def _dropped(self, things: dict[str, dict[str, str]], request: Request, what: str) -> Any:
-        del things[self._one(things, request, what)["id"]]
+    def _dropped(self, things: dict[str, dict[str, str]], ids: list[str], what: str) -> Any:
+        """All of them, or none where one is not there."""
+        for each in [self._one(things, id, what) for id in ids]:
+            del things[each["id"]]
         return Answer(None, 200)
+
+    def _volumes(self, request: Request) -> list[dict[str, Any]]:
+        shown = [self._volume(each) for each in self.volumes.values() if not each.trashed]
+        return [each for each in shown if request.query.get("status") in (None, "", each["status"])]
 
     def _volume(self, volume: Volume) -> dict[str, Any]:
         status = "deleted" if volume.trashed else "attached" if volume.instance else "detached"
+        monthly = volume.size * wares.NVME
         return {
             "id": volume.id, "name": volume.name, "size": volume.size, "status": status, "type": volume.kind,
             "location": volume.location, "is_os_volume": volume.is_os, "instance_id": volume.instance or None,
-            "created_at": datetime.now(UTC).isoformat(), "target": "vda", "ssh_key_ids": [],
+            "created_at": _time(volume.created), "target": "vda" if volume.instance else None, "ssh_key_ids": [],
+            "contract": "PAY_AS_YOU_GO", "base_hourly_cost": monthly / 730, "monthly_price": monthly, "currency": "usd",
         }  # fmt: skip
 
-    def _delete_volume(self, request: Request) -> Any:
-        volume = self.volumes.get(request.by["id"])
-        if volume is None:
+    def _known_volume(self, id: str) -> Volume:
+        if id not in self.volumes:
             raise refused("not_found", "Invalid volume id")
+        return self.volumes[id]
+
+    def _new_volume(self, request: Request) -> Answer:
+        told = request.body
+        owner = told.get("instance_id") or ""
+        place = self._known(owner).place if owner else told.get("location_code", "FIN-01")
+        made = Volume(
+            str(uuid.uuid4()), told["name"], told["size"], place, owner, is_os=False, kind=told["type"],
+            created=self.clock.now(),
+        )  # fmt: skip
+        self.volumes[made.id] = made
+        return self._plain(made.id, 202)
+
+    def _act_on_volumes(self, request: Request) -> Answer:
+        """Attaching and detaching need an instance that is off."""
+        told = request.body
+        ids = [told["id"]] if isinstance(told["id"], str) else told["id"]
+        made: list[str] = []
+        for volume in [self._known_volume(each) for each in ids]:
+            owner = told.get("instance_id") or volume.instance
+            if told["action"] in ("attach", "detach") and self._known(owner).state != "offline":
+                raise refused("forbidden_action", f"Can't {told['action']} a volume of a running instance")
+            if told["action"] == "attach":
+                volume.instance = owner
+            elif told["action"] == "detach":
+                volume.instance = ""
+            elif told["action"] == "rename":
+                volume.name = told["name"]
+            elif told["action"] == "resize":
+                if told["size"] <= volume.size:
+                    raise refused("invalid_request", "The size of a volume can only grow")
+                volume.size = told["size"]
+            elif told["action"] == "delete":
+                self._drop_volume(volume, bool(told.get("is_permanent")))
+            else:
+                clone = replace(
+                    volume, id=str(uuid.uuid4()), name=told.get("name") or f"{volume.name}-clone", instance="",
+                    kind=told.get("type") or volume.kind, created=self.clock.now(),
+                )  # fmt: skip
+                self.volumes[clone.id] = clone
+                made.append(clone.id)
+        return Answer(made, 202)
+
+    def _drop_volume(self, volume: Volume, permanently: bool) -> None:
         if volume.instance:
             raise refused("forbidden_action", "Can't delete a volume that is attached to a running instance")
         volume.trashed = True
-        if (request.body or {}).get("is_permanent"):
+        if permanently:
             del self.volumes[volume.id]
+
+    def _delete_volume(self, request: Request) -> Any:
+        self._drop_volume(self._known_volume(request.by["id"]), bool((request.body or {}).get("is_permanent")))
         return Answer(None, 202)
 
     def _plain(self, id: str, status: int) -> Answer:
         return Answer(id, status, plain=not self.quoted)
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _unfit(wrong: list[str]) -> Refused:
+    return refused("invalid_request", "; ".join(wrong))
 
 
 def _market(query: dict[str, str]) -> str:

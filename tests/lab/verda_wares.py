@@ -78,7 +78,7 @@ def _type(row: dict[str, str]) -> dict[str, Any]:
         closed = [CLOSED, "ubuntu-22.04-cuda-12.0"] if not model.startswith(("B", "GB", "RTX PRO")) else []
         oses = [*closed, "ubuntu-24.04-cuda-12.8-open", OPEN, *oses]
     return {
-        "id": str(uuid.uuid5(uuid.NAMESPACE_OID, name)),
+        "id": _id(name),
         "instance_type": name,
         "price_per_hour": f"{float(row['on_demand_usd_per_hour']):.4f}",
         "spot_price": f"{float(row['spot_usd_per_hour']):.4f}",
@@ -100,16 +100,60 @@ def _type(row: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def images(kind: str = "") -> list[dict[str, Any]]:
-    """What `GET /images` lists, for one instance type or all."""
-    told = types()[kind]["supported_os"] if kind else [*IMAGES]
+def images(kind: str = "", *, cluster: bool = False) -> list[dict[str, Any]]:
+    """What `GET /images` lists, for one instance type or all; or those of clusters."""
+    told = types()[kind]["supported_os"] if kind in types() else [] if kind else [*IMAGES]
     return [
         {
-            "id": str(uuid.uuid5(uuid.NAMESPACE_OID, each)), "image_type": each, "name": IMAGES[each],
-            "is_default": each == OPEN, "is_cluster": False, "details": [], "category": "ubuntu",
+            "id": _id(each), "image_type": each, "name": IMAGES[each], "is_default": each == OPEN,
+            "is_cluster": cluster, "details": [], "category": each.partition("-")[0],
         }
-        for each in told
+        for each in ([OPEN] if cluster else told)
     ]  # fmt: skip
+
+
+def image_type(said: str) -> str:
+    """The image that is meant by its type or its id."""
+    return next((each for each in IMAGES if _id(each) == said), said)
+
+
+def _id(name: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+
+
+@functools.cache
+def cluster_types() -> list[dict[str, Any]]:
+    """What `GET /cluster-types` lists: two names are those of the Go SDK's own tests, the prices are 8 GPUs' each."""
+    made: list[dict[str, Any]] = []
+    for count in (16, 32):
+        about = types()["8H200.141S.176V"]
+        times = count // about["gpu"]["number_of_gpus"]
+        made.append({
+            "id": _id(f"{count}H200"), "model": about["model"], "name": f"{count}x H200 cluster",
+            "cluster_type": f"{count}H200", "price_per_hour": f"{float(about['price_per_hour']) * times:.4f}",
+            "currency": "usd", "manufacturer": "NVIDIA", "node_details": [], "supported_os": [OPEN],
+            "cpu": about["cpu"], "memory": about["memory"], "gpu_memory": about["gpu_memory"],
+            "gpu": {"description": f"{count}x H200 SXM5 141GB", "number_of_gpus": count},
+        })  # fmt: skip
+    return made
+
+
+@functools.cache
+def container_types() -> list[dict[str, Any]]:
+    """What `GET /container-types` lists."""
+    fields = ("id", "model", "name", "instance_type", "cpu", "gpu", "gpu_memory", "memory", "currency", "manufacturer")
+    return [
+        {**{name: each[name] for name in fields}, "serverless_price": each["price_per_hour"],
+         "serverless_spot_price": each["spot_price"]}
+        for each in types().values() if each["gpu"]["number_of_gpus"]
+    ]  # fmt: skip
+
+
+PERIODS = [
+    {"code": "1_MONTH", "name": "1 month", "is_enabled": True, "unit_name": "month", "unit_value": 1,
+     "discount_percentage": 4.0}
+]  # fmt: skip
+"""Made up: no source shows what this list has."""
 
 
 def dress(machine: Machine, kind: str, image: str) -> None:

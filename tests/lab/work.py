@@ -189,3 +189,22 @@ def sum_of_all(x: float) -> tuple[float, str]:
         except ConnectionRefusedError:  # the head is not there yet
             time.sleep(0.1)
     raise TimeoutError(f"nobody answers at {info.head_address}")
+
+
+@sky.compute
+def serve_a_page(port: int) -> None:
+    """Answer every web request to a port of 127.0.0.1 with "there", until the call is cancelled."""
+    import http.server
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "5")
+            self.end_headers()
+            self.wfile.write(b"there")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Page) as server:
+        server.serve_forever()

@@ -39,10 +39,12 @@ from skypool.errors import (
 )
 from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
+from skypool.wire.transport import SSH
 from skypool_aws import AWS, _api, _catalog, _requests
-from tests.lab import aws_facts
+from tests.lab import aws_facts, aws_launch
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import TEXTS, Call
+from tests.lab.launches import LATER, LEASE_OVER
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import LabStrings
 
@@ -431,6 +433,8 @@ TABLE: list[tuple[str, type[ProviderError], str]] = [
     ("InstanceLimitExceeded", QuotaError, "servicequotas"),
     ("MaxFleetCountExceeded", QuotaError, "servicequotas"),
     ("VolumeLimitExceeded", QuotaError, "servicequotas"),
+    ("AddressLimitExceeded", QuotaError, "Elastic IP"),
+    ("AttachmentLimitExceeded", ProviderError, "report"),
     ("RequestLimitExceeded", RateLimitError, "wait"),
     ("ThrottlingException", RateLimitError, "wait"),
     ("Unavailable", NoAnswer, "health.aws"),
@@ -444,8 +448,8 @@ TABLE: list[tuple[str, type[ProviderError], str]] = [
     ("RequestExpired", CredentialsError, "sso login"),
     ("RequestTimeTooSkewed", CredentialsError, "clock"),
     ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", AccessError, "aws iam create-service-linked-role"),
-    ("UnauthorizedOperation", AccessError, "policy()"),
-    ("AccessDeniedException", AccessError, "policy()"),
+    ("UnauthorizedOperation", AccessError, "skypool doctor --policy aws"),
+    ("AccessDeniedException", AccessError, "skypool doctor --policy aws"),
     ("OptInRequired", AccessError, "enable"),
     ("PendingVerification", AccessError, "4 hours"),
     ("Blocked", AccessError, "support"),
@@ -669,8 +673,7 @@ def test_port_22_is_open_to_the_caller_alone(aws_api: World) -> None:
 def test_a_gang_is_in_one_place_and_reaches_each_other(aws_api: World) -> None:
     launched, asked = run(aws_api, order(nodes=(0, 1), private_network=True))
     assert (asked["MinCount"], asked["MaxCount"]) == (2, 2)
-    [nic] = asked["NetworkInterfaces"]
-    assert nic["InterfaceType"] == "efa"
+    nic = asked["NetworkInterfaces"][0]
     assert asked["Placement"]["GroupName"] in [name for _, name in aws_api.groups]
     [group] = aws_api.client().describe_security_groups(GroupIds=nic["Groups"])["SecurityGroups"]
     for way in ("IpPermissions", "IpPermissionsEgress"):
@@ -744,6 +747,7 @@ def test_a_reservation_is_used_and_a_block_is_paid_for_already(aws_api: World) -
 
 def test_machines_of_a_reservation_are_where_and_as_it_is(aws_api: World) -> None:
     """A placement group of the pool's own is an error for a capacity block, and fewer machines for a reservation."""
+    aws_api.elastic_ips = 8
     aws_api.client().create_placement_group(GroupName="near", Strategy="cluster")
     reserve = partial(aws_api.reserve, "p5.48xlarge", "us-east-1b", 2)
     for number, (reservation, placement) in enumerate(
@@ -759,12 +763,6 @@ def test_machines_of_a_reservation_are_where_and_as_it_is(aws_api: World) -> Non
         assert asked.get("Placement", {}) == placement
         assert len(launched) == 2
     assert [name for _, name in aws_api.groups] == ["near"]
-
-
-def test_a_type_without_a_fabric_on_its_first_card_gets_an_ordinary_interface() -> None:
-    assert _catalog.kind(INSTANCE_TYPES["p6-b300.48xlarge"]).detail["efa"] is False
-    assert _catalog.kind(INSTANCE_TYPES["p6-b200.48xlarge"]).detail["efa"] is True
-    assert _catalog.kind(INSTANCE_TYPES["g5.xlarge"]).detail["efa"] is False
 
 
 def test_a_part_of_a_gpu_is_offered_only_with_an_image_of_the_users(aws_api: World) -> None:
@@ -810,7 +808,8 @@ def test_the_requests_of_the_driver_are_found_in_its_source(aws_api: World) -> N
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
     run(aws_api, order())
     driver.renew("train", datetime(2031, 1, 1, tzinfo=UTC))
-    run(aws_api, order(token="b-1", private_network=True))
+    together, _ = run(aws_api, order(token="b-1", private_network=True))
+    driver.access(together[0])
     driver.terminate(driver.instances())
     driver.tidy(driver.leftovers())
     list(driver.check())
@@ -822,7 +821,248 @@ def test_the_requests_of_the_driver_are_found_in_its_source(aws_api: World) -> N
 def test_nothing_that_is_asked_of_aws_buys_or_reserves() -> None:
     verbs = requested().keys()
     assert {"run_instances", "describe_instances"} <= verbs
-    assert not [verb for verb in verbs if re.search("purchase|capacity_block|create_capacity|allocate|modify", verb)]
+    bought = [verb for verb in verbs if re.search("purchase|capacity_block|create_capacity|allocate|modify", verb)]
+    assert bought == ["allocate_address"], "an address costs what the public address of any other machine does"
+
+
+# --- several network interfaces ------------------------------------------------------------------------------
+
+
+def interfaces(kind: str) -> list[Any]:
+    """The interfaces that a gang of this type asks for."""
+    request = _requests.InstanceRequest(
+        "t", kind, "on-demand", 1, 1, "ami-0", "/dev/sda1", 8, "k", "", "subnet-0", "sg-0", {},
+        efa=_catalog.kind(INSTANCE_TYPES[kind]).detail["efa"],
+    )  # fmt: skip
+    return _requests._interfaces(request)
+
+
+def test_every_type_gets_all_the_adapters_that_it_may_have_and_ec2_accepts_that() -> None:
+    several = 0
+    for kind, record in INSTANCE_TYPES.items():
+        asked = interfaces(kind)
+        aws_launch._check_cards(kind, asked)
+        adapters = [each for each in asked if each["InterfaceType"] != "interface"]
+        assert len(adapters) == record["NetworkInfo"].get("EfaInfo", {}).get("MaximumEfaInterfaces", 0), kind
+        assert bool(asked[0].get("AssociatePublicIpAddress")) is (len(asked) == 1), kind
+        several += len(asked) > 1
+    assert several > 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "last"),
+    [
+        ("g5.xlarge", (0, 0, "interface"), (0, 0, "interface")),
+        ("g5.48xlarge", (0, 0, "efa"), (0, 0, "efa")),
+        ("p4d.24xlarge", (0, 1, "efa-only"), (3, 0, "efa-only")),
+        ("hpc6id.32xlarge", (1, 0, "efa-only"), (1, 0, "efa-only")),
+        ("p5.48xlarge", (0, 1, "efa-only"), (31, 0, "efa-only")),
+        ("p5en.48xlarge", (0, 1, "efa-only"), (15, 0, "efa-only")),
+        ("p6-b300.48xlarge", (1, 0, "efa-only"), (16, 0, "efa-only")),
+        ("trn1n.32xlarge", (0, 1, "efa-only"), (15, 0, "efa-only")),
+    ],
+)
+def test_adapters_are_on_the_cards_that_can_have_them(
+    kind: str, first: tuple[int, int, str], last: tuple[int, int, str]
+) -> None:
+    primary, *others = [
+        (each["NetworkCardIndex"], each["DeviceIndex"], each["InterfaceType"]) for each in interfaces(kind)
+    ]
+    assert primary[:2] == (0, 0)
+    assert ((others or [primary])[0], (others or [primary])[-1]) == (first, last)
+
+
+def gang(token: str = "g-1", nodes: tuple[int, ...] = (0, 1)) -> Order:
+    return order(token=token, nodes=nodes, private_network=True)
+
+
+def host(driver: AWS, instance: Instance) -> str:
+    transport = driver.access(instance).transport
+    assert isinstance(transport, SSH)
+    return transport.host
+
+
+def owned(world: World, region: str = HERE) -> list[Any]:
+    """The Elastic IP addresses of the account in a region."""
+    return list(world.client("ec2", region).describe_addresses()["Addresses"])
+
+
+def test_a_gang_with_several_interfaces_has_an_elastic_address_each_that_goes_with_its_machine(aws_api: World) -> None:
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    launched, asked = run(aws_api, gang())
+    assert len(asked["NetworkInterfaces"]) == 33
+    assert {tuple(each["Groups"]) for each in asked["NetworkInterfaces"]} == {
+        tuple(asked["NetworkInterfaces"][0]["Groups"])
+    }
+    before = owned(aws_api)
+    assert [each.get("AssociationId") for each in before] == [None, None]
+    hosts = [host(driver, each) for each in launched]
+    by_node = {tags.read(each["Tags"])["skypool-ranks"]: each for each in owned(aws_api)}
+    assert [by_node["0"]["PublicIp"], by_node["1"]["PublicIp"]] == hosts
+    assert [by_node["0"]["InstanceId"], by_node["1"]["InstanceId"]] == [each.id for each in launched]
+    assert tags.read(by_node["0"]["Tags"])["skypool-pool"] == "train"
+    driver.renew("train", datetime(2031, 1, 1, tzinfo=UTC))
+    until = {each.until for each in driver.leftovers(pool="train") if each.kind == "elastic-ip"}
+    assert until == {datetime(2031, 1, 1, tzinfo=UTC)}
+    driver.terminate(launched[:1])
+    assert [each["PublicIp"] for each in owned(aws_api)] == hosts[1:]
+    driver.terminate(driver.instances(pool="train"))
+    assert aws_api.count()["addresses"] == 0
+    driver.tidy(driver.leftovers())
+    assert aws_api.left() == {}
+
+
+def test_the_price_of_a_machine_has_one_address_whatever_kind_that_is(aws_api: World) -> None:
+    alone, together = (
+        {each.zone: each.usd_per_hour for each in sold(aws_api, replace(H100, private_network=wanted))}
+        for wanted in (False, True)
+    )
+    assert together == alone
+    run(aws_api, gang())
+    assert aws_api.count()["addresses"] == aws_api.count()["instances"] == 2
+    assert not [each for each in aws_api.rentals if each.public]
+
+
+def test_a_machine_of_a_reservation_whose_first_card_has_no_fabric_gets_all_adapters(aws_api: World) -> None:
+    kind = "p6-b300.48xlarge"
+    region = next(each for each in sorted(aws_facts.ENABLED) if aws_facts.zones_of(each, kind))
+    block = aws_api.reserve(kind, aws_facts.zones_of(region, kind)[0], 2, kind="capacity-block", end=86400)
+    driver = AWS(region=region, capacity_reservation=block, ssh_from="203.0.113.7")
+    placed = replace(gang(), need=Need((parse("B300:8"),), private_network=True))
+    [offer] = driver.offers(placed.need)
+    launched = driver.launch(offer, placed)
+    asked = aws_api.calls("RunInstances")[-1].params["NetworkInterfaces"]
+    assert [each["InterfaceType"] for each in asked] == ["interface", *["efa-only"] * 16]
+    assert {host(driver, each) for each in launched} == {each["PublicIp"] for each in owned(aws_api, region)}
+    driver.terminate(launched)
+    driver.tidy(driver.leftovers())
+    assert aws_api.left() == {}
+
+
+def test_too_few_addresses_are_a_quota_that_costs_nothing(aws_api: World) -> None:
+    aws_api.elastic_ips = 1
+    with pytest.raises(QuotaError, match=r"Elastic IP.*us-east-1\.console") as refused:
+        run(aws_api, gang())
+    assert refused.value.code == "AddressLimitExceeded"
+    assert aws_api.calls("RunInstances") == []
+    assert aws_api.count()["addresses"] == 0
+
+
+def test_a_launch_that_is_refused_keeps_no_address_and_one_that_is_lost_keeps_those_that_it_has(aws_api: World) -> None:
+    aws_api.capacity(0)
+    with pytest.raises(CapacityError):
+        run(aws_api, gang())
+    assert len(aws_api.calls("AllocateAddress")) == len(aws_api.calls("ReleaseAddress")) == 2
+    aws_api.capacity(None)
+    for action in ("AllocateAddress", "RunInstances"):
+        aws_api.drop(action)
+        with pytest.raises(NoAnswer):
+            run(aws_api, gang("g-2"))
+    launched, _ = run(aws_api, gang("g-2"))
+    assert (len(launched), len(owned(aws_api)), aws_api.count()["instances"]) == (2, 2, 2)
+
+
+def test_an_address_that_somebody_took_away_is_replaced(aws_api: World) -> None:
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    launched, _ = run(aws_api, gang())
+    for each in owned(aws_api):
+        aws_api.client().release_address(AllocationId=each["AllocationId"])
+    hosts = {host(driver, each) for each in launched}
+    assert {each["PublicIp"] for each in owned(aws_api)} == hosts
+    driver.terminate(launched)
+    assert aws_api.count()["addresses"] == 0
+
+
+def test_an_address_is_given_when_the_machine_runs_and_not_taken_from_one_that_does(
+    aws_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skypool_aws._TIDYING", 0.0)
+    aws_api.delays.pending = 1.5
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    [one], _ = run(aws_api, gang(nodes=(0,)))
+    assert host(driver, one)
+    found = [each for each in driver.leftovers() if each.kind == "elastic-ip"]
+    with pytest.raises(ProviderError, match="end the instance first"):
+        driver.tidy(found)
+    assert aws_api.calls("ReleaseAddress") == []
+    driver.terminate([one])
+    driver.tidy(found)  # it is gone
+
+
+def test_an_address_that_cannot_be_released_is_told_of_and_is_a_leftover(aws_api: World) -> None:
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    launched, _ = run(aws_api, gang())
+    aws_api.deny("ReleaseAddress")
+    with pytest.warns(RuntimeWarning, match=r"train in us-east-1 are billed until .* `skypool gc`"):
+        driver.terminate(launched)
+    assert aws_api.count()["instances"] == 0
+    aws_api.heal()
+    driver.tidy(driver.leftovers(pool="train"))
+    assert aws_api.left() == {}
+
+
+GANG = """
+import sys
+from datetime import UTC, datetime, timedelta
+import skypool as sky
+from skypool.accelerators import parse
+from skypool.model import Need, Order
+
+driver = sky.AWS(region="us-east-1", ssh_from="203.0.113.7")
+need = Need((parse("H100:8"),), private_network=True)
+offer = next(each for each in driver.offers(need) if each.instance_type == "p5.48xlarge")
+until = datetime.now(UTC) + timedelta(minutes=10)
+launched = driver.launch(offer, Order(sys.argv[1], f"{sys.argv[1]:0>16}-1", (0, 1), need, until=until))
+for each in launched:
+    driver.access(each)
+driver.renew(sys.argv[1], until)
+driver.terminate(launched)
+driver.tidy(driver.leftovers(pool=sys.argv[1]))
+"""
+"""The whole life of a gang, by the driver alone."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_client_killed_at_any_call_leaves_no_address_once_it_is_collected(aws_api: World, tmp_path: Path) -> None:
+    """Killed just before a call that changes something takes effect, and just after: gc finds all by its tags."""
+    aws_api.elastic_ips = 1000
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def live(number: int = 0, moment: str = "") -> int:
+        """Kill a client at its call of this number; how many such calls it made."""
+        begun = len(aws_api.journal)
+        client = subprocess.Popen([sys.executable, "-c", GANG, f"p{number}{moment}"], env=environment)
+
+        def changes() -> list[Call]:
+            return [call for call in aws_api.journal[begun:] if not re.match("Describe|Get|List", call.action)]
+
+        def kill(call: Call, now: str) -> None:
+            if now == moment and len(made := changes()) >= number and made[number - 1] is call:
+                client.kill()
+                client.wait()
+                if moment == "before":
+                    aws_api.drop(call.action, moment="before", when=lambda other: other is call)
+
+        aws_api.on_call = kill
+        client.wait()
+        aws_api.on_call = lambda call, moment: None
+        assert client.returncode == (-9 if number else 0)
+        return len(changes())
+
+    many = live()
+    assert aws_api.left() == {}
+    held, before = [], 0
+    for number in range(1, many + 1):
+        for moment in ("before", "after"):
+            live(number, moment)
+            held.append(aws_api.count()["addresses"] - before)
+            before = aws_api.count()["addresses"]
+    print("addresses that each left:", held)
+    assert set(held) == {0, 1, 2}
+    later = [sys.executable, "-c", LATER, str(LEASE_OVER), "gc", "--yes", "--provider", "aws"]
+    subprocess.run(later, env=environment, check=True, capture_output=True)
+    assert aws_api.left() == {}
 
 
 # --- what is there -------------------------------------------------------------------------------------------
@@ -964,7 +1204,7 @@ def test_a_check_says_in_words_what_is_missing(aws_api: World) -> None:
     assert "servicequotas" in found["quota of P in us-east-1"].advice
     assert "0 vCPUs at once on demand, 0 as spot" in found["quota of P in us-east-1"].text
     assert found["quota of Inf in us-east-1"].good
-    assert "policy()" in found["may run instances in us-east-1"].advice
+    assert "--policy aws" in found["may run instances in us-east-1"].advice
 
 
 def test_bad_credentials_are_a_finding_and_no_error(aws_api: World) -> None:

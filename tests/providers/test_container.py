@@ -23,8 +23,10 @@ from skypool_container import Container
 from tests.conftest import eventually
 from tests.lab import docker as lab_docker
 from tests.lab.docker import Docker
+from tests.lab.work import serve_a_page
 from tests.providers.on_nodes import fail, where
 from tests.test_cli_shell import typed
+from tests.test_forward import answers
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -329,6 +331,14 @@ untyped: Any = Container
 def test_what_cannot_be_meant_is_refused_where_it_is_written(made: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         made()
+
+
+def test_a_port_of_a_container_without_a_network_is_reached_from_here(there: Docker) -> None:
+    with pool(container()) as made:
+        running = serve_a_page(8265) > made
+        with made.forward(8265) as forward:
+            eventually(lambda: answers(forward.url), 60, "the page")
+        running.cancel()
 
 
 # --- the contract --------------------------------------------------------------------------------------------

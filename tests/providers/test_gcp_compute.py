@@ -519,7 +519,7 @@ def test_a_check_says_what_is_there(gce_api: World) -> None:
 
 
 def test_creates_that_must_be_refused_are_refused_and_leave_nothing(gce_api: World) -> None:
-    found = list(gcp().prove_creates())
+    found = list(Compute(_settings()).prove_creates())
     assert [(each.what, each.good) for each in found] == [
         ("Compute Engine: a machine of an unknown type is refused", True),
         ("Compute Engine: a machine with an unknown image is refused", True),
@@ -559,7 +559,7 @@ def test_a_create_that_is_refused_for_another_reason_or_not_answered_is_a_failed
 
 def test_without_an_offer_no_create_is_tried_and_the_reason_is_told(gce_api: World) -> None:
     gce_api.refuse("GET zones", 403, "forbidden", "Required 'compute.zones.list' permission", times=None)
-    (found,) = gcp().prove_creates()
+    (found,) = Compute(_settings()).prove_creates()
     assert not found.good
     assert "compute.zones.list" in found.text
     assert gce_api.calls("POST *") == []
@@ -599,6 +599,7 @@ LATE: list[tuple[int, str, str, type[ProviderError]]] = [
     (503, "STOCKOUT", NO_H100, CapacityError),
     (403, "QUOTA_EXCEEDED", "Quota 'NVIDIA_H100_GPUS' exceeded.  Limit: 8.0 in region us-central1.", QuotaError),
     (403, "PERMISSIONS_ERROR", "…", AccessError),
+    (400, "SERVICE_ACCOUNT_ACCESS_DENIED", f"The user does not have access to service account '{ROBOT}'.", AccessError),
     (400, "RESOURCE_NOT_FOUND", "…", ProviderError),
     (500, "INTERNAL_ERROR", "Internal error. Please try again or contact Google Support.", NoAnswer),
 ]
@@ -626,6 +627,11 @@ SLICES: list[tuple[str, str, type[ProviderError]]] = [
     ("INVALID_ARGUMENT", "The accelerator v5p-16 was not found in zone us-east5-a", CapacityError),
     ("INVALID_ARGUMENT", "…", ProviderError),
     ("PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied on resource (or it may not exist).", AccessError),
+    (
+        "PERMISSION_DENIED",
+        f"Permission 'iam.serviceAccounts.actAs' denied on service account {ROBOT} (or it may not exist).",
+        AccessError,
+    ),
     ("UNAVAILABLE", "…", NoAnswer),
 ]
 

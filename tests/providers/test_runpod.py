@@ -521,7 +521,7 @@ def test_without_the_setting_nothing_asks_graphql(runpod_api: World) -> None:
         driver.access(launched[0])
         driver.renew("train", datetime(2031, 1, 1, tzinfo=UTC))
         driver.terminate(launched)
-    assert [each.good for each in driver.check()] == [True, True]
+    assert all(each.good for each in driver.check())
     assert {each.path for each in runpod_api.journal if each.path == "/graphql"} == set()
 
 

@@ -585,7 +585,7 @@ def test_all_pages_are_read_and_what_is_not_ours_is_not_taken_for_it(vastai_api:
     for number in range(60):
         ask = [*vastai_api.asks.values()][number]
         body = {"image": "x", "disk": 10.0, "env": {}, "runtype": "ssh", "label": labels[number % len(labels)]}
-        vastai_api._contract(ask, body, {"dph_total": 1.0})
+        vastai_api._contract(ask, body, {"dph_base": 1.0, "dph_total": 1.0})
     driver.launch(sold()[-1], order("train"))
     assert len(driver.instances()) == 1
     assert driver.instances(pool="trai") == []

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from skypool.accelerators import Accelerator
-from skypool.drivers import preflight, retry, ssh_machine, tags
+from skypool.drivers import preflight, recording, retry, ssh_machine, tags
 from skypool.drivers.contract import Answers, undo
 from skypool.drivers.regional import chosen, each_done
 from skypool.drivers.retry import at_once
@@ -311,7 +311,7 @@ class Compute:
         questions[f"network {network}"] = lambda: look(self._calls.network, network).name
         questions["zones"] = lambda: len(self.zones(()))
         questions["machines of skypool"] = lambda: len(list(_asked.labelled(self._calls.instances)))
-        questions["prices"] = lambda: billing.told(self.settings)
+        questions["prices"] = lambda: billing.told(self.settings, self._shapes)
         for path in [self.settings.image] if self.settings.image else catalog.IMAGES.values():
             questions[f"image {path}"] = partial(self._image_name, path)
         for metric in _QUOTAS:
@@ -330,6 +330,24 @@ class Compute:
             return offer, self.image(catalog.machine_of(offer).image)
 
         return _proof.refusals(self._calls, find)
+
+    def _shapes(self) -> dict[str, billing.Shape]:
+        """Return what each machine type of the table of prices has: its vCPUs, its memory and its built-in GPUs.
+
+        Machine types that Google no longer has are left out.
+
+        Raises:
+            ProviderError: Google refused the request, or did not answer within 20 s.
+        """
+        records = look(self._calls.machine_types, _named(sorted(billing.machines())))
+        return {
+            each.name: billing.Shape(
+                each.guest_cpus,
+                each.memory_mb / 1024,
+                [(card.guest_accelerator_type, card.guest_accelerator_count) for card in each.accelerators],
+            )
+            for each in records
+        }
 
     # --- what there is ---------------------------------------------------------------------------------------
 
@@ -378,7 +396,9 @@ class Compute:
             ProviderError: Google did not answer within 10 s.
         """
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
-        return _api.call("to tell the time", lambda: requests.head(base, timeout=10).headers["Date"])
+        with requests.Session() as session:
+            recording.attend(session, _api.REFUSALS.provider, "compute", private=_api.PRIVATE)
+            return _api.call("to tell the time", lambda: session.head(base, timeout=10).headers["Date"])
 
     def _quota(self, metric: str) -> str:
         """Return the limit and the current use of a project-wide quota, as text such as "limit 8, in use 2".

@@ -764,7 +764,9 @@ def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
         credentials: The credentials that the client's requests carry.
     """
     options = client_options.ClientOptions(api_endpoint=endpoint)
-    return kind(credentials=credentials, client_options=options)
+    client = kind(credentials=credentials, client_options=options)
+    _api.attend(client, "compute")
+    return client
 
 
 # --- retries -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from skypool.drivers import preflight, retry, ssh_machine, tags
+from skypool.drivers import retry, ssh_machine, tags
 from skypool.drivers.contract import Abilities, Answers, undo
 from skypool.drivers.regional import Regional, each_done, everywhere
 from skypool.drivers.retry import at_once, in_turn
@@ -28,7 +28,7 @@ from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Orde
 from skypool_gcp import _api as google
 from skypool_gcp import billing, catalog
 from skypool_gcp.compute import Compute
-from skypool_gcp.tpu import _catalog, _requests
+from skypool_gcp.tpu import _catalog, _proof, _requests, _survey
 from skypool_gcp.tpu._api import PASSING, TpuApi, is_over, raise_status
 
 if TYPE_CHECKING:
@@ -45,12 +45,6 @@ _KEYING = 600.0
 
 _MARGIN = 240.0
 """Seconds for which a new slice counts as needed at least, after the longest wait for its chips."""
-
-_DISABLED = (
-    "not enabled: the API of Cloud TPU, which only TPU slices of v2 to v6e need. Enable it with "
-    "`gcloud services enable tpu.googleapis.com`"
-)
-"""The text of a finding of `Tpu.check`, for a project in which the API is not enabled."""
 
 _BILLED = (
     "without GCP(service_account=…), a TPU slice is billed until the client ends it; "
@@ -216,22 +210,20 @@ class Tpu(Regional):
         return []
 
     def check(self) -> Iterable[Finding]:
-        """Return two findings: how many zones have TPUs, and what ends a TPU slice (hosts rented together).
+        """Return findings about Cloud TPU: its zones, slice types, runtime versions and quotas, and the end of slices.
 
-        The zones are requested when the first finding is taken. If Cloud TPU's API is not enabled for the project, the
-        check passes, and the finding says how to enable the API. A failed check does not raise.
+        A slice is a group of TPU hosts that are rented together. The requests are sent when the first finding is taken.
+        If Cloud TPU's API is not enabled for the project, the check passes, and the first finding says how to enable
+        the API. A failed check does not raise.
         """
-        end = _ENDS if self.settings.service_account else _BILLED
-        return preflight.findings(
-            {
-                "zones of Cloud TPU": lambda: google.unless_disabled(lambda: len(self._calls.zones()), _DISABLED),
-                "the end of TPU slices": lambda: end,
-            }
-        )
+        return _survey.findings(self._calls, self.settings.zones, _ENDS if self.settings.service_account else _BILLED)
 
     def prove_creates(self) -> Iterable[Finding]:
-        """Return []: this part sends no requests that must be refused."""
-        return []
+        """Request two TPU slices (hosts rented together) that Google must refuse, and return one finding for each.
+
+        Nothing is rented. The requests are sent when the first finding is taken. The method does not raise.
+        """
+        return _proof.refusals(self.offers, self._tried)
 
     # --- names -----------------------------------------------------------------------------------------------
 
@@ -324,6 +316,33 @@ class Tpu(Regional):
             request_id=_requests.request_id(self._calls.queued_path(offer.zone, slice)),
             what=f"{offer.instance_type} in {offer.zone}",
         )
+
+    def _tried(self, offer: Offer, order: Order, nodes: Sequence[int]) -> ProviderError | None:
+        """Request one TPU slice (hosts rented together), delete it, and return the error with which Google refused it.
+
+        Google may refuse at once, or accept the request and refuse it within seconds. In the second case its queued
+        resource (Google's record of the request) stays, so it is deleted. Returns None if Google did not refuse.
+
+        Args:
+            offer: The offer that is asked for.
+            order: The order: pool, node numbers, token, lease and lifetime.
+            nodes: The node numbers of the slice's hosts.
+
+        Raises:
+            NoAnswer, RateLimitError: Google did not answer. What may have been made is deleted before.
+            StillRunning: What was made, or may have been made, could not be deleted.
+        """
+        hosts = list(self._launched(offer, order, nodes))
+        try:
+            begun = self._queued(offer, order, nodes)
+        except (NoAnswer, RateLimitError):
+            self.terminate(hosts)
+            raise
+        except ProviderError as e:
+            return e
+        refused = self._refused(offer, [self._slice(order, nodes)], [begun])
+        self.terminate(hosts)
+        return refused.get(0)
 
     def _launched(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Iterator[Instance]:
         """Yield the hosts of a requested TPU slice as instances with the state "starting". Sends no request.

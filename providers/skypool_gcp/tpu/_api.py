@@ -126,6 +126,20 @@ class TpuApi:
         pages = _pages(what, lambda: _current_client().list_accelerator_types(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.accelerator_types]
 
+    def runtime_versions(self, zone: str) -> list[tpu_v2.RuntimeVersion]:
+        """Return Google's records of the runtime versions (images of TPU hosts) that a zone has.
+
+        Args:
+            zone: The name of the zone.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer.
+        """
+        request = tpu_v2.ListRuntimeVersionsRequest(parent=self.zone_path(zone))
+        what = f"the list of TPU runtime versions in {zone}"
+        pages = _pages(what, lambda: _current_client().list_runtime_versions(request=request, timeout=_TIMEOUT).pages)
+        return [each for page in pages for each in page.runtime_versions]
+
     def queued_resources(self, zone: str) -> list[tpu_v2.QueuedResource]:
         """Return the queued resources (requests for TPU slices) of a zone, or of all zones if the zone is "-".
 
@@ -399,13 +413,15 @@ def _client(address: str, credentials: Credentials) -> tpu_v2.TpuClient:
         address: The address of the API; "" for Google's own.
         credentials: The credentials that the requests carry. They are not used with "grpc://".
     """
-    if address.startswith("grpc://"):
-        channel = grpc.insecure_channel(address.removeprefix("grpc://"))
-        return tpu_v2.TpuClient(transport=tpu_transports.TpuGrpcTransport(channel=channel))
-    if not address:
-        return tpu_v2.TpuClient(credentials=credentials)
-    return tpu_v2.TpuClient(
-        credentials=credentials,
-        transport="rest",
-        client_options={"api_endpoint": address},
-    )
+    if address and not address.startswith("grpc://"):
+        client = tpu_v2.TpuClient(credentials=credentials, transport="rest", client_options={"api_endpoint": address})
+        _api.attend(client, "tpu")
+        return client
+    from skypool_gcp import _channel  # imports gRPC
+
+    transport = tpu_transports.TpuGrpcTransport
+    if address:
+        channel = _channel.recorded(grpc.insecure_channel, "tpu")(address.removeprefix("grpc://"))
+        return tpu_v2.TpuClient(transport=transport(channel=channel))
+    create = _channel.recorded(transport.create_channel, "tpu")
+    return tpu_v2.TpuClient(credentials=credentials, transport=partial(transport, channel=create))

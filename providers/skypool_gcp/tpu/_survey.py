@@ -1,0 +1,156 @@
+"""Checks what Cloud TPU has against what this driver knows, for `skypool doctor` and `skypool prove --level read`.
+
+All requests only read: the zones with TPUs, and the slice types and runtime versions of each zone that may be used. A
+slice is a group of TPU hosts that are rented together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from skypool.accelerators import tables
+from skypool.accelerators.facts import Slice
+from skypool.drivers import preflight
+from skypool.drivers.retry import at_once
+from skypool.errors import UsageError
+from skypool.model import Finding
+from skypool_gcp import _api as google
+from skypool_gcp.tpu._api import TpuApi
+
+_DISABLED = (
+    "not enabled: the API of Cloud TPU, which only TPU slices of v2 to v6e need. Enable it with "
+    "`gcloud services enable tpu.googleapis.com`"
+)
+"""The text of a finding, for a project in which the API is not enabled."""
+
+_QUOTAS = (
+    "not told by the API of Cloud TPU; see the quotas of tpu.googleapis.com at "
+    "https://console.cloud.google.com/iam-admin/quotas?project={project}"
+)
+"""The text of a finding. Google's reference of the API has no method for quotas (read 2026-11-24)."""
+
+_UPDATE = "update skypool: `pip install --upgrade 'skypool[gcp]'`"
+"""Advice for everything that a newer release of skypool may know."""
+
+_SHOWN = 4
+"""The number of names that a finding lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Zone:
+    """What Cloud TPU has in one zone.
+
+    Attributes:
+        name: The name of the zone.
+        types: The types of slices.
+        runtimes: The runtime versions, which are the images of hosts.
+    """
+
+    name: str
+    types: frozenset[str]
+    runtimes: frozenset[str]
+
+
+def findings(calls: TpuApi, chosen: Sequence[str] | None, end: str) -> Iterator[Finding]:
+    """Yield the findings about Cloud TPU: its zones, slice types, runtime versions and quotas, and the end of slices.
+
+    If the API is not enabled, only the first and the last finding are yielded. The same is true if the zones cannot be
+    read. A failed check does not raise.
+
+    Args:
+        calls: The API.
+        chosen: The zones of the settings; None for all zones.
+        end: What ends a slice, as the text of the last finding.
+    """
+    zones: list[str] = []
+
+    def ask() -> str:
+        zones.extend(calls.zones())
+        return str(len(zones))
+
+    yield from preflight.findings({"zones of Cloud TPU": lambda: google.unless_disabled(ask, _DISABLED)})
+    used = [each for each in zones if chosen is None or each in chosen]
+    questions: dict[str, Callable[[], object]] = {}
+    if zones:
+        seen = at_once(partial(_seen, calls), used)
+        questions["types of TPU slices"] = lambda: _types(seen, is_all=chosen is None)
+        questions["runtime versions of TPUs"] = lambda: _runtimes(seen)
+        questions["quotas of TPUs"] = lambda: _QUOTAS.format(project=calls.settings.billed())
+    questions["the end of TPU slices"] = lambda: end
+    yield from preflight.findings(questions)
+
+
+def _seen(calls: TpuApi, zone: str) -> _Zone:
+    """Return what Cloud TPU has in a zone. Raises ProviderError if the API refuses or does not answer."""
+    types = frozenset(google.last_part(each.name) for each in calls.accelerator_types(zone))
+    return _Zone(zone, types, frozenset(google.last_part(each.name) for each in calls.runtime_versions(zone)))
+
+
+def _known() -> Mapping[str, Slice]:
+    """Return the slices of skypool's tables that Cloud TPU's API has, by their types. TPU7x is not among them."""
+    return {type: slice for type, slice in tables.slices().items() if slice.runtime_version}
+
+
+def _read(seen: Sequence[_Zone | Exception]) -> list[_Zone]:
+    """Return the zones that were read. Raises the error of the first zone that could not be read."""
+    for each in seen:
+        if isinstance(each, Exception):
+            raise each
+    return [each for each in seen if not isinstance(each, Exception)]
+
+
+def _types(seen: Sequence[_Zone | Exception], *, is_all: bool) -> str:
+    """Compare the slice types that zones have with skypool's tables, and return the result in words.
+
+    Args:
+        seen: What each zone has, or the error with which reading it failed.
+        is_all: True if all zones were read, so that a type that is in none of them is no longer sold.
+
+    Raises:
+        ProviderError: A zone could not be read.
+        UsageError: None of the zones has a slice type that skypool knows.
+    """
+    zones = _read(seen)
+    known, sold = set(_known()), {type for zone in zones for type in zone.types}
+    where = _listed(zone.name for zone in zones) if len(zones) <= _SHOWN else f"{len(zones)} zones"
+    if not known & sold:
+        raise UsageError(
+            f"none of the {len(known)} types of slices that skypool knows is in {where or 'the chosen zones'}; choose "
+            f"other zones with GCP(zones=…), or {_UPDATE}"
+        )
+    said = [f"{len(known & sold)} of {len(known)} that skypool knows are in {where}"]
+    if sold - known:
+        said.append(f"skypool does not know {_listed(sold - known)}: {_UPDATE}")
+    if is_all and known - sold:
+        said.append(f"no zone has {_listed(known - sold)} any more, so none is offered")
+    return "; ".join(said)
+
+
+def _runtimes(seen: Sequence[_Zone | Exception]) -> str:
+    """Check that each zone has the runtime versions for its slices, and return the names of the runtime versions.
+
+    Args:
+        seen: What each zone has, or the error with which reading it failed.
+
+    Raises:
+        ProviderError: A zone could not be read.
+        UsageError: A runtime version is missing, so Google would refuse slices.
+    """
+    needed: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
+    for zone in _read(seen):
+        for runtime in sorted({slice.runtime_version for type, slice in _known().items() if type in zone.types}):
+            (needed if runtime in zone.runtimes else missing).setdefault(runtime, []).append(zone.name)
+    if missing:
+        lacks = ", ".join(f"{runtime} in {_listed(zones)}" for runtime, zones in missing.items())
+        raise UsageError(f"Google no longer has {lacks}, which slices there would start from; {_UPDATE}")
+    return _listed(needed, len(needed))
+
+
+def _listed(names: Iterable[str], most: int = _SHOWN) -> str:
+    """Return names in words, at most so many: "a, b and 3 more". Returns "" if there are none."""
+    every = sorted(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more

@@ -1,0 +1,147 @@
+"""Records every request to a provider and every reply, without secrets, in files that can be read and replayed.
+
+    with recording.to("recorded", about={"provider": "acme"}):
+        driver.offers(need)
+
+While a recording is on, each border writes. A border is a place where requests leave this process: `Rest`, or the
+sessions and channels of a provider's SDK. At each request, a border asks for the recorder with `current()`. There is
+one recorder for the whole process. A driver is asked from many threads, and its clients live longer than a recording.
+
+The folder has two files. `manifest.json` says when and with which version the recording was made. `exchanges.jsonl` has
+one JSON object in each line, an `Exchange`. Each line is written at once, so a process that is killed leaves a file
+that can be read. Both files can be read by their owner only.
+
+What is private is replaced by placeholders of the same shape before it is written; see `skypool.drivers.scrub`. Of
+headers, only those in a list are kept. A driver says with `Private` what is private at its provider.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skypool.drivers.recorder import EXCHANGES, NOTHING_PRIVATE, Exchange, Recorder, begin, current, end, opened
+from skypool.drivers.scrub import Private
+from skypool.drivers.sdk import imported
+from skypool.errors import UsageError
+
+if TYPE_CHECKING:
+    import requests
+
+__all__ = ["Exchange", "Private", "Recorder", "Recording", "attend", "current", "read", "to"]
+
+FORMAT = 1
+"""Version of the format of both files."""
+
+MANIFEST = "manifest.json"
+"""Name of the file that says when and with which version a recording was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a folder with a recording has.
+
+    Attributes:
+        manifest: version, time, and what `to` was told about the recording.
+        exchanges: the exchanges, in the order in which they ended.
+    """
+
+    manifest: Mapping[str, Any]
+    exchanges: list[Exchange]
+
+
+@contextlib.contextmanager
+def to(
+    directory: str | os.PathLike[str], *, scrub: Iterable[str] = (), about: Mapping[str, object] | None = None
+) -> Iterator[Recorder]:
+    """Record all requests of this process to providers, and the replies, during a `with` block.
+
+    The requests of all threads are recorded, also those of clients that were made before. Other processes are not.
+
+    Args:
+        directory: the folder for the recording. It is made if it does not exist.
+        scrub: private values that are to be replaced in all texts, beside what is recognised as private.
+        about: what the manifest says about the recording, such as the provider and the settings.
+
+    Raises:
+        UsageError: another recording is on, or the folder already has a recording.
+        OSError: the folder or a file could not be made or written.
+    """
+    folder = Path(directory)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        recorder = Recorder(folder, scrub)
+    except FileExistsError as e:
+        raise UsageError(f"{folder} already has a recording; name another folder") from e
+    manifest = {
+        "format": FORMAT,
+        "skypool": metadata.version("skypool"),
+        "began": datetime.now(UTC).isoformat(),
+        **recorder.about(dict(about or {})),
+    }
+    with open(opened(folder / MANIFEST), "w", encoding="utf-8") as file:
+        file.write(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+    begin(recorder)
+    try:
+        yield recorder
+    finally:
+        end()
+        recorder.close()
+
+
+def attend(
+    session: requests.Session,
+    provider: str,
+    service: str = "",
+    *,
+    private: Private = NOTHING_PRIVATE,
+    confidential: bool = False,
+) -> None:
+    """Make a session of the package `requests` a border: while a recording is on, it writes what the session sends.
+
+    Args:
+        session: the session.
+        provider: name of the driver.
+        service: the provider's service; "" if the provider has only one.
+        private: what is private at this provider.
+        confidential: True if the session only requests tokens. Only the fact is recorded then.
+    """
+    adapters = imported("skypool.drivers.recorded_session")  # imports `requests`
+    for prefix, adapter in list(session.adapters.items()):
+        session.mount(prefix, adapters.Recorded(adapter, provider, service, private, confidential))
+
+
+def read(directory: str | os.PathLike[str]) -> Recording:
+    """Return the recording in a folder. A last line that was not written to its end is left out.
+
+    Raises:
+        UsageError: the folder has no recording, or one of another version.
+    """
+    folder = Path(directory)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        lines = (folder / EXCHANGES).read_text("utf-8").split("\n")[:-1]
+    except OSError as e:
+        raise UsageError(f"{folder} has no recording: {e}") from e
+    if manifest.get("format") != FORMAT:
+        raise UsageError(
+            f"the recording in {folder} has format {manifest.get('format')}, and this skypool reads {FORMAT}"
+        )
+    return Recording(manifest, [_exchange(json.loads(line)) for line in lines])
+
+
+def _exchange(data: Mapping[str, Any]) -> Exchange:
+    """Return the exchange of a JSON object. This is the inverse of `_data`."""
+    fields = dict(data)
+    for name in ("request", "reply"):
+        if (coded := fields.pop(f"{name}_base64", None)) is not None:
+            fields[name] = base64.b64decode(coded)
+    return Exchange(**fields)

@@ -1,0 +1,61 @@
+"""`Forwards`: the ports of this computer that lead to ports of a pool's nodes (its rented machines)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from skypool.errors import PoolClosed
+from skypool.link.forward import RELAY, Forward
+from skypool.model import Access
+from skypool.shipping import bundle
+
+
+class Forwards:
+    """The open forwards of one pool. They are closed with their node, and with the pool. Any thread may use this.
+
+    Args:
+        ways: how each node is reached, and the path of Python on it ("" if its setup found one), by the node's number.
+        notice: shows a sentence to the user.
+    """
+
+    def __init__(self, ways: Mapping[int, tuple[Access, str]], notice: Callable[[str], None]) -> None:
+        self._ways = ways
+        self._notice = notice
+        self._lock = threading.Lock()  # guards _open and _closed
+        self._open: list[Forward] = []
+        self._closed = False
+
+    def open(self, node: int, host: str, port: int, here: int) -> Forward:
+        """Make a forward to a port of a node, and return it when it can be used.
+
+        Args:
+            node: the number of the node.
+            host: the host to connect to, as the node knows it.
+            port: the port to connect to.
+            here: the port of this computer; 0 for a free one.
+
+        Raises:
+            UsageError: the port of this computer is not free.
+            ConnectionLost: the node cannot be reached.
+            PoolClosed: the pool has ended.
+        """
+        access, python = self._ways[node]
+        relay = ["sh", "-c", bundle.program(RELAY, python, access.home), "relay"]
+        made = Forward(access.transport, relay, node, host, port, here, self._notice)
+        with self._lock:
+            if not self._closed:
+                self._open = [each for each in self._open if not each.closed]
+                self._open.append(made)
+                return made
+        made.close()
+        raise PoolClosed("the pool ended while the forward was made; make a new ComputePool")
+
+    def close(self, *nodes: int) -> None:
+        """Close the forwards to these nodes; without nodes, close all, and refuse new ones."""
+        with self._lock:
+            ending = [each for each in self._open if not nodes or each.node in nodes]
+            self._open = [each for each in self._open if each not in ending]
+            self._closed = self._closed or not nodes
+        for each in ending:
+            each.close()

@@ -1,0 +1,168 @@
+"""Watches a machine whose client was killed: it must end by itself once its lease is over."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import IO, cast
+
+from skypool.drivers.contract import Driver
+from skypool.drivers.preflight import failure
+from skypool.errors import ErrorGroup, ProviderError
+from skypool.model import Finding, Offer
+from skypool.pool.pool import PoolOptions
+from skypool.proof.comparison import SEND
+from skypool.proof.renting import WORDS, machines_of, proved
+from skypool.proof.report import RentedMachine, Step
+from skypool.rental.ledger import Ledger
+from skypool.rental.reaper import terminate_all
+from skypool.rental.reaper_process import terminate_in_background
+from skypool.rental.records import newest
+
+_PAUSE = 2.0
+"""Seconds between two looks at the provider's list of machines."""
+_SEEN = 60.0
+"""Seconds for which a new machine may be missing from the provider's list."""
+_TITLE = WORDS["guard"]
+
+
+def watch_end(
+    driver: Driver,
+    pool: str,
+    offers: Sequence[Offer],
+    options: PoolOptions,
+    *,
+    lease: float,
+    margin: float,
+    tell: Callable[[Step], None],
+) -> tuple[RentedMachine, ...]:
+    """Let a process rent a machine, kill the process, and watch the provider's list until the machine has ended.
+
+    What is left after that is ended here. If this is interrupted, the process ends its machine itself. Return the
+    machines of the receipt.
+
+    Args:
+        driver: the provider.
+        pool: name of the pool.
+        offers: the offers of the plan, to compare prices with.
+        options: further arguments of the pool.
+        lease: seconds that the machine may live on without its client.
+        margin: further seconds that the end, and the provider's list, may take.
+        tell: called with each step when it has ended.
+    """
+
+    def done(finding: Finding, since: float) -> None:
+        tell(Step.of("cents", finding, time.monotonic() - since))
+
+    ledger = Ledger.here()
+    began = time.monotonic()
+    try:
+        with _client(driver, pool, {**options, "lease": lease}) as client:
+            reached = _reached(client, driver, pool)
+            if reached.good:
+                client.kill()
+        done(reached, began)
+        if reached.good:
+            began = time.monotonic()
+            done(_watched(driver, pool, lease, margin), began)
+    finally:
+        began = time.monotonic()
+        ended = _swept(driver, pool, ledger)
+    record = newest(ledger.pools(pool))
+    machines = () if record is None else machines_of(record.receipt(record.ended or time.time()), offers)
+    tell(replace(Step.of("cents", ended, time.monotonic() - began), usd=sum(each.usd for each in machines)))
+    return machines
+
+
+@contextlib.contextmanager
+def _client(driver: Driver, pool: str, options: PoolOptions) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the process that rents the machine. At the end of the block, wait until the process has ended.
+
+    A process that was not killed ends its machine itself, because its stdin ends.
+    """
+    import cloudpickle  # it can also send drivers that the user's own script defines
+
+    path = os.pathsep.join(each or os.getcwd() for each in sys.path)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "skypool.proof.guard_client"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        task = cast(IO[bytes], process.stdin)
+        with contextlib.suppress(BrokenPipeError):  # a process that has ended says nothing, which `_reached` tells
+            task.write(cloudpickle.dumps((driver, pool, options)))
+            task.flush()
+        yield process
+    finally:
+        with contextlib.suppress(BrokenPipeError):  # as above
+            cast(IO[bytes], process.stdin).close()
+        cast(IO[bytes], process.stdout).close()
+        process.wait()
+
+
+def _reached(client: subprocess.Popen[bytes], driver: Driver, pool: str) -> Finding:
+    """Wait until the client is ready and the provider lists its machine, and return the result as a finding."""
+    what = f"{_TITLE}: reached"
+    line = cast(IO[bytes], client.stdout).readline()
+    if not line:
+        return Finding(what, False, f"its client ended with status {client.wait()}", SEND)
+    told = json.loads(line)
+    if "ready" not in told:
+        return Finding(what, False, told["text"], told["advice"] or SEND)
+    until = time.monotonic() + _SEEN
+    while not (there := _alive(driver, pool)):  # its absence is to mean its end
+        if time.monotonic() > until:
+            return Finding(what, False, f"{driver.name} does not list the machine, which runs", SEND)
+        time.sleep(_PAUSE)
+    return Finding(what, True, f"{', '.join(there)}: its client is killed now")
+
+
+def _watched(driver: Driver, pool: str, lease: float, margin: float) -> Finding:
+    """Look at the provider's list until the machine has ended, and return the result as a finding."""
+    what = f"{_TITLE}: its own end"
+    began = time.monotonic()
+    trouble = ""
+    while (waited := time.monotonic() - began) < lease + margin:
+        try:
+            if not _alive(driver, pool):
+                return Finding(what, True, f"it ended {waited:.0f} s after its client, with a lease of {lease:g} s")
+            trouble = ""
+        except (ProviderError, ErrorGroup) as e:
+            trouble = f"; the provider's last answer: {e}"
+        time.sleep(min(_PAUSE, lease / 4))
+    return Finding(
+        what,
+        False,
+        f"it lived on {waited:.0f} s after its client, with a lease of {lease:g} s; skypool ends it{trouble}",
+        f"do not rely on the lease at this provider; {SEND}",
+    )
+
+
+def _alive(driver: Driver, pool: str) -> list[str]:
+    return [each.id for each in driver.instances(pool=pool) if each.state != "ended"]
+
+
+def _swept(driver: Driver, pool: str, ledger: Ledger) -> Finding:
+    """End what is left of the pool, and prove it. Keys and disks are always left if the client was killed.
+
+    If this is interrupted, as by a second Ctrl-C, a process in the background goes on.
+    """
+    what = f"{_TITLE}: nothing left"
+    try:
+        ledger.ending(pool)
+        terminate_all([driver], pool, ledger)
+        return proved(driver, pool, what)
+    except Exception as e:  # noqa: BLE001 - any error is a finding to show
+        return failure(what, e, f"run `skypool down {pool}`")
+    except BaseException:  # Ctrl-C, or SIGTERM
+        record = newest(ledger.pools(pool))
+        terminate_in_background([driver], pool, "" if record is None else record.session)
+        raise

@@ -1,0 +1,51 @@
+"""The client whose machine must end itself: rents a machine, says that it is ready, and waits to be killed.
+
+`guard.watch_end` runs this module in a process of its own. Its stdin has the pickled task: the driver, the name of the
+pool and the pool's arguments. If stdin ends, the process that began it is gone. The client then ends its pool itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+
+from skypool.drivers.preflight import failure
+from skypool.pool.pool import ComputePool
+
+
+def main() -> int:
+    """Rent the machine, print one line of JSON, and wait. Return 1 if the machine cannot be reached.
+
+    The line is {"ready": true}, or {"text": …, "advice": …} for an error.
+    """
+    driver, pool, options = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        with ComputePool(driver, name=pool, **options):
+            _say({"ready": True})
+            threading.Event().wait()
+    except Exception as e:  # noqa: BLE001 - the process that began this one shows it
+        found = failure("", e)
+        _say({"text": found.text, "advice": found.advice})
+        return 1
+    return 0
+
+
+def _end_with_parent() -> None:
+    """Wait until stdin ends, and then end this process as SIGTERM does."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _say(line: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Performs the levels of a proof, one after the other, and keeps the report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib import metadata
+
+from skypool.drivers.contract import Bills, Driver, ends_itself
+from skypool.drivers.preflight import failure
+from skypool.errors import BudgetExceeded, NoOffers, SkypoolError
+from skypool.event_loop import Loop
+from skypool.model import Bill, Finding
+from skypool.offers.need import NodeTerms, need_asked
+from skypool.offers.ranking import Plan
+from skypool.offers.search import look_around
+from skypool.pool.pool import ComputePool
+from skypool.proof import findings, guard, renting
+from skypool.proof.comparison import bill_step
+from skypool.proof.redaction import Redaction, secrets_of
+from skypool.proof.renting import Wish
+from skypool.proof.report import Level, RentedMachine, Report, Step
+from skypool.proof.selection import Selection, Stage, select
+
+MARGIN = 120.0
+"""Seconds after its lease within which a machine must be gone: a minute for its end, and one for the list to show it.
+"""
+_BEFORE = 3600.0
+"""Seconds before the first machine from which a bill is asked for. Some providers bill by the hour."""
+
+
+@dataclass
+class Proof:
+    """The proof of one account.
+
+    Attributes:
+        driver: the provider.
+        level: the level that was asked for.
+        max_usd: the most that the proof may cost, in US dollars.
+        wish: what machines to rent.
+        lease: seconds that the machine of the guard may live on without its client.
+        margin: seconds after the lease within which that machine must have ended.
+        tell: called with each step when it has ended.
+        warn: called with each warning about the ledger.
+        keep: called with the report after each step.
+        report: the report so far.
+    """
+
+    driver: Driver
+    level: Level
+    max_usd: float
+    wish: Wish = field(default_factory=Wish)
+    lease: float = 120.0
+    margin: float = MARGIN
+    tell: Callable[[Step], None] = lambda step: None
+    warn: Callable[[str], None] = lambda text: None
+    keep: Callable[[Report], None] = lambda report: None
+    report: Report = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = Report(
+            provider=self.driver.name,
+            level=self.level,
+            began=time.time(),
+            versions=versions(self.driver),
+            max_usd=self.max_usd,
+        )
+
+    # --- the levels ------------------------------------------------------------------------------------------
+
+    def read(self) -> bool:
+        """Perform the level "read". Return True if the next level makes sense: the credentials are accepted."""
+        for each in findings.of_this_computer(self.warn):
+            self._done(Step.of("read", each))
+        began = time.monotonic()
+        reading = findings.read(self.driver)
+        took = time.monotonic() - began
+        for each in reading.findings:
+            self._done(Step.of("read", each, took))
+        return reading.known
+
+    def write(self) -> None:
+        """Perform the level "write"."""
+        began = time.monotonic()
+        told = findings.refused_creates(self.driver)
+        took = time.monotonic() - began
+        if told is None:
+            text = f"the driver of {self.driver.name} has no requests that must be refused"
+            self._done(Step("write", "creates that must be refused", "open", text))
+        for each in told or ():
+            self._done(Step.of("write", each, took))
+
+    def select(self) -> Selection | None:
+        """Choose what the level "cents" rents. Return None, and report why, if nothing can be rented."""
+        try:
+            made = self._plan()
+            can_end = ends_itself(self.driver, made.offers[0])
+            return select(made.offers, max_usd=self.max_usd, lifetime=self.wish.lifetime, with_guard=can_end)
+        except NoOffers as e:
+            first = str(e).partition("\n")[0].rstrip(":")
+            advice = f"`skypool plan -p {self.driver.name}` shows why; choose another --accelerator or --region"
+            self._done(Step.of("cents", Finding("what to rent", False, first, advice)))
+        except (SkypoolError, BudgetExceeded) as e:
+            self._done(Step.of("cents", failure("what to rent", e)))
+        return None
+
+    def rent(self, selection: Selection) -> None:
+        """Perform the level "cents": rent the machines of the selection, one after the other, and compare the bill."""
+        prefix = f"prove-{secrets.token_hex(3)}"
+        for stage in selection.stages:
+            left = self.max_usd - self.report.receipt_usd
+            if left < stage.most_usd:
+                text = f"{stage.most_usd:.2f} USD are needed, and {left:.2f} USD are left"
+                self._done(Step("cents", renting.WORDS[stage.name], "open", text, "raise --max-usd"))
+                continue
+            machines = self._rented(f"{prefix}-{stage.name}", stage, selection, left)
+            self.report = replace(self.report, machines=(*self.report.machines, *machines))
+            self.keep(self.redacted)
+        for text in selection.left_out:
+            self._done(Step("cents", "left out", "open", text, "raise --max-usd"))
+        if not ends_itself(self.driver, selection.stages[0].offer):
+            text = f"machines of {self.driver.name} cannot end their own cost, so there is no end to watch"
+            advice = "run `skypool gc --yes` after a crash of your computer"
+            self._done(Step("cents", renting.WORDS["guard"], "open", text, advice))
+        self.bill()
+
+    def bill(self) -> None:
+        """Ask the provider for the bill of the machines in the report, and compare it with their receipts."""
+        if not self.report.machines:
+            return
+        try:
+            bill = billed(self.driver, self.report)
+        except Exception as e:  # noqa: BLE001 - any error is a step to show
+            self._done(Step.of("bill", failure("bill", e, "compare it later by --bill and this report")))
+            return
+        self.report = replace(self.report, billed_usd=bill.usd)
+        self._done(bill_step(self.report.machines, bill))
+
+    def end(self) -> None:
+        """Write down that the proof reached its end."""
+        self.report = replace(self.report, ended=time.time())
+        self.keep(self.redacted)
+
+    # --- helpers ---------------------------------------------------------------------------------------------
+
+    @property
+    def redacted(self) -> Report:
+        """The report without secrets, account names and addresses."""
+        return redacted(self.report, Redaction(secrets_of(self.driver, os.environ)))
+
+    def _plan(self) -> Plan:
+        terms: NodeTerms = {"market": "cheapest"}
+        if self.wish.memory is not None:
+            terms["memory"] = self.wish.memory
+        if self.wish.region:
+            terms["region"] = self.wish.region
+        need = need_asked(ComputePool.__init__, self.wish.accelerator, 1, {}, terms)
+        return Loop.shared().run(look_around([self.driver], need, refresh=True))
+
+    def _rented(self, pool: str, stage: Stage, selection: Selection, left_usd: float) -> tuple[RentedMachine, ...]:
+        options = self.wish.options(self.driver, stage, left_usd)
+        if stage.name == "guard":
+            return guard.watch_end(
+                self.driver,
+                pool,
+                selection.offers,
+                options,
+                lease=self.lease,
+                margin=self.margin,
+                tell=self._done,
+            )
+        return renting.rent(self.driver, pool, stage, selection.offers, options, self._done)
+
+    def _done(self, step: Step) -> None:
+        self.report = replace(self.report, steps=(*self.report.steps, step))
+        self.tell(step)
+        self.keep(self.redacted)
+
+
+def billed(driver: Driver, report: Report) -> Bill:
+    """Return what the provider bills for the machines of a report.
+
+    Raises:
+        ProviderError: the provider refused the request or did not answer.
+    """
+    if not isinstance(driver, Bills):
+        return Bill(None, f"the driver of {driver.name} cannot ask for bills; look at the provider's billing page")
+    since = datetime.fromtimestamp(min(each.launched for each in report.machines) - _BEFORE, UTC)
+    return driver.billed([each.id for each in report.machines], since, datetime.now(UTC))
+
+
+def versions(driver: Driver) -> dict[str, str]:
+    """Return the versions of skypool, of Python, and of the distribution that has the driver, by name."""
+    found = {"skypool": metadata.version("skypool"), "Python": platform.python_version(), "system": platform.system()}
+    package = type(driver).__module__.partition(".")[0]
+    for name in metadata.packages_distributions().get(package, ()):
+        found.setdefault(name, metadata.version(name))
+    return found
+
+
+def redacted(report: Report, redact: Redaction) -> Report:
+    """Return a report without secrets, account names and addresses."""
+    steps = (
+        replace(
+            each,
+            text="accepted" if each.result == "good" and "credentials" in each.what else redact(each.text),
+            advice=redact(each.advice),
+        )
+        for each in report.steps
+    )
+    return replace(report, steps=tuple(steps))

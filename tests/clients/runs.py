@@ -1,0 +1,119 @@
+"""Run other people's clients against the labs, and keep what they called and got."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.clients.venvs import environment
+
+SCRIPTS = Path(__file__).parent / "scripts"
+LONGEST = 120.0
+"""Seconds that a client may take."""
+
+
+@dataclass
+class Report:
+    """What a client called and got.
+
+    Attributes:
+        called: names of the client's functions or commands, by operation.
+        shown: what they returned.
+        refusals: type and text of the errors that had to come, by operation.
+    """
+
+    called: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    shown: dict[str, Any] = field(default_factory=dict[str, Any])
+    refusals: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+    def note(self, operation: str, called: str) -> None:
+        """Add a call, once."""
+        names = self.called.setdefault(operation, [])
+        if called not in names:
+            names.append(called)
+
+
+class Client:
+    """One client in its own environment, which sees nothing of this process's variables and home.
+
+    Args:
+        name: of its requirements.
+        home: an empty folder.
+        environment: the variables that lead it to a lab.
+    """
+
+    def __init__(self, name: str, home: Path, environment_: Mapping[str, str]) -> None:
+        self.name, self.home = name, home
+        self.bin = environment(name) / "bin"
+        kept = {key: os.environ[key] for key in ("LANG", "TMPDIR") if key in os.environ}
+        own = {"HOME": str(home), "PATH": f"{self.bin}:/usr/bin:/bin", "NO_COLOR": "1", "TZ": "UTC"}
+        self.environment = {**kept, **own, **environment_}
+
+    def run(self, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """Run a program of the client's environment, with `more` environment variables."""
+        program = [str(self.bin / argv[0]), *argv[1:]]
+        return subprocess.run(
+            program, cwd=self.home, env={**self.environment, **more}, capture_output=True, text=True, timeout=LONGEST
+        )
+
+    def script(self, file: str, *argv: str, **more: str) -> Report:
+        """Run a file of scripts/ by the client's Python and return its report.
+
+        Raises:
+            AssertionError: It failed.
+        """
+        done = self.run("python", str(SCRIPTS / file), *argv, **more)
+        assert done.returncode == 0, f"{file} failed with {self.name}:\n{done.stderr[-6000:]}"
+        return Report(**json.loads(done.stdout))
+
+
+class Commands:
+    """A command-line client, and a report of the commands that were run.
+
+    Args:
+        program: its name; output: options after which it prints JSON.
+    """
+
+    def __init__(self, client: Client, program: str, *output: str) -> None:
+        self.client, self.program, self.output = client, program, output
+        self.report = Report()
+
+    def call(self, operation: str, *argv: str, **more: str) -> Any:
+        """Run a command that succeeds and return what it printed: JSON where it is, text otherwise."""
+        done = self._run(operation, *argv, **more)
+        assert done.returncode == 0, f"{self.program} {' '.join(argv)}: {done.stdout}{done.stderr}"
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            return done.stdout
+
+    def refused(self, operation: str, *argv: str, **more: str) -> str:
+        """Run a command that must fail and return what it said."""
+        done = self._run(operation, *argv, **more)
+        said = (done.stdout + done.stderr).strip()
+        assert done.returncode != 0, f"{self.program} {' '.join(argv)} was not refused: {said}"
+        self.report.refusals.setdefault(operation, []).append(said)
+        return said
+
+    def _run(self, operation: str, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
+        words = [self.program]
+        for word in argv:
+            if word.startswith("-") or word.isdigit():
+                break
+            words.append(word)
+        self.report.note(operation, " ".join(words))
+        return self.client.run(self.program, *argv, *self.output, **more)
+
+
+def without_news(ours: Any, theirs: Any) -> Any:
+    """Return `ours` without the fields that `theirs` lacks: an older version of a client does not know them."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        return {key: without_news(value, theirs[key]) for key, value in ours.items() if key in theirs}
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        return [without_news(a, b) for a, b in zip(ours, theirs, strict=True)]
+    return ours

@@ -1,0 +1,114 @@
+"""Virtual environments of the clients, made from the package index when a test first needs them.
+
+    python -m tests.clients.venvs awscli     # write requirements/awscli.txt anew, after a change of its first line
+
+Each file in requirements/ names the packages that a client consists of, all with their versions. Its first line has
+those that were asked for; the others followed from them. A venv lies in build/clients, by the hash of its file, and is
+shared by all processes of a test run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PLACE = HERE.parents[1] / "build" / "clients"
+REQUIREMENTS = HERE / "requirements"
+INSTALLING = 280.0
+"""Seconds in which an environment must be installed; a test may take 300."""
+UNREACHABLE = re.compile(r"connection broken by|NewConnectionError|Name or service not known|Network is unreachable")
+
+
+def environment(name: str) -> Path:
+    """Return the folder of a client's venv, which is made if it is not there yet.
+
+    Skips the test if the package index cannot be reached, but fails it in CI.
+
+    Args:
+        name: of a file in requirements/, without its suffix.
+    """
+    told = REQUIREMENTS / f"{name}.txt"
+    key = hashlib.sha256(told.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    folder = PLACE / f"{name}-{key}"
+    with _locked(folder.with_suffix(".lock")):
+        if not (ready := folder / ".ready").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed while it made it
+            _made(folder)
+            if failure := _installed(folder, "--no-deps", "--requirement", str(told)):
+                shutil.rmtree(folder)
+                _refuse(name, failure)
+            ready.touch()
+    return folder
+
+
+def version(name: str, package: str) -> str:
+    """Return the version of a package in a client's requirements."""
+    return _pins(name)[package]
+
+
+@functools.cache
+def _pins(name: str) -> dict[str, str]:
+    lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
+    return {package: version for package, found, version in (line.partition("==") for line in lines[1:]) if found}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _made(folder: Path) -> None:
+    # The pip of this environment installs into it. A pip of its own would take four seconds more.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+
+
+def _installed(folder: Path, *what: str) -> str:
+    """Install packages; return what pip said if it failed, "" otherwise."""
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    # Modules are compiled when they are first imported: most of these packages' are never.
+    run = subprocess.run(
+        [*pip, "--no-compile", "--retries", "2", *what], capture_output=True, text=True, timeout=INSTALLING
+    )
+    return "" if run.returncode == 0 else run.stdout + run.stderr
+
+
+def _refuse(name: str, failure: str) -> None:
+    if UNREACHABLE.search(failure) and os.environ.get("CI") != "true":
+        pytest.skip(f"the package index cannot be reached, from which {name} would come")
+    pytest.fail(f"pip could not install {name}:\n{failure}")
+
+
+def lock(name: str) -> None:
+    """Write the requirements of a client anew, by the wishes in their first line."""
+    file = REQUIREMENTS / f"{name}.txt"
+    first = file.read_text().splitlines()[0]
+    wishes = first.removeprefix("# ").split()
+    with tempfile.TemporaryDirectory() as folder:
+        _made(Path(folder))
+        if failure := _installed(Path(folder), *wishes):
+            raise SystemExit(failure)
+        python = str(Path(folder) / "bin" / "python")
+        freeze = [sys.executable, "-m", "pip", "--python", python, "freeze", "--exclude", "setuptools"]
+        pins = subprocess.run(freeze, capture_output=True, text=True, check=True).stdout
+    file.write_text(f"{first}\n{pins}")
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        lock(each)

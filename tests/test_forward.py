@@ -1,0 +1,240 @@
+"""A port of this computer leads to a port of a node: on this machine and over ssh. test_container.py has containers."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import os
+import signal
+import socket
+import socketserver
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import skypool as sky
+from skypool import events
+from skypool.agent.processes import descendants
+from tests.conftest import eventually, served
+from tests.lab.machines import Lab, Machine
+from tests.lab.work import serve_a_page
+from tests.work import add
+
+PAGE = b"<title>a page</title>" + b"x" * 10_000
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(PAGE)))
+        self.end_headers()
+        self.wfile.write(PAGE)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+class Loud(socketserver.BaseRequestHandler):
+    """Read until the client has said all, and then say how much that was."""
+
+    def handle(self) -> None:
+        count = 0
+        while part := self.request.recv(65536):
+            count += len(part)
+        self.request.sendall(str(count).encode())
+
+
+@pytest.fixture
+def page() -> Iterator[int]:
+    with served(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)) as server:
+        yield server.server_port
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(nodes=2, console="off") as made:
+        yield made
+
+
+@pytest.fixture
+def pool(shared: sky.ComputePool) -> sky.ComputePool:
+    return shared
+
+
+def fetched(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        body: bytes = answer.read()
+    return body
+
+
+def answers(url: str) -> bool:
+    try:
+        return fetched(url) == b"there"
+    except OSError:
+        return False
+
+
+def is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_page_of_a_node_is_read_through_a_port_here(pool: sky.ComputePool, page: int) -> None:
+    with pool.forward(page, node=1) as forward:
+        assert forward.address == f"127.0.0.1:{forward.port}"
+        assert forward.url == f"http://{forward.address}"
+        assert fetched(forward.url) == PAGE
+        assert repr(forward) == f"<Forward of {forward.address} to localhost:{page} of node 1>"
+    assert is_free(forward.port)
+    forward.close()
+
+
+def test_many_connections_are_open_at_once(pool: sky.ComputePool, page: int) -> None:
+    with pool.forward(page) as forward:
+        held = [http.client.HTTPConnection("127.0.0.1", forward.port, timeout=60) for _ in range(20)]
+        for each in held:
+            each.connect()
+        with ThreadPoolExecutor(20) as threads:
+
+            def read(connection: http.client.HTTPConnection) -> bytes:
+                connection.request("GET", "/")
+                return connection.getresponse().read()
+
+            assert list(threads.map(read, held)) == [PAGE] * 20
+        for each in held:
+            each.close()
+
+
+def test_a_client_that_has_said_all_still_gets_its_answer(pool: sky.ComputePool) -> None:
+    with served(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Loud)) as server:
+        with pool.forward(server.server_address[1]) as forward:
+            with socket.create_connection(("127.0.0.1", forward.port), timeout=60) as connection:
+                connection.sendall(b"y" * 5_000_000)
+                connection.shutdown(socket.SHUT_WR)
+                assert connection.recv(100) == b"5000000"
+                assert connection.recv(100) == b""
+
+
+def test_a_port_on_which_nobody_listens_closes_the_connection(pool: sky.ComputePool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        nobody = probe.getsockname()[1]
+    with pool.forward(nobody) as forward:
+        with socket.create_connection(("127.0.0.1", forward.port), timeout=60) as connection:
+            assert connection.recv(100) == b""
+
+
+def test_a_port_can_be_chosen_and_one_that_is_taken_is_refused(pool: sky.ComputePool, page: int) -> None:
+    with pool.forward(page) as first:
+        with pytest.raises(sky.UsageError, match=f"port {first.port} of this computer cannot be used: .*in use"):
+            pool.forward(page, here=first.port)
+    with pool.forward(page, here=first.port) as second:
+        assert second.port == first.port
+        assert fetched(second.url) == PAGE
+
+
+def test_what_cannot_be_meant_is_refused(pool: sky.ComputePool) -> None:
+    with pytest.raises(sky.UsageError, match=r"port \(a port\) must be at least 1, not 0"):
+        pool.forward(0)
+    with pytest.raises(sky.UsageError, match=r"here \(a port\) must be at most 65535, not 70000"):
+        pool.forward(80, here=70_000)
+    with pytest.raises(sky.UsageError, match=r"has no node 7; its nodes are \[0, 1\]"):
+        pool.forward(80, node=7)
+
+
+def test_a_hundred_forwards_while_a_map_runs_leave_nothing(pool: sky.ComputePool, page: int) -> None:
+    before = (len(os.listdir("/proc/self/fd")), threading.active_count(), len(descendants(os.getpid())))
+    running = pool.map(add, range(20_000), buffersize=1000)
+    taken = sum(1 for _, _ in zip(range(100), running, strict=False))
+    for turn in range(100):
+        with pool.forward(page, node=turn % 2) as forward:
+            if turn % 10 == 0:
+                assert fetched(forward.url) == PAGE
+        taken += sum(1 for _, _ in zip(range(50), running, strict=False))
+    assert taken + sum(1 for _ in running) >= 19_800  # zip takes one more than it gives
+    after = (len(os.listdir("/proc/self/fd")), threading.active_count(), len(descendants(os.getpid())))
+    assert after[0] <= before[0] + 3, "open files"
+    assert after[1:] <= (before[1] + 2, before[2] + 1), "threads and processes"
+
+
+def test_forwards_end_with_the_pool(page: int) -> None:
+    with sky.ComputePool(console="off") as pool:
+        forward = pool.forward(page)
+        assert fetched(forward.url) == PAGE
+    assert forward.closed
+    assert is_free(forward.port)
+    with pytest.raises(sky.PoolClosed):
+        pool.forward(page)
+
+
+# --- over ssh ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    key = tmp_path_factory.mktemp("keys") / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    return key
+
+
+@pytest.fixture
+def remote(lab: Lab, identity: Path) -> Iterator[Machine]:
+    made = lab.machine(keys=[Path(f"{identity}.pub").read_text()])
+    yield made
+    made.destroy()
+
+
+def ssh_pool(machine: Machine, identity: Path) -> sky.ComputePool:
+    host = sky.Host(machine.address, host_key=machine.host_key)
+    return sky.ComputePool(sky.SSH(hosts=[host], user="root", identity=str(identity)), console="off", liveness=20)
+
+
+def test_over_ssh_a_port_that_only_the_machine_reaches(remote: Machine, identity: Path) -> None:
+    with ssh_pool(remote, identity) as pool:
+        running = serve_a_page(8265) > pool
+        with pool.forward(8265) as forward:
+            eventually(lambda: answers(forward.url), 60, "the page")
+            assert fetched(forward.url) == b"there"
+            with pytest.raises(sky.UsageError, match="cannot be used"):
+                pool.forward(8265, here=forward.port)
+        assert is_free(forward.port)
+        with pool.forward(8265, host="127.0.0.1") as again:
+            assert fetched(again.url) == b"there"
+        running.cancel()
+
+
+def test_over_ssh_a_broken_connection_is_made_again(remote: Machine, identity: Path) -> None:
+    told: list[events.Event] = []
+    with ssh_pool(remote, identity) as pool:
+        pool.events.listen(told.append)
+        running = serve_a_page(8265) > pool
+        with pool.forward(8265) as forward:
+            eventually(lambda: answers(forward.url), 60, "the page")
+            (ssh,) = _carriers(forward.port)
+            os.kill(ssh, signal.SIGKILL)
+            eventually(lambda: _carriers(forward.port) not in ([], [ssh]), 60, "another ssh")
+            eventually(lambda: answers(forward.url), 60, "the page")
+        assert _carriers(forward.port) == []
+        running.cancel()
+    notices = [each.text for each in told if isinstance(each, events.Notice)]
+    assert f"the forward of port {forward.port} to node 0 broke; it is being made again" in notices
+
+
+def _carriers(port: int) -> list[int]:
+    """The ssh processes that listen on a port of ours."""
+    found = []
+    for pid in descendants(os.getpid()):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if f"127.0.0.1:{port}:".encode() in words:
+            found.append(pid)
+    return found
