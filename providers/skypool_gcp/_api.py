@@ -223,8 +223,8 @@ def refuse_ipv6(ssh_from: str | Sequence[str] | None) -> None:
     for each in [ssh_from] if isinstance(ssh_from, str) else ssh_from or ():
         if isinstance(each, str) and re.fullmatch(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(/\d+)?", each):
             raise UsageError(
-                f"ssh_from: {each!r} is an IPv6 address, but machines of Google Cloud get IPv4 addresses only; name the "
-                "IPv4 address from which you reach the internet, such as '203.0.113.7' (`curl -4 "
+                f"ssh_from: {each!r} is an IPv6 address, but machines of Google Cloud get IPv4 addresses only; name "
+                "the IPv4 address from which you reach the internet, such as '203.0.113.7' (`curl -4 "
                 "https://checkip.amazonaws.com` prints it)"
             )
 
@@ -246,8 +246,8 @@ def check_networks(network: str, networks: Sequence[str]) -> None:
             raise UsageError(f"networks names {each} twice, but each interface of a machine needs another subnetwork")
         if each.partition("/")[0] == network:
             raise UsageError(
-                f"networks names {each}, but a machine's first interface is in the network {network} (network=) already, "
-                "and Google takes no second one there; name another network"
+                f"networks names {each}, but a machine's first interface is in the network {network} (network=) "
+                "already, and Google takes no second one there; name another network"
             )
 
 

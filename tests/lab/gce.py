@@ -70,7 +70,8 @@ class GCE(Cloud[Instance]):
         self.firewalls: dict[str, dict[str, Any]] = {}
         self.placements: dict[str, dict[str, Any]] = {}
         self.reservations: dict[str, dict[str, Any]] = {}
-        self.networks = {name: Network(name) for name in ("default", "lab-net")}
+        inner = {(each, "inner") for each in self._regions()}
+        self.networks = {"default": Network("default"), "lab-net": Network("lab-net", subnetworks=inner)}
         self.groups = Groups(self)
         self.operations: dict[str, Operation] = {}
         self.quotas = {"GPUS_ALL_REGIONS": 16.0, "CPUS_ALL_REGIONS": 256.0}

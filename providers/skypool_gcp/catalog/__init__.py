@@ -41,6 +41,7 @@ Facts = TypedDict(
         "more types": list[str],
         "fabric": dict[str, list[int]],
         "unpriced": dict[str, str],
+        "unsold": list[str],
         "metrics": dict[str, str],
         "attached": dict[str, dict[str, list[int]]],
         "n1": dict[str, float],
@@ -252,7 +253,8 @@ def refuse_unpriced(need: Need) -> None:
         if accelerator in names:
             raise UsageError(
                 f"{accelerator} cannot be offered: Google's price catalogue has no price for {kind}, so its offers "
-                "could not be compared with others, and no budget could count it; choose another accelerator or provider"
+                "could not be compared with others, and no budget could count them; choose another accelerator or "
+                "provider"
             )
 
 

@@ -29,7 +29,7 @@ from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Orde
 from skypool_gcp import _api, billing, catalog
 from skypool_gcp._sdk import requests
 from skypool_gcp.catalog import STATES
-from skypool_gcp.compute import _asked, _proof, _requests
+from skypool_gcp.compute import _asked, _proof, _requests, _survey
 from skypool_gcp.compute._asked import ComputeApi, insist, look
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ class Compute:
                 fits.append(each)
         if not fits:
             raise UsageError(
-                f"GCP(networks=…) does not fit: {'; '.join(_takes(each) for each in sorted(wanted))}; all must be in the "
-                "machine's region, and an RDMA network only serves the zone of its profile"
+                f"GCP(networks=…) does not fit: {'; '.join(map(_takes, sorted(wanted)))}; all must be in the region of "
+                "the machines, and an RDMA network only serves the zone of its profile"
             )
         return fits
 
@@ -297,25 +297,32 @@ class Compute:
     def check(self) -> Iterable[Finding]:
         """Yield one finding (a passed or failed check, with text) for each condition for renting machines.
 
-        The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, the network,
-        zones, listing machines, prices, images and quotas. The checks run in parallel when the first finding is taken.
+        The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, networks,
+        zones, listing machines, prices, images, machine types and quotas. The checks run in parallel when the first
+        finding is taken.
         No check changes anything, so no check shows whether the account may create or delete machines. A failed check
         does not raise.
         """
-        network = self.settings.network
+        calls = self._calls
         questions = preflight.basics(
             lambda: look(self._calls.project_record).name,
             self._date,
             self.settings.ssh_from,
         )
-        questions[f"network {network}"] = lambda: look(self._calls.network, network).name
+        questions[f"network {self.settings.network}"] = lambda: _survey.network(calls, self._regions())
+        questions["networks between GPUs"] = lambda: _survey.fabric(self._places() if self.settings.networks else None)
         questions["zones"] = lambda: len(self.zones(()))
         questions["machines of skypool"] = lambda: len(list(_asked.labelled(self._calls.instances)))
         questions["prices"] = lambda: billing.told(self.settings, self._shapes)
         for path in [self.settings.image] if self.settings.image else catalog.IMAGES.values():
             questions[f"image {path}"] = partial(self._image_name, path)
+        questions["machine types with GPUs"] = lambda: _survey.types(
+            look(calls.machine_types, _survey.filter()),
+            look(calls.accelerator_types, 'name eq ".*"'),
+        )
         for metric in _QUOTAS:
             questions[f"quota {metric}"] = partial(self._quota, metric)
+        questions["quotas of GPUs"] = lambda: _survey.quotas(calls, self._regions())
         return preflight.findings({f"Compute Engine: {what}": question for what, question in questions.items()})
 
     def prove_creates(self) -> Iterable[Finding]:
@@ -372,6 +379,10 @@ class Compute:
         up = [each.name for each in look(self._calls.zones) if each.status == "UP"]
         of_zones_and_regions = [each for pattern in patterns for each in (pattern, f"{pattern}-?")]
         return chosen(up, self.settings.zones or (), of_zones_and_regions)
+
+    def _regions(self) -> list[str]:
+        """Return the names of the regions of all zones in which machines may be rented, sorted."""
+        return sorted({_api.region_of(each) for each in self.zones(())})
 
     def _reservations(self) -> list[compute_v1.Reservation] | None:
         """Return the reservations (capacity reserved before) that have the name in the settings, in all zones.

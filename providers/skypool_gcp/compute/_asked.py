@@ -147,6 +147,15 @@ class ComputeApi:
         request = compute_v1.GetNetworkRequest(project=self.project, network=name)
         return self._get(f"the network {name}", _client_of(compute_v1.NetworksClient).get, request)
 
+    def regions(self) -> list[compute_v1.Region]:
+        """Return Google's records of all regions, which contain the project's quotas there.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
+        """
+        request = compute_v1.ListRegionsRequest(project=self.project)
+        return self._list("the list of regions", _client_of(compute_v1.RegionsClient).list, request)
+
     def subnetworks(self, filter: str) -> list[compute_v1.Subnetwork]:
         """Return the project's subnetworks, in all regions, that match a filter of the API.
 
