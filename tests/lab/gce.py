@@ -182,7 +182,7 @@ class GCE(Cloud[Instance]):
             raise refused(401, "authError", "Invalid Credentials")
         self.wire.check(request)
         if not shown and self.caller is not None:
-            permit(self.caller, PROJECT, request)
+            permit(self.caller, request)
 
     def throttled(self, request: Request) -> Refused:
         return refused(403, "rateLimitExceeded", "Quota exceeded for quota metric 'Queries' and limit 'per minute'.")
