@@ -397,7 +397,7 @@ class TPU(Cloud[Host]):
         if queued.failure is not None:
             state["failedData"] = {"error": queued.failure}
         node = {key: each for key, each in queued.node.items() if key != "metadata"}
-        spec = {**queued.told["tpu"]["nodeSpec"][0], "node": {**node, "labels": queued.labels}}
+        spec = {**queued.told["tpu"]["nodeSpec"][0], "node": node}  # with the labels that it was asked for with
         return {
             **queued.told, "name": self._path(queued.zone, "queuedResources", queued.id), "tpu": {"nodeSpec": [spec]},
             "state": state, "createTime": time_of(queued.created),
@@ -445,17 +445,19 @@ class TPU(Cloud[Host]):
         return operation
 
     def _shown_node(self, queued: Queued) -> dict[str, Any]:
+        is_public = queued.node.get("networkConfig", {}).get("enableExternalIps", False)
         ends = [
-            {"ipAddress": host.ip, "port": 8470, "accessConfig": {"externalIp": host.ip}}
+            {"ipAddress": host.ip, "port": 8470, **({"accessConfig": {"externalIp": host.ip}} if is_public else {})}
             for host in queued.hosts
             if host.ip
         ]
+        health = {"health": "HEALTHY"} if queued.node_state == "READY" else {}
         of = {} if queued.alone else {"queuedResource": self._path(queued.zone, "queuedResources", queued.id)}
         account = queued.node.get("serviceAccount", {})
         email = account.get("email") or DEFAULT
         return {
             **queued.node, "name": self._path(queued.zone, "nodes", self._node_id(queued)), "labels": queued.labels,
-            "state": queued.node_state, "health": "HEALTHY", "createTime": time_of(queued.created),
+            "state": queued.node_state, **health, "createTime": time_of(queued.created),
             "networkEndpoints": ends, "id": str(queued.number), "apiVersion": "V2",
             "serviceAccount": {**account, "email": email}, **of,
         }  # fmt: skip

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from skypool.accelerators import parse
 from skypool.drivers import preflight
@@ -26,6 +27,7 @@ from skypool_gcp.tpu import Tpu, _api, _proof
 from tests.lab import tpu_wares as wares
 from tests.lab.billing import Billing
 from tests.lab.gce import GCE
+from tests.lab.gcp_iam import Role
 from tests.lab.tpu import TPU
 from tests.lab.tpu_grpc import grpc_of
 
@@ -303,6 +305,16 @@ def test_expired_credentials_are_told_in_one_line(both: tuple[GCE, TPU]) -> None
     (finding,) = bad(seen.findings)
     assert finding.what == "credentials"
     assert "gcloud auth application-default login" in finding.advice
+    assert "\n" not in finding.text
+
+
+def test_a_missing_permission_is_told_in_one_line(both: tuple[GCE, TPU], prices: Billing) -> None:
+    gce, tpu = both
+    role = yaml.safe_load(gcp().policy())["includedPermissions"]
+    gce.caller = tpu.caller = prices.caller = Role([each for each in role if each != "tpu.locations.list"])
+    (finding,) = bad(findings.read(gcp()).findings)
+    assert "Permission 'tpu.locations.list' denied on 'projects/lab-project/locations'" in finding.text
+    assert "skypool doctor --policy gcp" in finding.advice
     assert "\n" not in finding.text
 
 
