@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,11 +117,12 @@ class Recorder:
         with self._lock:
             self._scrubber.hide(value, kind)
 
-    def add(self, exchange: Exchange, private: Private = NOTHING_PRIVATE) -> None:
-        """Write an exchange, without what is private. Does nothing after the end of the recording.
+    def add(self, exchange: Callable[[], Exchange], private: Private = NOTHING_PRIVATE) -> None:
+        """Write an exchange, without what is private. Does nothing after the end of the recording. Never raises.
 
         Args:
-            exchange: the exchange, as it was sent and received, with all headers. Its number is ignored.
+            exchange: returns the exchange, as it was sent and received, with all headers. Its number is ignored. If
+                this function raises, the recording ends.
             private: what is private at this provider.
         """
         with self._lock:
@@ -129,7 +130,7 @@ class Recorder:
                 return
             try:
                 self._number += 1
-                public = dataclasses.replace(self._scrubbed(exchange, private), number=self._number)
+                public = dataclasses.replace(self._scrubbed(exchange(), private), number=self._number)
                 os.write(self._file, (json.dumps(_data(public), ensure_ascii=False) + "\n").encode())
             except Exception as e:  # noqa: BLE001 - `close` raises it
                 self._failure = e
@@ -138,7 +139,8 @@ class Recorder:
     def token(self, provider: str, service: str = "") -> None:
         """Write that a token was requested. Use it where the request itself cannot be seen."""
         now = datetime.now(UTC).isoformat()
-        self.add(Exchange(provider=provider, service=service, operation="a token", confidential=True, time=now))
+        told = Exchange(provider=provider, service=service, operation="a token", confidential=True, time=now)
+        self.add(lambda: told)
 
     def about(self, value: object) -> Any:
         """Return a value for the manifest without what is private."""
