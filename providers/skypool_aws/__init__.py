@@ -251,7 +251,8 @@ class AWS(Regional):
         """Yield an offer for each of these instance types, for each market of the need and each zone.
 
         A zone is left out if it does not have the type, or if it has no subnet. A spot offer is left out if AWS returns
-        no spot price for the type in the zone. On-demand offers have the price 0.
+        no spot price for the type in the zone. On-demand offers have the price 0. If AWS sells all of these types only
+        by capacity blocks, the result is empty, and a RuntimeWarning says so.
 
         Args:
             ec2: the client of the region.
@@ -262,6 +263,14 @@ class AWS(Regional):
         Raises:
             AccessError: the region has no subnet in which machines may be placed.
         """
+        if all(offer.detail["sold"] == ["capacity-block"] for offer in types.values()):
+            warnings.warn(
+                f"AWS sells {', '.join(sorted(types))} only by capacity blocks, which are bought in advance: buy one "
+                f"in {region}, and name it with AWS(region={region!r}, capacity_reservation=…)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
         zones = [subnet["AvailabilityZone"] for subnet in self._subnets(ec2)]
         spot_usd: dict[tuple[str, str], float] = {}
         if "spot" in need.markets:

@@ -765,6 +765,32 @@ def test_machines_of_a_reservation_are_where_and_as_it_is(aws_api: World) -> Non
     assert [name for _, name in aws_api.groups] == ["near"]
 
 
+def test_what_aws_sells_only_by_capacity_blocks_is_offered_with_one_and_told_of_without(
+    aws_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As p6e-gb200.36xlarge, of which there is no record that was read from EC2."""
+    kind, need = "p6-b300.48xlarge", Need((parse("B300:8"),), market="cheapest")
+    region = next(each for each in sorted(aws_facts.ENABLED) if aws_facts.zones_of(each, kind))
+    monkeypatch.setitem(INSTANCE_TYPES, kind, INSTANCE_TYPES[kind] | {"SupportedUsageClasses": ["capacity-block"]})
+    with pytest.warns(RuntimeWarning, match=rf"sells {kind} only by capacity blocks.*capacity_reservation="):
+        assert sold(aws_api, need, region=region) == []
+    block = aws_api.reserve(kind, aws_facts.zones_of(region, kind)[0], kind="capacity-block", end=86400)
+    [offer] = sold(aws_api, need, region=region, capacity_reservation=block)
+    assert (offer.instance_type, offer.detail["prepaid"]) == (kind, True)
+
+
+def test_a_node_of_an_ultraserver_is_known_by_its_name_and_has_an_image_for_its_processor() -> None:
+    assert _catalog.patterns(Need((parse("GB200:4"),))) == ["p6e-gb200.*"]
+    processor = {"ProcessorInfo": {"SupportedArchitectures": ["arm64"]}, "SupportedUsageClasses": ["capacity-block"]}
+    record = INSTANCE_TYPES["p6-b300.48xlarge"] | {"InstanceType": "p6e-gb200.36xlarge"} | processor
+    offer = _catalog.kind(record)
+    assert (str(offer.accelerator), offer.arch, offer.quota) == ("GB200:4", "arm64", "P")
+    assert "ami/arm64/base-oss-nvidia-driver-gpu" in _catalog.base("", offer, Need())[0]
+    record |= {"InstanceType": "p6e-gb300.36xlarge", "GpuInfo": {"Gpus": [{"Name": "GB300", "Count": 4}]}}
+    assert str(_catalog.accelerator(record)) == "GB300:4"
+    assert "p*" in _catalog.patterns(Need((parse("GB300:4"),)))
+
+
 def test_a_part_of_a_gpu_is_offered_only_with_an_image_of_the_users(aws_api: World) -> None:
     """It needs a driver of NVIDIA's that no default image has."""
     need = Need((parse("L4/1of8"),), market="spot")
