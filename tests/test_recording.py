@@ -220,6 +220,8 @@ def test_a_folder_with_a_recording_is_not_overwritten_and_two_recordings_at_once
             pass
     with pytest.raises(UsageError, match="already has a recording"), recording.to(tmp_path / "r"):
         pass
+    assert not (tmp_path / "s").exists()
+    assert recording.current() is None
     assert recording.read(tmp_path / "r").exchanges[0].reply == "hello"
 
 
