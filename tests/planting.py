@@ -13,6 +13,7 @@ import gzip
 import http.client
 import json
 import random
+import re
 import string
 import threading
 import zlib
@@ -309,8 +310,8 @@ def _inner(text: str) -> Iterator[str]:
     if "\\u" in text:
         with contextlib.suppress(ValueError):
             yield json.loads('"' + text.replace('"', '\\"').replace("\n", "\\n") + '"')
-    if len(text) < 4000:
-        for word in text.replace("=", "= ").replace("<", " <").replace(">", "> ").split():
+    if not text.startswith("{"):
+        for word in re.findall(r"[A-Za-z0-9+/_-]{12,}", text):
             with contextlib.suppress(ValueError, zlib.error, EOFError, OSError):
                 data = base64.b64decode(word.replace("-", "+").replace("_", "/") + "==")
                 yield (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()

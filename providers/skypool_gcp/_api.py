@@ -45,7 +45,7 @@ PRIVATE = recording.Private(
     patterns={
         r"\b(ya29\.[\w.-]{8,})": ("secret",),
         r"\bAIza([\w-]{30,})": ("secret",),
-        r"\b([a-z0-9-]+)@([a-z][a-z0-9-]{4,28}[a-z0-9])\.iam\.gserviceaccount\.com": ("person", "project"),
+        r"(?<![a-z0-9-])([a-z0-9-]+)@([a-z][a-z0-9-]{4,28}[a-z0-9])\.iam\.gserviceaccount\.com": ("person", "project"),
         r"\b(\d{6,})(?:-compute)?@[\w.-]*gserviceaccount\.com": ("account",),
         rf"\bprojects/(?!(?:{_PUBLIC_PROJECTS})\b)([a-z][a-z0-9-]{{4,28}}[a-z0-9])\b": ("project",),
         r"(?i)\bproject(?:s/|[ _-]?(?:number|id)?[\"':= ]+)(\d{6,})\b": ("account",),

@@ -1015,6 +1015,12 @@ def test_an_address_is_given_when_the_machine_runs_and_not_taken_from_one_that_d
     driver.tidy(found)  # it is gone
 
 
+@pytest.mark.parametrize(("zone", "group"), [("us-east-1a", "us-east-1"), ("us-east-1-dfw-2a", "us-east-1-dfw-2")])
+def test_an_address_is_of_the_network_border_group_of_its_zone(aws_api: World, zone: str, group: str) -> None:
+    AWS(region=HERE)._allocate(Offer("aws", "p6e-gb200.36xlarge", HERE, zone), gang())
+    assert [call.params["NetworkBorderGroup"] for call in aws_api.calls("AllocateAddress")] == [group, group]
+
+
 def test_an_address_that_cannot_be_released_is_told_of_and_is_a_leftover(aws_api: World) -> None:
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
     launched, _ = run(aws_api, gang())
