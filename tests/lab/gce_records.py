@@ -200,6 +200,7 @@ def disk(rental: Instance, image: str, type: str, gb: int) -> dict[str, Any]:
     """The boot disk of a new instance."""
     about = rental.told["disks"][0].get("initializeParams", {})
     at, labels = f"zones/{rental.place}", about.get("labels", {})
+    owner = next(whose for (whose, _), (name, _, _) in wares.FAMILIES.items() if name == image)
     return made(
         "disk",
         f"{at}/disks/{rental.disk}",
@@ -208,7 +209,7 @@ def disk(rental: Instance, image: str, type: str, gb: int) -> dict[str, Any]:
         type=f"{HERE}/{at}/diskTypes/{type}",
         status="READY",
         users=[f"{HERE}/{at}/instances/{rental.id}"],
-        sourceImage=image,
+        sourceImage=f"{ROOT}/projects/{owner}/global/images/{image}",
         labels=labels,
         labelFingerprint=mark(str(labels)),
         physicalBlockSizeBytes="4096",

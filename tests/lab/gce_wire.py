@@ -54,6 +54,7 @@ class Wire:
             raise refused(404, "notFound", "Method not found.")
         for each in self.document.wrong_request(request.method, request.path, request.query, request.body):
             raise _said(each, is_parameter=each.place in request.query or each.place in request.by)
+        request.body = _without_null(request.body)
 
     def known(self, request: Request) -> bool:
         """Whether the request is a method of the API."""
@@ -67,6 +68,13 @@ class Wire:
         (first,) = told.get("errors", [{}])
         right = (told.get("code"), {*first}) == (answer.status, {"message", "domain", "reason"})
         return [] if right else [f"the error {answer.body} is not in Google's format"]
+
+
+def _without_null(value: Any) -> Any:
+    """A value without fields that are null, which Google takes for nothing."""
+    if isinstance(value, dict):
+        return {key: _without_null(each) for key, each in value.items() if each is not None}
+    return [_without_null(each) for each in value] if isinstance(value, list) else value
 
 
 def _said(wrong: Wrong, is_parameter: bool) -> Refused:

@@ -679,6 +679,10 @@ def test_without_an_offer_no_create_is_tried_and_the_reason_is_told(gce_api: Wor
 # --- errors --------------------------------------------------------------------------------------------------
 
 NO_H100 = "A a3-highgpu-8g VM instance with 8 nvidia-h100-80gb accelerator(s) is currently unavailable in the zone."
+FIELD = "Invalid value for field 'resource."
+NO_TYPE = "Machine type with name 'a' does not exist in zone 'z'."
+NO_IMAGE = "The referenced image resource cannot be found."
+NO_NETWORK = "The referenced network resource cannot be found."
 SYNC: list[tuple[int, str, str, type[ProviderError]]] = [
     (403, "quotaExceeded", NO_QUOTA, QuotaError),
     (503, "insufficientCapacity", "…", CapacityError),
@@ -700,6 +704,14 @@ SYNC: list[tuple[int, str, str, type[ProviderError]]] = [
     (412, "conditionNotMet", "Constraint constraints/compute.vmExternalIpAccess violated for project 1.", AccessError),
     (404, "notFound", "The resource 'projects/p/global/networks/none' was not found", ProviderError),
     (404, "notFound", "The resource 'projects/p/global/images/none' was not found", ProviderError),
+    (400, "invalid", f"{FIELD}machineType': 'zones/z/machineTypes/a'. {NO_TYPE}", CapacityError),
+    (
+        400,
+        "invalid",
+        f"{FIELD}disks[0].…sourceImage': 'projects/p/global/images/none'. {NO_IMAGE}",
+        ProviderError,
+    ),
+    (400, "invalid", f"{FIELD}networkInterfaces[0].network': 'global/networks/none'. {NO_NETWORK}", ProviderError),
     (400, "invalid", "Invalid value for field 'resource.name'", ProviderError),
     (503, "backendError", "…", NoAnswer),
     (500, "internalError", "…", NoAnswer),
