@@ -262,7 +262,8 @@ class AWS(Regional):
         """Yield an offer for each of these instance types, for each market of the need and each zone.
 
         A zone is left out if it does not have the type, or if it has no subnet. A spot offer is left out if AWS returns
-        no spot price for the type in the zone. On-demand offers have the price 0.
+        no spot price for the type in the zone. On-demand offers have the price 0. If AWS sells all of these types only
+        by capacity blocks, the result is empty, and a RuntimeWarning says so.
 
         Args:
             ec2: the client of the region.
@@ -273,6 +274,14 @@ class AWS(Regional):
         Raises:
             AccessError: the region has no subnet in which machines may be placed.
         """
+        if all(offer.detail["sold"] == ["capacity-block"] for offer in types.values()):
+            warnings.warn(
+                f"AWS sells {', '.join(sorted(types))} only by capacity blocks, which are bought in advance: buy one "
+                f"in {region}, and name it with AWS(region={region!r}, capacity_reservation=…)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
         zones = [subnet["AvailabilityZone"] for subnet in self._subnets(ec2)]
         spot_usd: dict[tuple[str, str], float] = {}
         if "spot" in need.markets:
@@ -330,7 +339,7 @@ class AWS(Regional):
 
         try:
             if request.has_several_interfaces:
-                self._allocate(offer.region, order)
+                self._allocate(offer, order)
             made = retry.soon(lambda: retry.quietly(run, *_requests.NOT_KNOWN_YET), _NEW, 0.5)
             if made is None:
                 made = run()
@@ -513,7 +522,7 @@ class AWS(Regional):
 
     # --- Elastic IP addresses --------------------------------------------------------------------------------
 
-    def _allocate(self, region: str, order: Order) -> None:
+    def _allocate(self, offer: Offer, order: Order) -> None:
         """Allocate an Elastic IP address for each node of an order that has none yet.
 
         Each address has the tags of the order, and the number of its node.
@@ -523,12 +532,12 @@ class AWS(Regional):
             NoAnswer: an answer was lost, so an address may have been allocated.
             ProviderError: AWS refused for another reason.
         """
-        ec2 = self._ec2(region, attempts=1)
+        ec2 = self._ec2(offer.region, attempts=1)
         has = {_node(each) for each in _requests.addresses(ec2, order.pool, order.token)}
         said = {**tags.tags(order), "Name": f"skypool-{order.pool}-{tags.session(order)}"}
         for node in order.nodes:
             if node not in has:
-                _requests.allocate_address(ec2, {**said, tags.NODES: tags.packed([node])})
+                _requests.allocate_address(ec2, offer.zone, {**said, tags.NODES: tags.packed([node])})
 
     def _associate(self, instance: Instance, record: InstanceTypeDef) -> None:
         """Give a running instance with several network interfaces its Elastic IP address.
@@ -547,11 +556,11 @@ class AWS(Regional):
         said = _requests.tag_values(record["Tags"])
         found = _requests.addresses(ec2, said[tags.POOL], said[tags.TOKEN])
         mine = [each["AllocationId"] for each in found if _node(each) == instance.node]
-        address = (
-            mine[0] if mine else _requests.allocate_address(ec2, {**said, tags.NODES: tags.packed([instance.node])})
-        )
+        if not mine:
+            said |= {tags.NODES: tags.packed([instance.node])}
+            mine = [_requests.allocate_address(ec2, record["Placement"]["AvailabilityZone"], said)]
         primary = next(each for each in record["NetworkInterfaces"] if _is_primary(each))
-        _requests.associate_address(ec2, address, primary["NetworkInterfaceId"])
+        _requests.associate_address(ec2, mine[0], primary["NetworkInterfaceId"])
 
     def _release(self, region: str, pool: str, nodes: Mapping[str, Collection[int]]) -> None:
         """Release the Elastic IP addresses of nodes that have no instance any more.

@@ -748,11 +748,16 @@ def addresses(ec2: EC2Client, pool: str, token: str) -> list[AddressTypeDef]:
     return sorted(ec2.describe_addresses(Filters=filters)["Addresses"], key=lambda each: each["AllocationId"])
 
 
-def allocate_address(ec2: EC2Client, tags: Mapping[str, str]) -> str:
+def allocate_address(ec2: EC2Client, zone: str, tags: Mapping[str, str]) -> str:
     """Allocate an Elastic IP address with these tags, and return its id. It is billed from now on until its release.
+
+    A Local Zone needs an address of its own network border group, which is called as the zone without its last letter:
+    https://docs.aws.amazon.com/local-zones/latest/ug/available-local-zones.html (read 2026-11-24 in a stored copy). The
+    group of all other zones is the region.
 
     Args:
         ec2: the client of the region. It must not repeat requests: each one would allocate another address.
+        zone: the zone of the instance that will get the address, such as "us-east-1a".
         tags: the tags of the address.
 
     Raises:
@@ -760,7 +765,12 @@ def allocate_address(ec2: EC2Client, tags: Mapping[str, str]) -> str:
         NoAnswer: the answer was lost, so an address with these tags may have been allocated.
         ProviderError: AWS refused for another reason.
     """
-    return str(ec2.allocate_address(Domain="vpc", TagSpecifications=[_tagged("elastic-ip", tags)])["AllocationId"])
+    made = ec2.allocate_address(
+        Domain="vpc",
+        NetworkBorderGroup=zone[:-1],
+        TagSpecifications=[_tagged("elastic-ip", tags)],
+    )
+    return str(made["AllocationId"])
 
 
 def associate_address(ec2: EC2Client, id: str, interface: str) -> None:

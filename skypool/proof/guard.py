@@ -70,7 +70,7 @@ def watch_end(
         done(reached, began)
         if reached.good:
             began = time.monotonic()
-            done(_watched(driver, pool, lease, margin), began)
+            done(_watched(driver, pool, ledger, lease, margin), began)
     finally:
         began = time.monotonic()
         ended = _swept(driver, pool, ledger)
@@ -125,14 +125,16 @@ def _reached(client: subprocess.Popen[bytes], driver: Driver, pool: str) -> Find
     return Finding(what, True, f"{', '.join(there)}: its client is killed now")
 
 
-def _watched(driver: Driver, pool: str, lease: float, margin: float) -> Finding:
-    """Look at the provider's list until the machine has ended, and return the result as a finding."""
+def _watched(driver: Driver, pool: str, ledger: Ledger, lease: float, margin: float) -> Finding:
+    """Look at the provider's list until the machine has ended, record the end, and return the result as a finding."""
     what = f"{_TITLE}: its own end"
     began = time.monotonic()
     trouble = ""
     while (waited := time.monotonic() - began) < lease + margin:
         try:
             if not _alive(driver, pool):
+                if record := newest(ledger.pools(pool)):
+                    ledger.ended(record.session, driver.name, *(each.id for each in record.running))
                 return Finding(what, True, f"it ended {waited:.0f} s after its client, with a lease of {lease:g} s")
             trouble = ""
         except (ProviderError, ErrorGroup) as e:

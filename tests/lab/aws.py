@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from email.utils import formatdate
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -26,11 +27,8 @@ from moto.ec2.models.tags import TagBackend
 from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-<<<<<<< HEAD
 from tests.lab import aws_addresses, aws_calls, aws_facts, aws_shops, aws_wire
-=======
 from tests.lab import aws_addresses, aws_calls, aws_facts, aws_schema, aws_shops
->>>>>>> main
 from tests.lab.aws_calls import PlacementGroup
 from tests.lab.aws_facts import IMAGES
 from tests.lab.aws_lag import Lag
@@ -41,9 +39,23 @@ from tests.lab.aws_permissions import Permissions, User
 from tests.lab.aws_stock import Reservation, Rule, Stock
 from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, confirmed, error_code, read, refusal, rewritten
 from tests.lab.machines import Lab
+from tests.lab.replay import Asked, NotRecorded, Replay
 from tests.lab.world import Fault, World
 
 ACCOUNT = "123456789012"
+THINGS = (
+    "DescribeInstances",
+    "DescribeInstanceStatus",
+    "DescribeKeyPairs",
+    "DescribeNetworkInterfaces",
+    "DescribePlacementGroups",
+    "DescribeSpotInstanceRequests",
+    "DescribeTags",
+    "DescribeVolumes",
+    "GetConsoleOutput",
+)
+"""Reads of what was made; see `Replay`."""
+OWN = ("DescribeSecurityGroups", "DescribeSubnets", "DescribeVpcs")
 NOTICE = 120.0
 """Seconds between the notice of an interruption and the interruption."""
 
@@ -53,6 +65,7 @@ class AWS(World[Call]):
 
     Args:
         lab: Where instances boot; None for a world without machines, for calls alone.
+        recording: A folder with a recording, which answers reads (tests/lab/replay.py); None for the lab's own answers.
 
     Attributes:
         url: For AWS_ENDPOINT_URL.
@@ -63,9 +76,10 @@ class AWS(World[Call]):
         schema: What every request and reply is checked against, with how many that were.
     """
 
-    def __init__(self, lab: Lab | None = None) -> None:
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
         super().__init__()
         self.lab = lab
+        self.replay = None if recording is None else Replay(recording, THINGS, OWN)
         self.delays = Delays()
         self.checks_times = False
         self.throttle = Throttle()
@@ -312,6 +326,8 @@ class AWS(World[Call]):
             self.watched(self.tick)
             if self.checks_times:
                 aws_wire.check_time(environ, call)
+            if (recorded := self._recorded(call)) is not None:
+                return recorded
             if call.service and call.region not in self.opted_in:
                 raise ApiError("AuthFailure" if call.service == "ec2" else "UnrecognizedClientException")
             if wrong := self.schema.wrong_request(call):
@@ -319,6 +335,8 @@ class AWS(World[Call]):
             reply = self._dispatch(call, environ)
             if reply.status < 400 and (told := self.schema.wrong_reply(call, reply)):
                 self.errors.append(AssertionError(f"the lab's reply to {call.action} is not AWS's: {told[:5]}"))
+            if self.replay is not None:
+                self.replay.did(Asked.by_form(call.action, call.region, call.body.decode()), reply.status)
             return reply
         except ApiError as refused:
             call.error = refused.code
@@ -326,6 +344,24 @@ class AWS(World[Call]):
         except Exception as e:  # noqa: BLE001 - `close` raises it
             self.errors.append(e)
             return refusal(call, ApiError("InternalError", f"the lab itself failed: {e!r}", 500))
+
+    def _recorded(self, call: Call) -> Reply | None:
+        """The answer of the recording, if it is the one to answer.
+
+        Raises:
+            ApiError: It should have one, and has none.
+        """
+        if self.replay is None:
+            return None
+        try:
+            found = self.replay.answer(Asked.by_form(call.action, call.region, call.body.decode()))
+        except NotRecorded as e:
+            raise ApiError("NotRecorded", str(e)) from e
+        if found is None:
+            return None
+        reply = Reply(found.status, list(found.reply_headers.items()), str(found.reply).encode())
+        call.error = error_code(reply)
+        return reply
 
     def _dispatch(self, call: Call, environ: WSGIEnvironment) -> Reply:
         if call.service:
