@@ -779,6 +779,38 @@ def test_what_aws_sells_only_by_capacity_blocks_is_offered_with_one_and_told_of_
     assert (offer.instance_type, offer.detail["prepaid"]) == (kind, True)
 
 
+def test_a_new_family_is_ranked_by_its_prices(aws_api: World) -> None:
+    found = {each.instance_type: each for each in sold(aws_api, Need((parse("RTX_PRO_6000"),), market="on-demand"))}
+    ranked = sorted(found, key=lambda kind: found[kind].usd_per_hour)
+    assert ranked == [f"g7e.{size}xlarge" for size in (2, 4, 8, 12, 24, 48)]
+    for kind, each in found.items():
+        bare = aws_facts.on_demand_price(HERE, kind)
+        assert bare is not None
+        assert each.usd_per_hour == pytest.approx(bare + EXTRAS_120)
+        assert (each.accelerator and each.accelerator.card_memory_gb, each.quota) == (
+            96,
+            "us-east-1 on-demand G and VT",
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "region"),
+    [("trn2.48xlarge", "us-east-2"), ("trn2u.48xlarge", "ap-south-2"), ("trn2.3xlarge", "sa-east-1")],
+)
+def test_trainium_2_is_offered_by_a_block_and_without_a_price_not_at_all(
+    aws_api: World, kind: str, region: str
+) -> None:
+    aws_api.opt_in(region)
+    assert aws_facts.on_demand_price(region, kind) is None
+    accelerator = _catalog.accelerator(INSTANCE_TYPES[kind])
+    assert accelerator is not None
+    need = Need((accelerator,))
+    assert kind not in {each.instance_type for each in sold(aws_api, need, region=region)}
+    block = aws_api.reserve(kind, aws_facts.zones_of(region, kind)[0], kind="capacity-block", end=86400)
+    [offer] = sold(aws_api, need, region=region, capacity_reservation=block)
+    assert (offer.instance_type, offer.detail["prepaid"], offer.accelerator) == (kind, True, accelerator)
+
+
 def test_a_node_of_an_ultraserver_is_known_by_its_name_and_has_an_image_for_its_processor() -> None:
     assert _catalog.patterns(Need((parse("GB200:4"),))) == ["p6e-gb200.*"]
     processor = {"ProcessorInfo": {"SupportedArchitectures": ["arm64"]}, "SupportedUsageClasses": ["capacity-block"]}
