@@ -164,6 +164,25 @@ def test_requests_of_boto3_for_credentials_are_recorded_without_their_content(aw
         assert each not in written
 
 
+def test_each_attempt_of_boto3_is_recorded_also_one_without_a_reply(
+    aws_api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from skypool_aws import _api
+
+    aws_api.fail("DescribeRegions", "RequestLimitExceeded")
+    with recording.to(tmp_path / "r"):
+        _api.ec2(None, "us-east-1").describe_regions()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        with pytest.raises(ProviderError):
+            _api.ec2(None, "eu-west-1", attempts=1).describe_regions()
+    told = recording.read(tmp_path / "r").exchanges
+    assert [(each.status, each.region, each.error[:23]) for each in told] == [
+        (503, "us-east-1", ""),
+        (200, "us-east-1", ""),
+        (-1, "eu-west-1", "EndpointConnectionError"),
+    ]
+
+
 def test_a_new_token_of_google_is_recorded_as_a_fact_and_not_found_in_later_texts(tmp_path: Path) -> None:
     from google.auth.credentials import Credentials
 
@@ -413,6 +432,7 @@ def test_values_that_the_caller_names_are_found_in_all_encodings(tmp_path: Path)
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8vbK0uYQ2yq3k1wq6Q8p0w3J3vZxkq0m0m5b1h2g3f alice@laptop"
 
 
+@pytest.mark.filterwarnings("ignore:not all firewall rules for TPU hosts could be created:RuntimeWarning")
 @pytest.mark.parametrize("cloud", CLOUDS, indirect=True)
 def test_a_recorded_launch_has_no_key_of_the_machine_and_not_the_name_of_its_owner(
     cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -435,6 +455,16 @@ def test_a_recorded_launch_has_no_key_of_the_machine_and_not_the_name_of_its_own
     sent = {piece for body in told for piece in decoded(body.decode() if isinstance(body, bytes) else json.dumps(body))}
     assert [each for each in hidden if not any(each.value in piece for piece in sent)] == []
     assert found(tmp_path / "r", [*hidden, *unsent]) == []
+
+
+@pytest.mark.parametrize("encode", range(len(planting.ENCODINGS)))
+def test_the_search_would_find_each_secret_in_each_encoding(encode: int, tmp_path: Path) -> None:
+    told = secrets({**planting.EVERYWHERE, **planting.AWS, **planting.GOOGLE, **planting.RUNPOD}, seed=7)
+    texts = [planting.ENCODINGS[encode](each.text) for each in told if each.text]
+    fields = {str(number): {each.field: each.told} for number, each in enumerate(told) if each.field}
+    reply = planting.escaped({"texts": texts, "fields": fields})
+    (tmp_path / "exchanges.jsonl").write_text(json.dumps({"reply": reply}) + "\n")
+    assert found(tmp_path, told) == told
 
 
 @pytest.mark.slow

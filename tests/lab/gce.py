@@ -54,7 +54,8 @@ class GCE(Cloud[Instance]):
         networks: those of the project, by name; the method `network` adds one.
         quotas: of the project, by metric; one of 0 refuses all that it counts.
         regional: quotas of one region, by (region, metric); those that are missing are 1,000.
-        caller: what who shows no token may do; None: everything.
+        tokens: those of the account's own clients, which may do as much as who shows no token.
+        caller: what these clients may do; None: everything.
         ready: whether instances become RUNNING at all.
         unreachable: zones that lists lack, as they say.
         wire: the schema, and how many requests, replies and fields were checked by it.
@@ -77,6 +78,7 @@ class GCE(Cloud[Instance]):
         self.operations: dict[str, Operation] = {}
         self.quotas = {"GPUS_ALL_REGIONS": 16.0, "CPUS_ALL_REGIONS": 256.0}
         self.regional: dict[tuple[str, str], float] = {}
+        self.tokens: set[str] = set()
         self.caller: Role | None = None
         self._requests: dict[str, Operation] = {}
         self._doomed: list[Failed] = []
@@ -171,7 +173,7 @@ class GCE(Cloud[Instance]):
         return self._names.get(request.action, request.action)
 
     def check(self, request: Request) -> None:
-        """Who shows no token is a client of the lab; a machine's is good as long as it is there."""
+        """Who shows no token, or one of `tokens`, is a client of the account; a machine's is good while it is there."""
         if request.path.startswith("/v2/"):
             text = DISABLED.format(project=PROJECT)
             info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED"}
@@ -180,6 +182,8 @@ class GCE(Cloud[Instance]):
         if request.by.get("project", PROJECT) not in (PROJECT, NUMBER) and "/global/images" not in request.path:
             raise absent(f"projects/{request.by['project']}")
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if shown in self.tokens:
+            shown = ""
         if shown and shown not in {each.token for each in self.rentals.values() if each.account}:
             raise refused(401, "authError", "Invalid Credentials")
         self.wire.check(request)
