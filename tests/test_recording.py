@@ -107,6 +107,32 @@ def test_requests_to_cloud_tpu_over_grpc_are_recorded_as_json(
     assert any(each.status == 7 and each.error == "no" for each in told)
 
 
+def test_clients_of_googles_own_addresses_ask_through_a_channel_that_records() -> None:
+    import grpc
+    from google.auth.credentials import AnonymousCredentials
+
+    from skypool_gcp import billing
+    from skypool_gcp.tpu import _api as tpu
+
+    anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call,unused-ignore]
+    plain = type(grpc.insecure_channel("127.0.0.1:1"))
+    for client, host in ((tpu._client, "tpu.googleapis.com:443"), (billing._client, "cloudbilling.googleapis.com:443")):
+        transport: Any = client("", anonymous).transport
+        assert (transport.kind, transport.host) == ("grpc", host)
+        assert not isinstance(transport.grpc_channel, plain)
+
+
+def test_a_message_of_grpc_with_a_part_of_unknown_type_is_recorded_as_text() -> None:
+    from google.longrunning import operations_pb2
+    from google.protobuf import any_pb2
+
+    from skypool_gcp import _channel
+
+    part = any_pb2.Any(type_url="type.googleapis.com/nobody.Knows", value=b"x")
+    told = json.loads(_channel._text(operations_pb2.Operation(name="operations/1", metadata=part)))
+    assert "operations/1" in told["text"]
+
+
 def test_a_client_that_was_made_before_is_recorded_in_all_threads_while_a_recording_is_on(
     verda_api: Any, tmp_path: Path
 ) -> None:

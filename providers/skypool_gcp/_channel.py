@@ -85,7 +85,10 @@ def _exchange(service: str, method: str, request: Any, call: Any, sent: datetime
 
 
 def _text(message: Any) -> str:
-    """Return a message of gRPC as JSON."""
+    """Return a message of gRPC as JSON. A message with a part of unknown type is one text in it."""
     if isinstance(message, proto.Message):
         message = type(message).pb(message)
-    return json.dumps(json_format.MessageToDict(message))
+    try:
+        return json.dumps(json_format.MessageToDict(message))
+    except TypeError:  # the SDK does not know the type
+        return json.dumps({"text": str(message)})
