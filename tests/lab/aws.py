@@ -27,8 +27,7 @@ from moto.ec2.models.tags import TagBackend
 from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.lab import aws_addresses, aws_calls, aws_facts, aws_shops, aws_wire
-from tests.lab import aws_addresses, aws_calls, aws_facts, aws_schema, aws_shops
+from tests.lab import aws_addresses, aws_calls, aws_facts, aws_schema, aws_shops, aws_wire
 from tests.lab.aws_calls import PlacementGroup
 from tests.lab.aws_facts import IMAGES
 from tests.lab.aws_lag import Lag

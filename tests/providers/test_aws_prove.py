@@ -15,7 +15,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from skypool.accelerators.spelling import meanings
 from skypool.model import Finding, Need, Offer
 from skypool_aws import AWS, _catalog
-from tests.lab import aws_facts
+from tests.lab import aws_facts, aws_schema
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import Call, rewritten
 
@@ -235,7 +235,9 @@ def test_types_that_came_and_went_are_told_in_one_line_that_is_no_failure(
         region: [row for row in rows if row["InstanceType"] != "inf2.xlarge"]
         for region, rows in INSTANCE_TYPE_OFFERINGS["region"].items()
     }
-    for name in ("p9.48xlarge", "p9.96xlarge", "g5.96xlarge"):
+    new = ("p9.48xlarge", "p9.96xlarge", "g5.96xlarge")
+    monkeypatch.setattr(aws_schema, "BEYOND", aws_schema.BEYOND | {("InstanceType", name) for name in new})
+    for name in new:
         regions[HERE].append({"InstanceType": name, "LocationType": "region", "Location": HERE})
     monkeypatch.setitem(INSTANCE_TYPE_OFFERINGS, "region", regions)
     found = checked(region=None)
