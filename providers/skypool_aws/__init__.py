@@ -781,7 +781,7 @@ class AWS(Regional):
         return _proof.refusals(self._account())
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
-        """Return where AWS will tell the cost of instances. The sum is None: AWS tells it a day later, for a fee."""
+        """Return where AWS will tell the cost of instances. The sum is None: AWS tells it hours later, for a fee."""
         return _proof.bill(self.profile, instances, since, until)
 
     def _account(self) -> _proof.Account:
@@ -800,9 +800,7 @@ class AWS(Regional):
             launch=lambda offer, order: self._request(offer, order, self._subnet(ec2(), offer.zone)["SubnetId"]),
             reserved=lambda: self._held(ec2(), region),
             listed=lambda region: (self._found(region, None), list(self._left(region, None))),
-            terminate=lambda ids: self.terminate(
-                [self._instance(region, each) for each in _requests.instances(ec2(), ids)]
-            ),
+            terminate=lambda records: self.terminate([self._instance(region, each) for each in records]),
         )
 
     def _ec2(self, region: str = "", attempts: int = _api.ATTEMPTS) -> EC2Client:

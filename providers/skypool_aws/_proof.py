@@ -33,7 +33,7 @@ from skypool_aws import _api, _catalog, _requests
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
-    from types_boto3_ec2.type_defs import SubnetTypeDef
+    from types_boto3_ec2.type_defs import InstanceTypeDef, SubnetTypeDef
 
 _DENIALS = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
 """AWS's error codes for a missing permission."""
@@ -68,7 +68,7 @@ class Account:
         launch: returns the launch request for an order, without key pair, security group and placement group.
         reserved: returns the offer of the capacity reservation of the settings; None if the settings have none.
         listed: returns the machines and the leftovers of the user's pools in a region.
-        terminate: terminates the instances with these ids in the region, and returns when they have ended.
+        terminate: terminates the instances of these records of EC2 in the region, and returns when they have ended.
     """
 
     profile: str | None
@@ -82,7 +82,7 @@ class Account:
     launch: Callable[[Offer, Order], _requests.InstanceRequest]
     reserved: Callable[[], Offer | None]
     listed: Callable[[str], tuple[list[Instance], list[Leftover]]]
-    terminate: Callable[[Sequence[str]], None]
+    terminate: Callable[[Sequence[InstanceTypeDef]], None]
 
 
 # --- level "read" --------------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def check(account: Account) -> Iterator[Finding]:
     found = {each.what: each for each in preflight.findings(_basics(account))}
     is_known = found["credentials"].good
     if not is_known and not found["clock"].good:
-        is_same = found["clock"].text == found["credentials"].text
-        del found["clock" if is_same or found["clock"].advice == found["credentials"].advice else "credentials"]
+        is_clock_right = found["clock"].advice == found["credentials"].advice  # both failed for the same reason
+        del found["clock" if is_clock_right else "credentials"]
     yield from found.values()
     if is_known:
         yield from _told(_questions(account), account.region)
@@ -514,12 +514,12 @@ def _refused(account: Account, launch: _Impossible) -> Iterator[Finding]:
     """Send a launch that EC2 must refuse, and yield what EC2 said.
 
     Raises:
+        StillRunning: EC2 launched an instance, whose end could not be proved.
         ProviderError: EC2 refused for another reason than the expected one, or did not answer, or launched an instance.
             The instance is terminated before.
     """
-    made: list[str] = []
     try:
-        made = [each["InstanceId"] for each in _requests.run_instances(account.client(account.region), launch.request)]
+        made = _requests.run_instances(account.client(account.region), launch.request)
     except ProviderError as e:
         if type(e) is launch.kind and e.code == launch.code:
             yield Finding(f"{launch.what} is refused", True, f"{e.text.strip()} ({e.code})")
@@ -533,8 +533,9 @@ def _refused(account: Account, launch: _Impossible) -> Iterator[Finding]:
             code=e.code,
         ) from e
     account.terminate(made)
+    ids = ", ".join(each["InstanceId"] for each in made)
     raise ProviderError(
-        f"AWS launched {', '.join(made)} in {account.region}, which should be impossible; skypool has terminated it; "
+        f"AWS launched {ids} in {account.region}, which should be impossible; skypool has terminated it; "
         "report this message to skypool's authors",
         provider="aws",
     )
@@ -551,11 +552,11 @@ def _raise(error: Exception) -> Iterator[Finding]:
 def bill(profile: str | None, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
     """Return where AWS tells the cost of instances. The sum is always None, and no request is sent.
 
-    AWS tells costs in Cost Explorer only, which shows them up to a day later
-    (https://docs.aws.amazon.com/cost-management/latest/userguide/ce-what-is.html). Costs of single instances are shown
-    for 14 days, if the account's owner has switched that on
+    AWS tells costs in Cost Explorer only, whose data it updates up to three times a day
+    (https://docs.aws.amazon.com/cost-management/latest/userguide/ce-api-best-practices.html). Costs of single instances
+    are shown for 14 days, if the account's owner has switched that on
     (https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_GetCostAndUsageWithResources.html). Each
-    request costs 0.01 USD (https://aws.amazon.com/aws-cost-management/aws-cost-explorer/pricing, all read 2026-11-24).
+    request costs 0.01 USD (https://aws.amazon.com/aws-cost-management/aws-cost-explorer/faqs). All read 2026-11-24.
 
     Args:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.
@@ -578,7 +579,7 @@ def bill(profile: str | None, instances: Sequence[str], since: datetime, until: 
         command += ["--profile", profile]
     return Bill(
         None,
-        "AWS tells the cost of single instances a day later, and charges 0.01 USD for each request, so skypool does "
+        "AWS tells the cost of single instances hours later, and charges 0.01 USD for each request, so skypool does "
         "not ask. Switch on resource-level data at https://console.aws.amazon.com/costmanagement/home#/settings, and "
         f"run tomorrow, within 14 days: {shlex.join(command)}",
     )

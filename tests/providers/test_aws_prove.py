@@ -324,6 +324,7 @@ def test_what_is_launched_by_mistake_is_ended_and_told(aws_api: World) -> None:
             call.body = rewritten(call.body, {"InstanceType": "c5.large"})
 
     aws_api.on_call = mistake
+    aws_api.delays.unseen = 2  # as EC2 may not list at once what it has just launched
     bad = only_bad(proved())
     assert bad.what == "an unknown instance type"
     assert bad.text.startswith("AWS launched i-")
