@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, ProviderError, StillRunning
-from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
+from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.testing import FakeCloud
 from skypool.testing.machine import Door
 from skypool.testing.world import Machine
@@ -490,3 +490,36 @@ class ChecksWithoutAdvice(FakeCloud):
 class ChecksNothing(FakeCloud):
     def check(self) -> Iterable[Finding]:
         return []
+
+
+class RentsToProve(FakeCloud):
+    def prove_creates(self) -> Iterable[Finding]:
+        offer = next(iter(self.offers(Need())))
+        self.launch(offer, Order("prove", "prove", (0,), Need()))
+        return super().prove_creates()
+
+
+class ProvesWhatIsMade(FakeCloud):
+    def prove_creates(self) -> Iterable[Finding]:
+        self.control.make_anything()
+        return super().prove_creates()
+
+
+class ProvesNothing(FakeCloud):
+    def prove_creates(self) -> Iterable[Finding]:
+        return []
+
+
+class TakesEveryRefusal(FakeCloud):
+    def prove_creates(self) -> Iterable[Finding]:
+        return [replace(each, good=True) for each in super().prove_creates()]
+
+
+class BillsWithoutWords(FakeCloud):
+    def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
+        return replace(super().billed(instances, since, until), text="")
+
+
+class BillsBelowZero(FakeCloud):
+    def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
+        return replace(super().billed(instances, since, until), usd=-1.0)

@@ -467,6 +467,7 @@ def test_doctor_is_content_with_this_machine_and_what_is_set_up(skypool: Run, cl
     assert set(told) == {"this machine", "fake"}
     assert told["fake"] == [
         {"what": "credentials", "good": True, "text": "the key is known", "advice": ""},
+        {"what": "price list", "good": True, "text": "all on-demand prices are those of the list", "advice": ""},
         {"what": "machines", "good": True, "text": "0 machines of your pools", "advice": ""},
         {
             "what": "offers",

@@ -103,6 +103,12 @@ BROKEN: list[tuple[type[FakeCloud], str, dict[str, Any]]] = [
     (broken.RentsToCheck, "check_costs_nothing_and_says_what_to_do", {}),
     (broken.ChecksWithoutAdvice, "check_costs_nothing_and_says_what_to_do", {}),
     (broken.ChecksNothing, "check_costs_nothing_and_says_what_to_do", {}),
+    (broken.RentsToProve, "creates_that_must_be_refused_rent_nothing", {}),
+    (broken.ProvesWhatIsMade, "creates_that_must_be_refused_rent_nothing", {}),
+    (broken.ProvesNothing, "creates_that_must_be_refused_rent_nothing", {}),
+    (broken.TakesEveryRefusal, "a_create_that_is_refused_for_another_reason_is_told_with_advice", {}),
+    (broken.BillsWithoutWords, "the_bill_is_a_sum_or_says_where_to_look", {}),
+    (broken.BillsBelowZero, "the_bill_is_a_sum_or_says_where_to_look", {}),
 ]
 
 

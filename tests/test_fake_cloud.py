@@ -231,7 +231,7 @@ def test_the_accounts_limit_covers_all_that_counts_toward_it(tmp_path: Path) -> 
     cloud.launch(first, order())
     with pytest.raises(QuotaError, match="at most 1 machines of the quota 'gpus'"):
         cloud.launch(second, order(token="u"))
-    assert [finding.good for finding in cloud.check()] == [True, True]
+    assert [finding.good for finding in cloud.check()] == [True, True, True]
 
 
 def test_another_key_is_refused(names: FakeCloud, tmp_path: Path) -> None:
@@ -376,6 +376,7 @@ def test_what_a_process_changes_by_hand_while_it_is_stopped_is_refused(names: Fa
     assert [(each.what, each.text) for each in names.check()] == [
         ("credentials", "the key is known"),
         ("quota gpus", "at most 3"),
+        ("price list", "all on-demand prices are those of the list"),
     ]
 
 

@@ -309,6 +309,16 @@ def test_an_address_has_one_instance_and_moves_only_if_it_may(cloud: Cloud) -> N
     assert "PublicIpAddress" not in cloud.see(ids[1])
 
 
+def test_an_address_stays_in_its_network_border_group(cloud: Cloud) -> None:
+    (one,) = cloud.run()
+    eventually(lambda: cloud.state(one) == "running")
+    made = cloud.ec2.allocate_address(Domain="vpc", NetworkBorderGroup="us-east-1-dfw-2")
+    assert made["NetworkBorderGroup"] == "us-east-1-dfw-2"
+    give = functools.partial(cloud.ec2.associate_address, AllocationId=made["AllocationId"], InstanceId=one)
+    assert refused(give)[0] == "InvalidParameterCombination"
+    assert refused(lambda: cloud.ec2.allocate_address(NetworkBorderGroup="us-west-2"))[0] == "InvalidParameterValue"
+
+
 def test_an_account_has_five_addresses_in_a_region(cloud: Cloud) -> None:
     for _ in range(5):
         cloud.ec2.allocate_address(Domain="vpc")
@@ -509,7 +519,7 @@ def test_the_price_list_is_json_in_strings_with_rows_that_nobody_wants(aws_api: 
     (price,) = found(**plain)
     assert 50 < price < 120
     assert sorted(found(**{name: plain[name] for name in plain if name != "marketoption"})) == [0.0, price]
-    assert len(found(regionCode="us-east-1")) > 300  # three pages at least
+    assert len(found(regionCode="us-east-1", productFamily="Compute Instance")) > 300  # three pages at least
     assert found(instanceType="no.such") == []
     elsewhere = aws_api.client("pricing", "us-west-2")
     assert refused(lambda: elsewhere.get_products(ServiceCode="AmazonEC2"))[1] == 400
@@ -675,6 +685,64 @@ def test_answers_have_the_namespace_as_ec2_spells_it(cloud: Cloud) -> None:
     assert len(seen) >= 3
     assert all(b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"' in each for each in seen if b"xmlns" in each)
     assert any(b"DescribeInstancesResponse xmlns" in each for each in seen)
+
+
+def test_the_default_network_is_open_to_the_internet(cloud: Cloud) -> None:
+    (vpc,) = cloud.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    attached = [{"Name": "attachment.vpc-id", "Values": [vpc["VpcId"]]}]
+    (gateway,) = cloud.ec2.describe_internet_gateways(Filters=attached)["InternetGateways"]
+    assert gateway["Attachments"] == [{"State": "available", "VpcId": vpc["VpcId"]}]
+    in_vpc = [{"Name": "vpc-id", "Values": [vpc["VpcId"]]}]
+    (table,) = cloud.ec2.describe_route_tables(Filters=in_vpc)["RouteTables"]
+    assert any(each["Main"] for each in table["Associations"])
+    routes = {each["DestinationCidrBlock"]: (each["GatewayId"], each["State"]) for each in table["Routes"]}
+    assert routes == {vpc["CidrBlock"]: ("local", "active"), "0.0.0.0/0": (gateway["InternetGatewayId"], "active")}
+    subnets = cloud.ec2.describe_subnets(Filters=in_vpc)["Subnets"]
+    assert subnets
+    assert all(each["MapPublicIpOnLaunch"] and each["DefaultForAz"] for each in subnets)
+    assert cloud.world.left() == {}
+
+
+def test_an_address_needs_a_network_that_is_open_to_the_internet(cloud: Cloud) -> None:
+    vpc = cloud.ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = cloud.ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24", AvailabilityZone="us-east-1a")["Subnet"]
+    (one,) = cloud.run(SubnetId=subnet["SubnetId"])
+    eventually(lambda: cloud.state(one) == "running")
+    name = cloud.ec2.allocate_address(Domain="vpc")["AllocationId"]
+    given = functools.partial(cloud.ec2.associate_address, AllocationId=name, InstanceId=one)
+    assert refused(given)[0] == "Gateway.NotAttached"
+    gateway = cloud.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    cloud.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    given()
+    assert refused(lambda: cloud.ec2.release_address(AllocationId=name))[0] == "InvalidIPAddress.InUse"
+
+
+@pytest.mark.parametrize(
+    ("reserved", "placement", "says"),
+    [
+        ({}, {"GroupName": "mine"}, ""),  # fewer machines than there are
+        ({"kind": "capacity-block", "end": 86400}, {"GroupName": "mine"}, "cannot be used with a Capacity Block"),
+        ({"group": "near"}, {"GroupName": "mine"}, "do not match those of the launch"),
+        ({"group": "near"}, {}, "do not match those of the launch"),
+        ({"tenancy": "dedicated"}, {}, "do not match those of the launch"),
+    ],
+)
+def test_a_reservation_is_not_used_in_a_foreign_placement_group(
+    cloud: Cloud, reserved: dict[str, Any], placement: dict[str, str], says: str
+) -> None:
+    for name in ("mine", "near"):
+        cloud.ec2.create_placement_group(GroupName=name, Strategy="cluster")
+    block = cloud.world.reserve("p5.48xlarge", "us-east-1b", 2, **reserved)
+    options: dict[str, Any] = {
+        "Placement": placement,
+        "CapacityReservationSpecification": {"CapacityReservationTarget": {"CapacityReservationId": block}},
+    }
+    if "kind" in reserved:
+        options["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    code, _, text = refused(lambda: cloud.run("p5.48xlarge", 2, ami=NVIDIA, **options))
+    assert says in text
+    assert code in ("InvalidParameterCombination", "InvalidParameterValue", "ReservationCapacityExceeded")
+    assert cloud.world.count()["instances"] == 0
 
 
 def test_what_is_new_may_not_be_known_everywhere_at_first(cloud: Cloud) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -25,8 +25,8 @@ from skypool.drivers.contract import Abilities, Answers, lacks
 from skypool.drivers.regional import each_done, everywhere
 from skypool.drivers.retry import at_once
 from skypool.drivers.settings import plain, settings_named, settle
-from skypool.errors import AccessError, StillRunning, UsageError, together
-from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
+from skypool.errors import AccessError, CredentialsError, StillRunning, UsageError, together
+from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api
 
 if TYPE_CHECKING:
@@ -68,6 +68,10 @@ class GCP:
             project's own account.
         ssh_from: The addresses or networks that may reach port 22. None means this computer's public address only.
         queue: Seconds for which a TPU slice may wait for its chips before another offer is tried; 0 to 604800 (a week).
+        networks: Further networks for the GPUs of several nodes, such as "rdma-net/rdma-subnet-0", in the order of a
+            machine's network interfaces. They are used for pools with `private_network`. A3 Ultra and A4 take nine: one
+            ordinary network, then eight subnetworks of an RDMA network. A3 Mega takes eight ordinary networks, and A3
+            High takes four. The networks must exist; skypool creates none. None means one interface for each machine.
 
     Raises:
         UsageError: A setting is invalid or unknown.
@@ -82,6 +86,7 @@ class GCP:
     service_account: str | None = None
     ssh_from: str | Sequence[str] | None = None
     queue: float = 300.0
+    networks: str | Sequence[str] | None = None
     name: ClassVar[str] = "gcp"
     abilities: ClassVar[Abilities] = Abilities(
         ends_itself=True,
@@ -93,7 +98,9 @@ class GCP:
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:
+        _api.refuse_ipv6(self.ssh_from)
         settle(self, _api.SHAPES, {})
+        _api.check_networks(self.network, self.networks or ())
         plain(self, queue=float)
         if not 0 <= self.queue <= _LONGEST_QUEUE:
             raise UsageError(f"queue must be a number of seconds from 0 to 604800 (a week), not {self.queue!r}")
@@ -284,6 +291,25 @@ class GCP:
         """
         return chain.from_iterable(api.prove_creates() for api in self._apis)
 
+    def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
+        """Return where to look for what machines have cost: Google tells that by none of the APIs that skypool asks.
+
+        Costs are in the console, and in an export to BigQuery that a user may set up for the billing account:
+        https://docs.cloud.google.com/billing/docs/how-to/export-data-bigquery-tables (read 2026-11-24). No request is
+        sent.
+
+        Args:
+            instances: The names of the machines.
+            since: A time before the first machine was rented.
+            until: A time after the last machine had ended.
+        """
+        days = " to ".join(dict.fromkeys(each.astimezone(UTC).date().isoformat() for each in (since, until)))
+        return Bill(
+            None,
+            f"Google tells costs in its console and by a BigQuery export only: for {days}, choose the project and the "
+            "label skypool-pool at https://console.cloud.google.com/billing/reports",
+        )
+
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
         """Call a function for both parts of the driver that list machines, in parallel. Return all results as one list.
 
@@ -294,13 +320,19 @@ class GCP:
             do: The function. It takes a part of the driver, and returns an iterable of results; None means no results.
 
         Raises:
+            CredentialsError: Google does not accept the credentials, which are the same for both APIs.
             ProviderError, ErrorGroup: The function failed for a part, or neither API is enabled for the project.
         """
 
         def is_disabled(error: Exception) -> bool:
             return getattr(error, "code", "") in _api.DISABLED
 
-        return everywhere(lambda api: do(api) or (), self._listing, closed=is_disabled)
+        try:
+            return everywhere(lambda api: do(api) or (), self._listing, closed=is_disabled)
+        except ExceptionGroup as e:
+            if all(isinstance(each, CredentialsError) for each in e.exceptions):
+                raise e.exceptions[0] from e  # both APIs say the same, each in its own words
+            raise
 
     @property
     def _apis(self) -> list[Compute | Tpu]:
@@ -329,6 +361,7 @@ class GCP:
             service_account=self.service_account,
             ssh_from=None if self.ssh_from is None else tuple(self.ssh_from),
             queue=self.queue,
+            networks=None if self.networks is None else tuple(self.networks),
         )
         return [Tpu(settings), Groups(settings)]
 

@@ -27,8 +27,8 @@ from typing import ClassVar
 from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import Regional, chosen, each_done, everywhere
-from skypool.errors import CapacityError, NoAnswer, RateLimitError, UsageError
-from skypool.model import Access, Finding, Instance, Leftover, Market, Need, Offer, Order
+from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
+from skypool.model import Access, Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
 from skypool_runpod import _api, _catalog, _graphql, _requests
 from skypool_runpod._catalog import Size
 
@@ -58,6 +58,19 @@ _LOOK = 4.0
 
 _RENEWING = 20.0
 """Age in seconds of a list of pods from which it is seen whose names must be renewed."""
+
+_NO_GPU = "NVIDIA NoSuchGPU 0GB"
+"""An id that no GPU type has, for requests that RunPod must refuse."""
+
+_NO_PLACE = "XX-NONE-1"
+"""An id that no data centre has, for requests that RunPod must refuse."""
+
+_NOT_THERE = ("create-400", "422", "404", "SUPPLY_CONSTRAINT", "BAD_USER_INPUT", "200")
+"""Codes of the errors with which RunPod may refuse a GPU type or a data centre that does not exist.
+
+The documents do not tell which one it is, except that 400 means both a broken rule and no stock. 200 is the HTTP status
+of an error of the GraphQL API without a code.
+"""
 
 _TOLERANCE = 1.01
 """Largest allowed ratio of a pod's price to the offered price. A more expensive pod is ended."""
@@ -316,12 +329,89 @@ class RunPod(Regional):
         each_done(rename, names, f"the new expiry time is not in the names of all pods of pool {pool!r}")
 
     def check(self) -> Iterable[Finding]:
-        """Yield two findings (results of checks): one for the ssh program, and one for the account.
+        """Yield findings (results of checks) about the account, and about what RunPod sells. Only reads.
 
-        The finding for the account shows what the pods cost now. With the setting `graphql`, it also shows the balance.
-        The checks run when the first finding is read. A failed check gives a finding, too, and does not raise.
+        The findings are about ssh, the API key, the clock, the settings `region` and `volume`, and GPUs. The finding
+        for the account shows what the pods cost now. With the setting `graphql`, it also shows the balance. A failed
+        check is a finding, too, and does not raise. If RunPod refuses the key, only that is told.
+
+        RunPod does not tell if a key may write, or if an image exists: `prove_creates` and a pod show that.
         """
-        return preflight.findings({"ssh on this machine": preflight.openssh, "account": self._account})
+        return preflight.findings(
+            {"ssh on this machine": preflight.openssh, "account": self._account},
+            {
+                "clock": lambda: preflight.clock(self._api().date()),
+                "places": self._settled_places,
+                "GPUs": self._gpus,
+            },
+        )
+
+    def prove_creates(self) -> Iterable[Finding]:
+        """Send requests for pods that RunPod must refuse, and yield a finding for each: a GPU type and a data centre
+        that do not exist.
+
+        Each request is that of a pool with one field changed. With the setting `graphql`, a request for an unknown GPU
+        type is also sent to the GraphQL API. A pod that RunPod makes all the same is deleted. Does not raise.
+        """
+        try:
+            offer = next(_catalog.any_offer(self._api().gpus(1, None)), None)
+        except Exception as e:  # noqa: BLE001 - any error is a finding to show
+            yield preflight.failure("GPU types", e)
+            return
+        if offer is None or offer.accelerator is None:
+            yield Finding("GPU types", True, "no pod was asked for, because no GPU type is sold in the secure cloud")
+            return
+        gpu = {**offer.detail, "gpu": _NO_GPU}
+        impossible = {
+            "an unknown GPU type": replace(offer, detail=gpu),
+            "an unknown data centre": replace(offer, region=_NO_PLACE),
+        }
+        if self.graphql:
+            impossible["an unknown GPU type, by GraphQL,"] = replace(offer, detail={**gpu, "graphql": True})
+        for what, each in impossible.items():
+            order = preflight.impossible_order(Need(accelerators=(offer.accelerator,)))
+            create = partial(self._made, each, order, order.nodes[0])
+            yield preflight.refusal(what, create, (CapacityError, ProviderError), self.terminate, _NOT_THERE)
+
+    def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
+        """Return the sum of what RunPod bills for pods, from its records of each hour.
+
+        https://docs.runpod.io/api-reference-v2/billing/get-pod-billing-history (read 2026-11-24). The page does not
+        say how soon a record is there.
+
+        Args:
+            instances: ids of the pods.
+            since: a time before the first pod was created.
+            until: a time after the last pod had ended.
+
+        Raises:
+            ProviderError: RunPod refused a request, or did not answer.
+        """
+        api = self._api()
+        sums = {id: api.billed(id, since, until) for id in instances}
+        if missing := [id for id, usd in sums.items() if usd is None]:
+            return Bill(
+                None,
+                f"RunPod has no record of the costs of {', '.join(missing)} yet; look at "
+                "https://console.runpod.io/user/billing in an hour",
+            )
+        usd = sum(each for each in sums.values() if each is not None)
+        return Bill(usd, "RunPod's records of each hour, for GPUs, CPUs and disks")
+
+    def _settled_places(self) -> str:
+        """Return the places that the settings allow, as text.
+
+        Raises:
+            UsageError: a place or the network volume of the settings does not exist.
+        """
+        places = self._places(Need())
+        return ", ".join(place or f"any in the {cloud} cloud" for cloud, several in places.items() for place in several)
+
+    def _gpus(self) -> Finding:
+        """Return a finding, without a title, about the GPU types of RunPod's catalogue."""
+        ids = [each["id"] for each in self._api().gpus(1, None) if each["secure"] or each["community"]]
+        unknown = _catalog.unknown(ids)
+        return preflight.hardware(len(ids) - len(unknown), unknown)
 
     def _account(self) -> str:
         """Return one line of text about the account.

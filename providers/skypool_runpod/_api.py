@@ -11,11 +11,12 @@ import threading
 import time
 import tomllib
 from collections.abc import Mapping
+from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from skypool.drivers import recording, rest
+from skypool.drivers import recording, rest, tags
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently, quietly
 from skypool.errors import ProviderError
@@ -205,6 +206,28 @@ class Api:
         """Return a dict from the id of each network volume of the account to its data centre."""
         found = self._list("/v2/network-volumes", "networkVolumes", "to list network volumes")
         return {each["id"]: each["dataCenter"] for each in found}
+
+    def date(self) -> str:
+        """Send a request, and return the header "Date" of the answer."""
+        _, headers = self._rest.reply("GET", "/v2/catalog/datacenters", what="to list data centres")
+        return str(headers["Date"])
+
+    def billed(self, id: str, since: datetime, until: datetime) -> float | None:
+        """Return what RunPod has billed for a pod, in USD. None if RunPod has no record of the pod's costs.
+
+        Args:
+            id: id of the pod.
+            since: start of the time in which the pod lived.
+            until: end of that time.
+        """
+        span: dict[str, str | int] = {
+            "podId": id,
+            "startTime": tags.stamp(since),
+            "endTime": tags.stamp(until),
+            "bucketSize": "hour",
+        }
+        found = self._list("/v2/billing/pods", "records", f"to show the costs of {id}", span)
+        return sum(float(each["totalAmount"]) for each in found) if found else None
 
     def _list(self, path: str, field: str, what: str, params: rest.Params | None = None) -> list[Record]:
         """Send a GET request, and return the list in one field of the answer.

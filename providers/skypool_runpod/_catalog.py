@@ -202,6 +202,24 @@ def gpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Ma
             yield _offer(need, size, has, each["id"], price, place, _in_stock(each, place))
 
 
+def any_offer(types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
+    """Yield an offer of one GPU in any data centre for each GPU type that skypool knows, in stock or not.
+
+    Args:
+        types: the API's records of GPU types.
+    """
+    for each in types:
+        has = sold("runpod", each["id"], [(each["id"], 1)])
+        if has is not None and each["secure"] and each["price"]["secure"]:
+            size = Size(1, has.runtime)
+            yield _offer(Need(), size, has, each["id"], each["price"]["secure"], "", _in_stock(each, ""))
+
+
+def unknown(ids: Iterable[str]) -> list[str]:
+    """Return those ids of GPU types that skypool cannot offer, because it does not know the GPU."""
+    return [id for id in ids if sold("runpod", id, [(id, 1)]) is None]
+
+
 def cpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
     """Yield the offers of one size of CPU pods, one for each place, from records of the API REST v2.
 
@@ -250,6 +268,9 @@ def graphql_offers(
 def _accelerator(need: Need, size: Size, id: str) -> Accelerator | None:
     """Return the accelerators of a pod with GPUs of this type; None if the need does not ask for them.
 
+    A type may be a partition of a card, such as "NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb". A pod gets
+    one partition at most, because several could be of different cards, and the setup of a node expects equal cards.
+
     Args:
         need: the requirements of each node.
         size: number and software family of the GPUs.
@@ -257,7 +278,9 @@ def _accelerator(need: Need, size: Size, id: str) -> Accelerator | None:
     """
     has = sold("runpod", id, [(id, size.count)])
     names = {each.name for each in need.accelerators if each.runtime == size.runtime}
-    return has.with_count(size.count) if has and has.name in names else None
+    if has is None or has.name not in names or (has.profile and size.count > 1):
+        return None
+    return has.with_count(size.count)
 
 
 def _in_stock(record: Mapping[str, Any], place: str) -> bool:

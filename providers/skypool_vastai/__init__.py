@@ -21,7 +21,7 @@ from skypool.drivers import blocklist, preflight, retry, settings, ssh_machine, 
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import each_done
 from skypool.errors import NoAnswer, OfferGone, ProviderError, UsageError
-from skypool.model import Access, Finding, Instance, Need, Offer, Order
+from skypool.model import Access, Bill, Finding, Instance, Market, Need, Offer, Order
 from skypool_vastai import _api, _catalog, _requests
 
 _LAG = 6.0
@@ -47,6 +47,21 @@ _SETTINGS = {"ssh": ("any|direct|proxy", "'any', 'direct' or 'proxy'", False)}
 
 _IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 """Default Docker image: Python of the client's version."""
+
+_NO_ASK = 1
+"""The id of an offer that does not exist: ids are counted up, and were over 10,000,000 in 2026."""
+
+_NO_BID = 0.0001
+"""A bid in USD per hour that Vast.ai does not accept. The lowest one that it accepts is 0.001."""
+
+_IMPOSSIBLE: tuple[tuple[str, Market, dict[str, object], tuple[type[ProviderError], ...]], ...] = (
+    ("a machine that does not exist", "on-demand", {"ask": _NO_ASK}, (OfferGone,)),
+    ("a bid for a machine that does not exist", "spot", {"ask": _NO_ASK}, (OfferGone,)),
+    ("a bid below the lowest one", "spot", {"price": _NO_BID}, (errors.CapacityError, ProviderError)),
+)
+"""Requests that Vast.ai must refuse: what is impossible, the market, the changed detail of an offer, and the classes of
+the error.
+"""
 
 _UNUSABLE = ("broken", "offline", "pending", "unmapped")
 """Error codes (see errors.csv) that mean a fault of the machine."""
@@ -222,17 +237,65 @@ class VastAI:
             blocklist.note(self.name, instance.detail["machine"], str(why))
 
     def check(self) -> Iterable[Finding]:
-        """Yield three findings (results of checks): the SSH programs here, the API key, and the excluded machines.
+        """Yield findings (results of checks) about the account, and about what Vast.ai sells. Only reads.
 
-        A failed check is a finding, too, and does not raise. No search is made, because Vast.ai limits searches.
+        The findings are about ssh, the API key, the credit, the clock, GPUs, and the excluded machines. One search is
+        made, of the number that Vast.ai allows in a day. A failed check is a finding, too, and does not raise. If
+        Vast.ai refuses the key, only that is told.
         """
         return preflight.findings(
+            {"ssh on this machine": preflight.openssh, "credentials and credit": self._who},
             {
-                "ssh here": preflight.openssh,
-                "credentials": self._who,
+                "clock": lambda: preflight.clock(self._account.date()),
+                "GPUs": self._gpus,
                 "machines left out": self._left_out,
-            }
+            },
         )
+
+    def prove_creates(self) -> Iterable[Finding]:
+        """Try to rent what Vast.ai must refuse, and yield a finding for each attempt: two machines that do not exist,
+        and a bid below the lowest one that Vast.ai accepts.
+
+        Each request is that of a pool with one field changed. An instance that Vast.ai makes all the same is destroyed.
+        Does not raise.
+        """
+        for what, market, changes, kinds in _IMPOSSIBLE:
+            order = preflight.impossible_order(Need(market=market))
+            try:
+                offer = next(iter(self.offers(order.need)), None)
+            except Exception as e:  # noqa: BLE001 - any error is a finding to show
+                yield preflight.failure("a search for machines", e)
+                return
+            if offer is None:
+                yield Finding(f"{what} is refused", True, "not tried, because no machine is for rent")
+                continue
+            impossible = replace(offer, detail={**offer.detail, **changes})
+            yield preflight.refusal(what, partial(self._create, impossible, order), kinds, self.terminate)
+
+    def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
+        """Return the sum of what Vast.ai charges for instances: GPU, disk and traffic.
+
+        https://docs.vast.ai/api-reference/billing/show-charges (read 2026-11-24). Vast.ai rounds the charges of each
+        instance to 0.001 USD. The page does not say how soon the charges are there.
+
+        Args:
+            instances: ids of the instances.
+            since: a time before the first instance was rented.
+            until: a time after the last instance had ended.
+
+        Raises:
+            ProviderError: Vast.ai refused the request, or did not answer.
+        """
+        charges = self._account.charges(since, until)
+        missing = [id for id in instances if id not in charges]
+        if missing:
+            return Bill(
+                None,
+                f"Vast.ai does not show charges of {', '.join(missing)} yet; look at "
+                "https://cloud.vast.ai/billing/ in an hour",
+            )
+        usd = sum(charges[id] for id in instances)
+        return Bill(usd, "Vast.ai's charges for GPU, disk and traffic, rounded to 0.001 USD for each instance")
 
     # --- helpers ---------------------------------------------------------------------------------------------
 
@@ -244,12 +307,25 @@ class VastAI:
         """Return the name of the account and its credit in US dollars as text.
 
         Raises:
+            FundsError: there is no credit.
             ProviderError: the request was refused (as for a wrong key) or got no answer.
         """
         user: dict[str, Any] = self._account.ask("GET", "/api/v0/users/current/", what="to show the account")
         name = user.get("username") or user.get("id")
         credit = float(user.get("credit") or 0)
-        return f"{name}, with ${credit:.2f} of credit"
+        text = f"{name}, with ${credit:.2f} of credit"
+        if credit > 0:
+            return text
+        raise self._account.error("to rent anything", "402", text)
+
+    def _gpus(self) -> Finding:
+        """Return a finding, without a title, about the names of the GPUs that are for rent now."""
+        names: dict[bool, set[str]] = {True: set(), False: set()}
+        for each in self.offers(Need()):
+            name, _, count = each.instance_type.rpartition("x")
+            if count != "0":
+                names[each.accelerator is not None].add(name)
+        return preflight.hardware(len(names[True]), names[False])
 
     def _left_out(self) -> str:
         """Return the machines that failed in the last day, with the reasons, as text; "none" if there are none."""

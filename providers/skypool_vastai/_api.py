@@ -5,10 +5,12 @@ API: https://docs.vast.ai/api-reference and the vastai package 1.9.1 (read 2026-
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,10 @@ PACE: dict[str, float] = {
 
 _PAGE = 25
 """Number of instances in one page of Vast.ai's list of instances."""
+
+
+_CHARGES_PAGE = 500
+"""Number of instances in one page of Vast.ai's list of charges."""
 
 
 class Account:
@@ -55,6 +61,7 @@ class Account:
         self.ask = api.ask
         self.once = api.once
         self.error = api.error
+        self._reply = api.reply
         self._lock = threading.Lock()
         self._listed: list[dict[str, Any]] = []
         self._listed_at = float("-inf")
@@ -91,6 +98,41 @@ class Account:
         while True:
             page = self.ask("GET", "/api/v1/instances/", what="to list the instances", params=params)
             found += page["instances"]
+            if not page.get("next_token"):
+                return found
+            params["after_token"] = page["next_token"]
+
+    def date(self) -> str:
+        """Send a request, and return the header "Date" of the answer.
+
+        Raises:
+            ProviderError: the request was refused or got no answer.
+        """
+        _, headers = self._reply("GET", "/api/v0/users/current/", what="to show the account")
+        return str(headers["Date"])
+
+    def charges(self, since: datetime, until: datetime) -> dict[str, float]:
+        """Return what instances have cost, in US dollars, by their ids. Requests one page after the other.
+
+        Args:
+            since: instances that had ended on an earlier day are left out.
+            until: instances that began on a later day are left out.
+
+        Raises:
+            ProviderError: a request was refused or got no answer.
+        """
+        first = since.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        last = until.astimezone(UTC).replace(hour=23, minute=59, second=59, microsecond=0)
+        day = {"gte": int(first.timestamp()), "lte": int(last.timestamp())}
+        filters = json.dumps({"day": day, "type": {"in": ["instance"]}})
+        params: dict[str, Any] = {"select_filters": filters, "limit": _CHARGES_PAGE}
+        found: dict[str, float] = {}
+        while True:
+            page = self.ask("GET", "/api/v0/charges/", what="to show charges", params=params)
+            for each in page["results"]:
+                kind, _, id = each["source"].partition("-")
+                if kind == "instance":
+                    found[id] = found.get(id, 0.0) + float(each["amount"])
             if not page.get("next_token"):
                 return found
             params["after_token"] = page["next_token"]

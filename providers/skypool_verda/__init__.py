@@ -10,9 +10,9 @@ request names the disk.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -20,8 +20,8 @@ from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userd
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import Regional, chosen, each_done
 from skypool.drivers.rest import Rest
-from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
-from skypool.model import Access, Finding, Instance, Leftover, Market, Need, Offer, Order
+from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
+from skypool.model import Access, Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
 from skypool_verda import _api, _catalog, _requests
 from skypool_verda._api import REFUSALS, Label, quietly
 
@@ -85,6 +85,19 @@ _KEPT = (
     "until you delete it at https://console.verda.com (volume {id})"
 )
 """Warning about an attached volume that no pool created."""
+
+_SETTLED = timedelta(minutes=10)
+"""Time after which Verda has charged what a machine used. Verda charges for ten minutes in advance."""
+
+_IMPOSSIBLE: tuple[tuple[str, _requests.Changes, tuple[type[ProviderError], ...]], ...] = (
+    ("an unknown instance type", {"instance_type": "1NOSUCHGPU.1V"}, (ProviderError, CapacityError)),
+    ("an unknown image", {"image": "ubuntu-00.00-no-such-image"}, (CapacityError, ProviderError)),
+    ("an unknown location", {"location_code": "XXX-99"}, (ProviderError, CapacityError)),
+)
+"""Requests that Verda must refuse: what is impossible, the changed field, and the classes of the error.
+
+Verda's words for an unknown image are known from reports of users, those for a type and a location are not.
+"""
 
 _END = "a machine that is switched off is still billed: after its client was killed, `skypool gc --yes` ends the cost"
 """Text of the finding of `check` that says how machines end."""
@@ -215,18 +228,67 @@ class Verda(Regional):
         each_done(partial(self._renew, until), self.instances(pool=pool), "not all tags could be renewed")
 
     def check(self) -> Iterable[Finding]:
-        """Yield findings (results of checks) about ssh, credentials, funds, locations, the clock, and how machines end.
+        """Yield findings (results of checks) about the account, and about what Verda sells. Only reads.
 
-        The checks run when the first finding is taken. A failed check is a finding, too, and does not raise.
+        The findings are about ssh, credentials, funds, locations, the clock, images, GPUs, and how machines end. The
+        checks run when the first finding is taken. A failed check is a finding, too, and does not raise. If Verda
+        refuses the credentials, only that is told.
         """
-        questions: dict[str, Callable[[], object]] = {
-            "ssh on this machine": preflight.openssh,
-            "credentials and funds": self._funds,
-            "locations": lambda: ", ".join(self._locations()),
-            "clock": lambda: preflight.clock(self._date()),
-            "the end of its machines": lambda: _END,
-        }
-        return preflight.findings(questions)
+        return preflight.findings(
+            {"ssh on this machine": preflight.openssh, "credentials and funds": self._funds},
+            {
+                "locations": lambda: ", ".join(self._locations()),
+                "clock": lambda: preflight.clock(self._date()),
+                "images": self._images,
+                "GPUs": self._gpus,
+                "the end of its machines": lambda: _END,
+            },
+        )
+
+    def prove_creates(self) -> Iterable[Finding]:
+        """Order machines that Verda must refuse, and yield a finding for each: a type, an image and a place that do
+        not exist.
+
+        Each request is that of a pool with one field changed. It needs an SSH key and a script in the account. Both are
+        made for this, and removed afterwards. Does not raise.
+        """
+        order = preflight.impossible_order(Need(market="cheapest"))
+        try:
+            offer = next(each for each in self.offers(order.need) if each.detail["image"])
+            real = self._deploy_request(offer, order)
+        except Exception as e:  # noqa: BLE001 - any error is a finding to show
+            yield preflight.failure("requests for machines", e)
+        else:
+            for what, changes, kinds in _IMPOSSIBLE:
+                request = _requests.changed(real, changes)
+                create = partial(self._made, order, order.nodes[0], request)
+                yield preflight.refusal(what, create, kinds, self.terminate)
+        try:
+            self.tidy(self.leftovers(pool=order.pool))
+        except Exception as e:  # noqa: BLE001 - any error is a finding to show
+            yield preflight.failure("removal of the SSH key and the script", e, "run `skypool gc --yes`")
+
+    def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
+        """Return where to look for what machines have cost: Verda's API tells only the balance of the account.
+
+        Neither of Verda's SDKs has a request for costs: https://github.com/verda-cloud/sdk-python,
+        https://github.com/verda-cloud/verdacloud-sdk-go (read 2026-11-24).
+
+        Args:
+            instances: ids of the machines. Not used.
+            since: a time before the first machine was rented. Not used.
+            until: a time after the last machine had ended. Verda has charged what was used ten minutes later.
+
+        Raises:
+            ProviderError: Verda refused to tell the balance, or did not answer.
+        """
+        balance = self._ask("/balance")
+        settled = (until + _SETTLED).astimezone(UTC)
+        return Bill(
+            None,
+            f"Verda's API tells the balance only, which is {balance['amount']:.2f} {balance['currency']} now; from "
+            f"{settled:%H:%M} UTC on, compare the receipt with https://console.verda.com/billing",
+        )
 
     @property
     def _api(self) -> Rest:
@@ -293,6 +355,36 @@ class Verda(Regional):
         if amount > 0:
             return text
         raise REFUSALS.error("to rent anything", "insufficient_funds", text)
+
+    def _images(self) -> str:
+        """Return the images that machines with accelerators get, each with the number of types, as text.
+
+        Raises:
+            UsageError: Verda does not have the image of the settings, or has no fitting image for a type.
+        """
+        there = {str(each["image_type"]) for each in self._ask("/images")}
+        if self.image is not None and self.image not in there:
+            raise UsageError(f"Verda has no image {self.image!r}; choose one of {', '.join(sorted(there))}")
+        chosen_for: dict[str, list[str]] = {}
+        for record in self._ask("/instance-types", params={"currency": "usd"}):
+            has = _catalog.accelerator(record)
+            if has is not None:
+                name = self.image or _catalog.image(record.get("supported_os") or (), has)
+                chosen_for.setdefault(name if name in there else "", []).append(record["instance_type"])
+        if lacking := chosen_for.pop("", None):
+            raise UsageError(
+                f"Verda has no Ubuntu image for {', '.join(lacking)}; name another image with Verda(image=…) for these"
+            )
+        return ", ".join(f"{name} ({len(types)} types)" for name, types in chosen_for.items())
+
+    def _gpus(self) -> Finding:
+        """Return a finding, without a title, about the GPUs of Verda's instance types."""
+        records = self._ask("/instance-types", params={"currency": "usd"})
+        names: dict[bool, set[str]] = {True: set(), False: set()}
+        for each in records:
+            if each["gpu"]["number_of_gpus"]:
+                names[_catalog.accelerator(each) is not None].add(str(each["gpu"]["description"]).partition("x ")[2])
+        return preflight.hardware(len(names[True]), names[False])
 
     def _date(self) -> str:
         """Send a request to Verda, and return the header "Date" of the answer, such as "Mon, 23 Nov 2026 05:00:00 GMT".

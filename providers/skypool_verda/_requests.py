@@ -38,6 +38,14 @@ class Deploy(TypedDict):
     os_volume: Volume
 
 
+class Changes(TypedDict, total=False):
+    """Fields of `Deploy` that take impossible values, for requests that Verda must refuse."""
+
+    instance_type: str
+    image: str
+    location_code: str
+
+
 class DeployNode(Deploy):
     """The whole body of `POST /instances`, which creates the instance of one node, with its host name and tags."""
 
@@ -80,6 +88,11 @@ def deploy(offer: Offer, order: Order, *, name: str, ssh_key_id: str, script_id:
         "startup_script_id": script_id,
         "os_volume": volume,
     }
+
+
+def changed(common: Deploy, changes: Changes) -> Deploy:
+    """Return a copy of a request in which some fields have other values."""
+    return {**common, **changes}
 
 
 def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> DeployNode:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +16,8 @@ import typer
 
 from skypool.checks import number, one_of, seconds
 from skypool.cli import output
-from skypool.drivers import registry
-from skypool.drivers.contract import ends_itself
+from skypool.drivers import recording, registry
+from skypool.drivers.contract import Driver, ends_itself
 from skypool.errors import UsageError
 from skypool.proof.proof import Proof
 from skypool.proof.renting import WORDS, Wish
@@ -61,6 +62,10 @@ def prove(
         Path | None,
         typer.Option(metavar="REPORT.json", help="Compare the bill of an earlier report, and do nothing else."),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Record all requests and replies in this folder, without secrets."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Prove that skypool works with your account: by reading, by creates that must be refused, and for a few cents.
@@ -88,8 +93,12 @@ def prove(
     if file is not None:
         proof.keep = lambda made: _write(made, file)
     say = _silent if as_json else output.say
-    if _levels(proof, yes, say):
-        proof.end()
+    about = {"provider": provider, "level": level, "settings": _settings(driver)}
+    with contextlib.nullcontext() if record is None else recording.to(record, about=about):
+        if _levels(proof, yes, say):
+            proof.end()
+    if record is not None:
+        say(f"recording: {record}")
     if as_json:
         output.data(proof.redacted.to_json())
     if file is not None:
@@ -100,15 +109,19 @@ def prove(
         raise typer.Exit(1)
 
 
+def _settings(driver: Driver) -> dict[str, object]:
+    """Return the settings of a driver, without those that are secret."""
+    if not dataclasses.is_dataclass(driver):
+        return {}
+    return {each.name: getattr(driver, each.name) for each in dataclasses.fields(driver) if each.repr and each.init}
+
+
 def _levels(proof: Proof, yes: bool, say: Callable[[str], None]) -> bool:
     """Perform the levels up to the one that was asked for. Return True if the proof reached its end.
 
-    After a failed level, the level "cents" is not begun: it would rent machines that may not work.
+    A failed step does not stop the proof, unless the credentials are not accepted, or nothing can be rented.
     """
     for level in LEVELS[: LEVELS.index(proof.level) + 1]:
-        if level == "cents" and not all(each.result != "bad" for each in proof.report.steps):
-            say("level cents is not begun, because a step failed")
-            return False
         say(_COSTS[level].format(proof.driver.name))
         if level == "read" and not proof.read():
             return False
@@ -167,7 +180,7 @@ def _compare(proof: Proof, file: Path, as_json: bool) -> None:
     if not earlier.machines:
         raise UsageError(f"the report {file} has no machines, so there is no bill to compare; use one of level cents")
     kept = tuple(each for each in earlier.steps if each.level != "bill")
-    proof.report = replace(earlier, steps=kept)
+    proof.report = dataclasses.replace(earlier, steps=kept)
     proof.bill()
     _write(proof.redacted, file.with_suffix(".md"))
     if as_json:

@@ -2,36 +2,72 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from fnmatch import fnmatchcase
 
 from skypool.drivers.retry import at_once
 from skypool.drivers.settings import networks
-from skypool.errors import UsageError
-from skypool.model import Finding
+from skypool.errors import (
+    AccessError,
+    CredentialsError,
+    FundsError,
+    NoAnswer,
+    ProviderError,
+    QuotaError,
+    RateLimitError,
+    UsageError,
+)
+from skypool.model import Finding, Instance, Need, Order
 
 # Seconds by which this computer's clock may differ. Signatures of requests are valid for 300 s, so a minute is left.
 _SKEW = 240.0
 
+_SHOWN = 8
+"""Number of unknown names that a finding shows."""
 
-def findings(questions: Mapping[str, Callable[[], object]]) -> Iterator[Finding]:
+_UPGRADE = "upgrade skypool: `pip install --upgrade skypool`"
+"""Advice if a provider sells something that this version of skypool does not know."""
+
+_REPORT = "report this message to skypool's authors"
+
+_OTHER_REASONS = (AccessError, CredentialsError, FundsError, NoAnswer, QuotaError, RateLimitError)
+"""Errors for which a provider refuses any request, or which leave open if it was refused. Their own advice is right."""
+
+
+def findings(
+    questions: Mapping[str, Callable[[], object]], then: Mapping[str, Callable[[], object]] | None = None
+) -> Iterator[Finding]:
     """Run checks in parallel, and yield one `Finding` (the result of a check) for each, in the order of `questions`.
 
     The checks start when the first finding is requested. That request waits until all checks have ended.
 
     A check passes if its function returns. The text of the finding is then the returned value, or "yes" if that value
-    is None, empty, 0 or False. If the function raises an Exception, the check has failed. The finding then has two
-    parts of the error's text: its advice is the part after the last "; ", and its text is the part before.
+    is None, empty, 0 or False. If the function returns a `Finding`, it is yielded with the title of the check. If the
+    function raises an Exception, the check has failed. The finding then has two parts of the error's text: its advice
+    is the part after the last "; ", and its text is the part before.
 
     Args:
         questions: a dict from the title of each finding to the function that performs the check.
+        then: further checks, which need valid credentials. They run after `questions`, and only if none of these raised
+            CredentialsError, so that wrong credentials are told once. None for no further checks.
     """
-    outcomes = at_once(lambda question: str(question() or "yes"), questions.values())
+    outcomes = at_once(lambda question: question() or "yes", questions.values())
     for what, outcome in zip(questions, outcomes, strict=True):
-        yield failure(what, outcome) if isinstance(outcome, Exception) else Finding(what, True, outcome)
+        if isinstance(outcome, Exception):
+            yield failure(what, outcome)
+        elif isinstance(outcome, Finding):
+            yield replace(outcome, what=what)
+        else:
+            yield Finding(what, True, str(outcome))
+    if then and not any(isinstance(outcome, CredentialsError) for outcome in outcomes):
+        yield from findings(then)
 
 
 def failure(what: str, error: Exception, advice: str = "") -> Finding:
@@ -47,6 +83,72 @@ def failure(what: str, error: Exception, advice: str = "") -> Finding:
     told = str(error) or type(error).__name__
     text, _, own = told.rpartition("; ")
     return Finding(what, False, text or told, own if text else advice)
+
+
+def hardware(known: int, unknown: Iterable[str]) -> Finding:
+    """Return a finding about the types of accelerators that a provider sells, without a title, for `findings`.
+
+    The finding is bad if skypool knows none of them.
+
+    Args:
+        known: number of types that skypool knows.
+        unknown: the provider's names of the other types. They are sold, but skypool cannot offer them.
+    """
+    names = sorted(unknown)
+    if not names:
+        return Finding("", known > 0, f"skypool knows all {known} types with accelerators that are sold")
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    text = f"skypool knows {known} types with accelerators that are sold, and does not know {', '.join(names[:_SHOWN])}"
+    return Finding("", known > 0, f"{text}{more}", _UPGRADE)
+
+
+def impossible_order(need: Need) -> Order:
+    """Return an order for one node of a pool of its own, for a create request that must be refused.
+
+    The name of the pool is new each time. Ten minutes from now, `skypool gc` may remove what was made for the order.
+    """
+    token = secrets.token_hex(8)
+    until = datetime.now(UTC) + timedelta(minutes=10)
+    return Order(f"prove-{token}", f"{token}-1", (0,), need, until=until)
+
+
+def refusal(
+    what: str,
+    create: Callable[[], Instance],
+    kinds: Sequence[type[ProviderError]],
+    end: Callable[[Sequence[Instance]], None],
+    codes: Sequence[str] = ("*",),
+) -> Finding:
+    """Send a create request that the provider must refuse, and return the finding.
+
+    If a machine was made all the same, it is ended. This function does not raise.
+
+    Args:
+        what: what is impossible about the request, such as "an unknown instance type".
+        create: sends the request, and returns the machine if one was made.
+        kinds: the classes of error as which the refusal may be raised. Their subclasses do not count.
+        end: the driver's method that terminates machines.
+        codes: shell-style patterns of the error codes that the refusal may have. "*" fits any code.
+    """
+    title = f"{what} is refused"
+    try:
+        made = create()
+    except ProviderError as e:
+        is_expected = type(e) in kinds
+        if is_expected and any(fnmatchcase(e.code, code) for code in codes):
+            return Finding(title, True, f"{e.text.strip()} ({e.code}), raised as {type(e).__name__}")
+        if is_expected or isinstance(e, _OTHER_REASONS):
+            return failure(title, e)
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        text = f"{e.text.strip()} ({e.code}), raised as {type(e).__name__}, but skypool expects {expected}"
+        return Finding(title, False, text, _REPORT)
+    except Exception as e:  # noqa: BLE001 - any error is a finding to show
+        return failure(title, e, _REPORT)
+    try:
+        end([made])
+    except Exception as e:  # noqa: BLE001 - any error is a finding to show
+        return failure(title, e, f"the machine {made.id} may still run: run `skypool gc --yes`")
+    return Finding(title, False, f"the machine {made.id} was made, and was ended again", _REPORT)
 
 
 def basics(

@@ -7,21 +7,24 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from skypool.drivers.scrub import Private, Scrubber
+
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Matches names of environment variables that may have secrets."""
 _SHORTEST = 8
-"""The least length of a value that is removed. A shorter value would also remove usual words."""
+"""The least length of a secret that is searched for. A shorter value would also remove usual words."""
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\barn:[\w-]*:[\w-]*:[\w-]*:[\w-]*:\S+"), "(ARN)"),
-    (re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+"), "(e-mail)"),
     (re.compile(r"\b(AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}\b"), "(key)"),
     (re.compile(r"\b(projects?)([/:=]\s*|\s+['\"])[a-z][a-z0-9-]{4,28}[a-z0-9]"), r"\1\2(project)"),
     (re.compile(r"\b(account|user)([ :=]+['\"]?)(?=\S*\d)[\w.:-]+"), r"\1\2(account)"),
     (re.compile(r"\b\d{12,}\b"), "(number)"),
-    (re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}(/\d{1,2})?\b"), "(address)"),
     (re.compile(r"(/home|/Users)/[^/\s]+"), "~"),
 )  # fmt: skip
-"""Patterns of texts that name a person, an account or a computer, with what replaces them."""
+"""Patterns of texts that name a person or an account, with what replaces them.
+
+They are in sentences of drivers and providers. `skypool.drivers.scrub` knows those that requests and replies have.
+"""
 
 
 class Redaction:
@@ -32,15 +35,13 @@ class Redaction:
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._secrets = sorted({each for each in secrets if len(each) >= _SHORTEST}, key=len, reverse=True)
+        self._scrubber = Scrubber(each for each in secrets if len(each) >= _SHORTEST)
 
     def __call__(self, text: str) -> str:
         """Return a text without what must not be shown."""
-        for secret in self._secrets:
-            text = text.replace(secret, "(secret)")
         for pattern, instead in _PATTERNS:
             text = pattern.sub(instead, text)
-        return text
+        return self._scrubber.text(text, Private())
 
 
 def secrets_of(driver: object, environment: Mapping[str, str]) -> set[str]:

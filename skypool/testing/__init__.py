@@ -12,6 +12,7 @@ The modules of this package:
 - `api`: the calls that drivers make to the fake cloud.
 - `http_cloud`: `HttpCloud`, the same cloud with an HTTP API.
 - `template`: a driver for `HttpCloud`, which `skypool new-driver` copies.
+- `bills`: the bill of the fake cloud.
 - `world`, `state`: the contents of the fake cloud, and their storage.
 - `machine`, `hypervisor`, `notice_watch`: the machines of the fake cloud, the process that ends them on time, and a
   program that runs on them.

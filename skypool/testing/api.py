@@ -27,13 +27,15 @@ from skypool.errors import (
     RateLimitError,
 )
 from skypool.model import Order
-from skypool.testing import hypervisor, machine
+from skypool.testing import bills, hypervisor, machine
 from skypool.testing.state import Overtaken, State
 from skypool.testing.world import Flaw, Machine, Stock, Thing, When, World
 
 T = TypeVar("T")
 Place = tuple[str, str, str]
 _NOWHERE: Place = ("", "", "")
+BILLED_AFTER = 3600.0
+"""Seconds after the end of a machine when its bill is complete. Real clouds take hours or days."""
 
 _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
     CredentialsError: ("InvalidKey", "the key is not known", "set $SKYPOOL_FAKE_KEY, or pass FakeCloud(key=…)"),
@@ -98,6 +100,34 @@ class Api:
         """
         return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
 
+    def drift(self) -> list[tuple[Stock, Stock]]:
+        """Return the on-demand stock whose price differs from the published price list: pairs (listed, sold now)."""
+
+        def drifted(world: World) -> list[tuple[Stock, Stock]]:
+            listed = {each.place: each for each in world.listed if each.market == "on-demand"}
+            pairs = [(listed[each.place], each) for each in world.stock if each.place in listed]
+            return [(old, new) for old, new in pairs if old.usd_per_hour != new.usd_per_hour]
+
+        return self._call("prices", drifted)
+
+    def bill(self, ids: Sequence[str]) -> float | None:
+        """Return the bill of machines in USD. Return None if it is not complete yet.
+
+        The bill is complete an hour after the last of the machines has ended.
+
+        Args:
+            ids: the ids of the machines. Unknown ids cost nothing.
+        """
+
+        def billed(world: World) -> float | None:
+            ends = [world.machines[each].ended_at for each in ids if each in world.machines]
+            if any(each is None or each + BILLED_AFTER > world.now for each in ends):
+                return None
+            with open(self._state.folder / "events") as events:
+                return world.surcharge * bills.billed(events, ids)
+
+        return self._call("bill", billed, ids=list(ids))
+
     def create(
         self, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: Mapping[str, str] | None = None
     ) -> list[Machine]:
@@ -114,6 +144,7 @@ class Api:
             said: further tags that the client wants on the machines; None for no further tags.
 
         Raises:
+            OfferGone: the cloud does not sell this stock.
             CapacityError: the stock is sold out.
             QuotaError: the machines would exceed the account's limit.
             ProviderError: a machine that was made with this token has ended.
@@ -251,9 +282,13 @@ class Api:
             said: further tags that the client wants on the machines.
 
         Raises:
+            OfferGone: the cloud does not sell this stock.
             CapacityError: the stock is sold out.
             QuotaError: the machines would exceed the account's limit.
         """
+        if not world.lenient and stock.place not in {each.place for each in world.stock}:
+            text = f"no {stock.instance_type} is sold in {stock.zone} on the market {stock.market!r}"
+            self._refuse(OfferGone, "create a machine", text)
         if world.limits or world.capacity or stock.capacity is not None:
             world.settle()  # machines that are due to end make room
         if _left(world, stock) <= 0:

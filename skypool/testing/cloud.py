@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
-from skypool.drivers import settings
+from skypool.drivers import preflight, settings
 from skypool.drivers.contract import Abilities, undo
 from skypool.errors import (
     CapacityError,
     NoAnswer,
+    OfferGone,
     ProviderError,
     QuotaError,
     RateLimitError,
@@ -30,7 +32,7 @@ from skypool.errors import (
     UsageError,
     together,
 )
-from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
+from skypool.model import Access, Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
 from skypool.testing import machine
 from skypool.testing.api import Api
 from skypool.testing.control import Clock, FakeCloudControl
@@ -298,20 +300,88 @@ class FakeCloud:
             )
 
     def check(self) -> Iterable[Finding]:
-        """Check the API key and the account's limits, and return a `Finding` (the result of a check) for each.
+        """Check the API key, the account's limits and the price list, and return a `Finding` (the result of a check).
 
-        Nothing is rented. A limit of 0 gives a finding with `good` = False. If the cloud refuses the request, for
-        example because of a wrong key, no error is raised. The only finding is then about the key, with `good` = False
-        and the cloud's explanation.
+        Nothing is rented. A limit of 0, and an on-demand price that differs from the cloud's price list, give a finding
+        with `good` = False. If the cloud refuses the first request, for example because of a wrong key, no error is
+        raised. The only finding is then about the key, with `good` = False and the cloud's explanation.
         """
+        api = self._api()
         try:
-            limits = self._api().account()
+            limits = api.account()
         except ProviderError as e:
             return [Finding("credentials", False, e.text, "set $SKYPOOL_FAKE_KEY, or FakeCloud(key=…)")]
         return [
             Finding("credentials", True, "the key is known"),
-            *(Finding(f"quota {name}", most > 0, f"at most {most}") for name, most in limits.items()),
+            *(
+                Finding(
+                    f"quota {name}",
+                    most > 0,
+                    f"at most {most}",
+                    "" if most else f"raise it: FakeCloud.control.limit({name!r}, …)",
+                )
+                for name, most in limits.items()
+            ),
+            self._price_list(api),
         ]
+
+    def _price_list(self, api: Api) -> Finding:
+        """Compare the cloud's on-demand prices with its published price list, and return the result."""
+        try:
+            drift = api.drift()
+        except ProviderError as e:
+            return preflight.failure("price list", e)
+        if not drift:
+            return Finding("price list", True, "all on-demand prices are those of the list")
+        told = ", ".join(
+            f"{new.instance_type} in {new.zone} costs {new.usd_per_hour:g} USD/h, not {old.usd_per_hour:g}"
+            for old, new in drift
+        )
+        return Finding("price list", False, told, "trust the offers, which have the new prices; the list is old")
+
+    def prove_creates(self) -> Iterable[Finding]:
+        """Send creates of a type and in a zone that the cloud does not sell, on both markets; it must refuse them.
+
+        A finding is good if the driver translated the refusal to OfferGone. If a machine is made all the same, the
+        machine is ended, and the finding is bad.
+        """
+        impossibles = (
+            ("a type that is not sold", replace(USUAL[0], instance_type="no-such-type")),
+            ("a zone that does not exist", replace(USUAL[0], zone="no-such-zone")),
+        )
+        markets: tuple[Market, Market] = ("on-demand", "spot")
+        return [
+            self._refused(what, replace(impossible, market=market))
+            for what, impossible in impossibles
+            for market in markets
+        ]
+
+    def _refused(self, what: str, stock: Stock) -> Finding:
+        """Send a create that the cloud must refuse, and return the result."""
+        title = f"{what}, {stock.market}"
+        token = f"prove-{secrets.token_hex(4)}"
+        order = Order(token, token, (0,), Need(), until=datetime.now(UTC) + timedelta(minutes=10))
+        try:
+            made = self._api().create(stock, order, order.nodes, token)
+            self.terminate([self._instance(each) for each in made])
+        except OfferGone as e:
+            return Finding(title, True, f"refused: {e.text} ({e.code})")
+        except (ProviderError, StillRunning) as e:
+            return preflight.failure(title, e)
+        ids = ", ".join(each.id for each in made)
+        return Finding(title, False, f"the cloud made {ids}, which has ended again", "ask the cloud why it sells it")
+
+    def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
+        """Return the cloud's bill, which is complete an hour after the last of the machines has ended.
+
+        Args:
+            instances: ids of the machines.
+            since, until: ignored; the bill has each machine as a whole.
+        """
+        usd = self._api().bill(instances)
+        if usd is None:
+            return Bill(None, "the bill is complete an hour after the last machine has ended")
+        return Bill(usd, "the bill of the fake cloud")
 
     # --- for the authors of tests ----------------------------------------------------------------------------
 

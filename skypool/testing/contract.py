@@ -28,7 +28,17 @@ from typing import Any, ClassVar
 import pytest
 
 from skypool.accelerators import Accelerator
-from skypool.drivers.contract import Abilities, Checks, Driver, Renews, Tidies, abilities, ends_itself
+from skypool.drivers.contract import (
+    Abilities,
+    Bills,
+    Checks,
+    Driver,
+    Proves,
+    Renews,
+    Tidies,
+    abilities,
+    ends_itself,
+)
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -41,7 +51,7 @@ from skypool.errors import (
     RateLimitError,
     StillRunning,
 )
-from skypool.model import Finding, Instance, Leftover, Need, Offer
+from skypool.model import Bill, Finding, Instance, Leftover, Need, Offer
 from skypool.testing.slices import SliceContract
 from skypool.testing.trial import Trial
 
@@ -536,6 +546,40 @@ class DriverContract(SliceContract):
             assert each.what, f"Finding.what must not be empty: {each}"
             assert each.good or each.advice, f"a finding with good=False must have advice: {each}"
         assert trial.count() == 0, "check() must rent no machine"
+
+    def test_creates_that_must_be_refused_rent_nothing(self, trial: Trial) -> None:
+        if not isinstance(trial.driver, Proves):
+            pytest.skip("the driver has no method prove_creates")
+        findings = list(trial.driver.prove_creates())
+        assert findings, "prove_creates() must return at least one finding"
+        for each in findings:
+            assert isinstance(each, Finding), f"prove_creates() must return objects of the class Finding, not {each!r}"
+            assert each.good, f"prove_creates() must send only requests that the provider refuses: {each}"
+            assert each.what, f"Finding.what must not be empty: {each}"
+            assert each.text, f"Finding.text must have the reason of the refusal: {each}"
+        assert trial.count() == 0, "prove_creates() must leave no machine"
+
+    def test_a_create_that_is_refused_for_another_reason_is_told_with_advice(self, trial: Trial) -> None:
+        if not isinstance(trial.driver, Proves):
+            pytest.skip("the driver has no method prove_creates")
+        if trial.pull("refuse", AccessError) is False:
+            pytest.skip("the cloud never raises AccessError: the control's refuse() returned False")
+        findings = list(trial.driver.prove_creates())
+        bad = [each for each in findings if not each.good]
+        assert bad, "prove_creates() must return a bad finding if the account lacks the permission"
+        assert all(each.advice for each in bad), f"a finding with good=False must have advice: {bad}"
+        assert trial.count() == 0, "prove_creates() must leave no machine"
+
+    def test_the_bill_is_a_sum_or_says_where_to_look(self, trial: Trial) -> None:
+        if not isinstance(trial.driver, Bills):
+            pytest.skip("the driver has no method billed")
+        since = datetime.now(UTC) - timedelta(hours=1)
+        launched = trial.launch(trial.order(0))
+        trial.driver.terminate(launched)
+        bill = trial.driver.billed([each.id for each in launched], since, datetime.now(UTC))
+        assert isinstance(bill, Bill), f"billed() must return an object of the class Bill, not {bill!r}"
+        assert bill.usd is None or bill.usd >= 0, f"Bill.usd must be at least 0, or None: {bill}"
+        assert bill.text, "Bill.text must say where the sum is from, or where to look"
 
     def _rentable(self, trial: Trial) -> Sequence[Offer]:
         """Return the offers on which the method `launch` of the trial may rent.

@@ -21,7 +21,7 @@ from skypool.testing import machine
 from skypool.testing.state import State
 from skypool.testing.world import Flaw, Machine, Rule, When, World
 
-CALLS = ("account", "stock", "create", "describe", "delete", "tag", "make", "things", "remove")
+CALLS = ("account", "stock", "prices", "create", "describe", "delete", "tag", "make", "things", "remove", "bill")
 """The names of the calls of the fake cloud's API."""
 
 
@@ -194,6 +194,37 @@ class FakeCloudControl(Control):
                 if each.stock.place in now:
                     each.stock = now[each.stock.place]
                     world.log("price", each, world.now, usd_per_hour=usd_per_hour / each.stock.size)
+
+    def reprice(self, instance_type: str, usd_per_hour: float) -> None:
+        """Set the on-demand price of an instance type in all zones. The published price list stays as it is.
+
+        Machines that are alive keep their price.
+
+        Args:
+            instance_type: the cloud's name of the type. A type that is not sold on demand is ignored.
+            usd_per_hour: the price in USD per hour of one machine, or of one whole slice (hosts that are sold
+                together).
+
+        Raises:
+            UsageError: the price is negative, and the type is sold on demand.
+        """
+        with self.state.open() as world:
+            world.stock = tuple(
+                replace(each, usd_per_hour=usd_per_hour)
+                if (each.instance_type, each.market) == (instance_type, "on-demand")
+                else each
+                for each in world.stock
+            )
+
+    def overbill(self, factor: float) -> None:
+        """Let the cloud's bill be this many times what its prices give."""
+        with self.state.open() as world:
+            world.surcharge = factor
+
+    def make_anything(self) -> None:
+        """Let the cloud also make machines of types that it does not sell, which it refuses otherwise."""
+        with self.state.open() as world:
+            world.lenient = True
 
     def limit(self, quota: str, most: int) -> None:
         """Set a limit of the account: at most `most` machines that count toward a quota may be alive at once.

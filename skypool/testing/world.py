@@ -257,6 +257,9 @@ class World:
             takes effect. All values are None.
         calls: how many calls the cloud has received.
         made: how many machines the cloud has made.
+        listed: the cloud's published price list: what it sold when it was new.
+        lenient: True if the cloud also makes machines of types that it does not sell.
+        surcharge: factor by which the cloud's bill differs from the prices.
     """
 
     folder: str
@@ -275,6 +278,12 @@ class World:
     kills: dict[tuple[int, When], None] = field(default_factory=dict)
     calls: int = 0
     made: int = 0
+    listed: tuple[Stock, ...] = ()
+    lenient: bool = False
+    surcharge: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.listed = self.listed or self.stock
 
     @property
     def now(self) -> float:

@@ -12,7 +12,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from email.utils import formatdate
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -25,7 +27,7 @@ from moto.ec2.models.tags import TagBackend
 from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.lab import aws_addresses, aws_calls, aws_facts, aws_shops
+from tests.lab import aws_addresses, aws_calls, aws_facts, aws_schema, aws_shops, aws_wire
 from tests.lab.aws_calls import PlacementGroup
 from tests.lab.aws_facts import IMAGES
 from tests.lab.aws_lag import Lag
@@ -36,9 +38,23 @@ from tests.lab.aws_permissions import Permissions, User
 from tests.lab.aws_stock import Reservation, Rule, Stock
 from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, confirmed, error_code, read, refusal, rewritten
 from tests.lab.machines import Lab
+from tests.lab.replay import Asked, NotRecorded, Replay
 from tests.lab.world import Fault, World
 
 ACCOUNT = "123456789012"
+THINGS = (
+    "DescribeInstances",
+    "DescribeInstanceStatus",
+    "DescribeKeyPairs",
+    "DescribeNetworkInterfaces",
+    "DescribePlacementGroups",
+    "DescribeSpotInstanceRequests",
+    "DescribeTags",
+    "DescribeVolumes",
+    "GetConsoleOutput",
+)
+"""Reads of what was made; see `Replay`."""
+OWN = ("DescribeSecurityGroups", "DescribeSubnets", "DescribeVpcs")
 NOTICE = 120.0
 """Seconds between the notice of an interruption and the interruption."""
 
@@ -48,20 +64,26 @@ class AWS(World[Call]):
 
     Args:
         lab: Where instances boot; None for a world without machines, for calls alone.
+        recording: A folder with a recording, which answers reads (tests/lab/replay.py); None for the lab's own answers.
 
     Attributes:
         url: For AWS_ENDPOINT_URL.
         delays: How long changes take.
+        checks_times: Refuse requests whose time of signature is more than 5 minutes from `clock`.
         throttle: Set `throttle.requests` for limits on requests; 1000 instances at once are always the most.
         elastic_ips: So many Elastic IP addresses the account may have in each region.
+        schema: What every request and reply is checked against, with how many that were.
     """
 
-    def __init__(self, lab: Lab | None = None) -> None:
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
         super().__init__()
         self.lab = lab
+        self.replay = None if recording is None else Replay(recording, THINGS, OWN)
         self.delays = Delays()
+        self.checks_times = False
         self.throttle = Throttle()
         self.elastic_ips = aws_addresses.QUOTA
+        self.schema = aws_schema.schema()
         self.tokens: dict[tuple[str, str], tuple[str, str]] = {}
         self.spots: dict[str, SpotRequest] = {}
         self.groups: dict[tuple[str, str], PlacementGroup] = {}
@@ -121,6 +143,11 @@ class AWS(World[Call]):
     def spot_price(self, zone: str, type: str, usd_per_hour: float) -> None:
         with self.lock:
             self.stock.prices[zone, type] = usd_per_hour
+
+    def disk_price(self, region: str, usd: float) -> None:
+        """Of a GB and month of a gp3 disk, in the price list; and `stock.address`, of an hour of a public address."""
+        with self.lock:
+            self.stock.disks[region] = usd
 
     def reserve(
         self,
@@ -266,6 +293,7 @@ class AWS(World[Call]):
         if not any(image.id(region) in found.amis for image in IMAGES.values()):
             for image in IMAGES.values():
                 found.amis[image.id(region)] = _ami(found, image, region)
+            _open_to_the_internet(found)
         return found
 
     def public_address(self) -> str:
@@ -295,15 +323,44 @@ class AWS(World[Call]):
             if error is not None:
                 raise error
             self.watched(self.tick)
+            if self.checks_times:
+                aws_wire.check_time(environ, call)
+            if (recorded := self._recorded(call)) is not None:
+                return recorded
             if call.service and call.region not in self.opted_in:
                 raise ApiError("AuthFailure" if call.service == "ec2" else "UnrecognizedClientException")
-            return self._dispatch(call, environ)
+            if wrong := self.schema.wrong_request(call):
+                raise aws_schema.refusal_of(call, wrong[0])
+            reply = self._dispatch(call, environ)
+            if reply.status < 400 and (told := self.schema.wrong_reply(call, reply)):
+                self.errors.append(AssertionError(f"the lab's reply to {call.action} is not AWS's: {told[:5]}"))
+            if self.replay is not None:
+                self.replay.did(Asked.by_form(call.action, call.region, call.body.decode()), reply.status)
+            return reply
         except ApiError as refused:
             call.error = refused.code
             return refusal(call, refused)
         except Exception as e:  # noqa: BLE001 - `close` raises it
             self.errors.append(e)
             return refusal(call, ApiError("InternalError", f"the lab itself failed: {e!r}", 500))
+
+    def _recorded(self, call: Call) -> Reply | None:
+        """The answer of the recording, if it is the one to answer.
+
+        Raises:
+            ApiError: It should have one, and has none.
+        """
+        if self.replay is None:
+            return None
+        try:
+            found = self.replay.answer(Asked.by_form(call.action, call.region, call.body.decode()))
+        except NotRecorded as e:
+            raise ApiError("NotRecorded", str(e)) from e
+        if found is None:
+            return None
+        reply = Reply(found.status, list(found.reply_headers.items()), str(found.reply).encode())
+        call.error = error_code(reply)
+        return reply
 
     def _dispatch(self, call: Call, environ: WSGIEnvironment) -> Reply:
         if call.service:
@@ -425,7 +482,24 @@ def _ami(backend: Any, image: aws_facts.Image, region: str) -> Any:
     return made
 
 
+def _open_to_the_internet(backend: Any) -> None:
+    """Give the default network what moto leaves out: an internet gateway, and the route to it.
+
+    https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html (read 2026-11-24 in a stored copy).
+    """
+    vpc = backend.get_default_vpc()
+    gateway = backend.create_internet_gateway()
+    backend.attach_internet_gateway(gateway.id, vpc.id)
+    main = backend.describe_route_tables(filters={"vpc-id": vpc.id, "association.main": "true"})
+    backend.create_route(main[0].id, "0.0.0.0/0", gateway_id=gateway.id)
+
+
 class _Handler(WSGIRequestHandler):
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """For the header Date: the lab's time."""
+        world = _server.world
+        return formatdate(world.clock.now() if world else timestamp, usegmt=True)
+
     def log(self, type: str, message: str, *args: Any) -> None:
         """Nothing: the journal has it."""
 

@@ -45,11 +45,15 @@ def _rentals(world: AWS, call: Call) -> list[Rental]:
     asked: Sequence[str] = call.params.get("InstanceIds", ())
     if not asked:
         raise ApiError("MissingParameter", "The request must contain the parameter InstanceId")
+    _instances_are_there(world, call, asked)
+    return [world.life.rentals[each] for each in asked]
+
+
+def _instances_are_there(world: AWS, call: Call, ids: Sequence[str]) -> None:
     rentals = world.life.rentals
-    missing = [each for each in asked if each not in rentals or rentals[each].region != call.region]
+    missing = [each for each in ids if each not in rentals or rentals[each].region != call.region]
     if missing:
         raise not_found(missing)
-    return [rentals[each] for each in asked]
 
 
 def check_ids(call: Call) -> None:
@@ -262,6 +266,13 @@ def check_key(world: AWS, call: Call) -> None:
         raise ApiError("InvalidKey.Format", "Key is not in valid OpenSSH public key format")
 
 
+def check_network(world: AWS, call: Call) -> None:
+    """CreateSecurityGroup, in a network that is there."""
+    name = call.params.get("VpcId")
+    if name and name not in world.backend(call.region).vpcs:
+        raise ApiError("InvalidVpcID.NotFound", f"The vpc ID '{name}' does not exist")
+
+
 def check_security_group(world: AWS, call: Call) -> None:
     """DeleteSecurityGroup, of one that is in use."""
     backend = world.backend(call.region)
@@ -333,7 +344,12 @@ def delete_placement_group(world: AWS, call: Call) -> Mapping[str, Any]:
 
 
 def tag_groups(world: AWS, call: Call) -> list[str]:
-    """Set the tags of a CreateTags on those placement groups that it names; the other resources that it names."""
+    """Set the tags of a CreateTags on those placement groups that it names; the other resources that it names.
+
+    Raises:
+        ApiError: one of its instances is not there; moto says of any resource that its id is not valid.
+    """
+    _instances_are_there(world, call, [each for each in call.params.get("Resources", ()) if each.startswith("i-")])
     here = {group.id: group for (region, _), group in world.groups.items() if region == call.region}
     others = []
     for name in call.params.get("Resources", ()):
@@ -490,6 +506,7 @@ ANSWERS: Mapping[str, Answer] = {
 }
 CHECKS: Mapping[str, Callable[[AWS, Call], None]] = {
     "ImportKeyPair": check_key,
+    "CreateSecurityGroup": check_network,
     "DeleteSecurityGroup": check_security_group,
 }
 """What is looked at before moto is asked."""

@@ -56,7 +56,7 @@ class Billing(Cloud[Rental]):
 
     Attributes:
         page: the most SKUs that a page has.
-        dearer: a factor to all its prices.
+        dearer: a factor to all its prices; changed: factors to those of some rows of gcp_rates.csv, by its `sku`.
         caller: what a client may do; None: everything. It cannot be seen here which project a request counts toward, as
             clients show no credentials to this address, so each is taken to name one.
         document: what the requests and replies were checked against, with its counts.
@@ -67,6 +67,7 @@ class Billing(Cloud[Rental]):
     def __init__(self, lab: object = None) -> None:
         super().__init__()
         self.page, self.dearer = 150, 1.0
+        self.changed: dict[str, float] = {}
         self.caller: Role | None = None
         self.document = Document(Path(__file__).parent / "cloudbilling_v1.json")
         self.routes = {"GET /v1/services/{service}/skus": self._skus}
@@ -106,7 +107,11 @@ class Billing(Cloud[Rental]):
         if request.query.get("currencyCode") not in ("USD", None) or "authorization" in request.headers:
             raise Refused(400, {"error": {"code": 400, "message": "this lab has dollars, and no keys", "status": "…"}})
         service = request.by["service"]
-        listed = [each for each in _all(self.dearer) if each["name"].startswith(f"services/{service}/")]
+        listed = [
+            each
+            for each in _all(self.dearer, tuple(self.changed.items()))
+            if each["name"].startswith(f"services/{service}/")
+        ]
         first = int(request.query.get("pageToken") or 0)
         last = first + min(self.page, int(request.query.get("pageSize") or 5000))
         page = {"skus": listed[first:last], "nextPageToken": str(last) if last < len(listed) else ""}
@@ -116,8 +121,8 @@ class Billing(Cloud[Rental]):
 
 
 @functools.cache
-def _all(dearer: float) -> list[dict[str, Any]]:
-    """What the catalogue lists, so many times as dear as it was."""
+def _all(dearer: float, changed: tuple[tuple[str, float], ...]) -> list[dict[str, Any]]:
+    """What the catalogue lists, so many times as dear as it was, some rows besides."""
     rows = list(csv.DictReader(RATES.read_text().splitlines()))
     everywhere = sorted({region for row in rows for region in row["regions"].split()})
     listed = [_sku(words, group, usage, unit, everywhere, 99.0) for words, group, usage, unit in JUNK]
@@ -126,7 +131,8 @@ def _all(dearer: float) -> list[dict[str, Any]]:
         for market in ("on_demand", "spot"):
             if row[market]:
                 words, group, usage, unit = _told(row["sku"], place, market == "spot")
-                listed.append(_sku(words, group, usage, unit, regions, float(row[market]) * dearer))
+                usd = float(row[market]) * dearer * dict(changed).get(row["sku"], 1.0)
+                listed.append(_sku(words, group, usage, unit, regions, usd))
     return listed
 
 

@@ -16,14 +16,17 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 from urllib.parse import parse_qsl
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from skypool.drivers.recording import Exchange
 from tests.lab.machines import Lab, Machine
 from tests.lab.relay import Relay
+from tests.lab.replay import Asked, NotRecorded, Replay
 from tests.lab.world import TICK, Bucket, Fault, World
 
 
@@ -115,6 +118,7 @@ class Cloud(World[Request], Generic[R]):
 
     Args:
         lab: where instances boot; None for a world without machines, for calls alone.
+        recording: a folder with a recording, which answers reads (tests/lab/replay.py); None for the lab's own answers.
 
     Attributes:
         url: of its API. Machines reach it, too.
@@ -123,10 +127,13 @@ class Cloud(World[Request], Generic[R]):
     """
 
     name: ClassVar[str] = "cloud"
+    things: ClassVar[tuple[str, ...]] = ()
+    """Patterns of operations that read what was made, such as "GET /v1/instances*"; see `Replay`."""
 
-    def __init__(self, lab: Lab | None = None) -> None:
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
         super().__init__()
         self.lab = lab
+        self.replay = None if recording is None else Replay(recording, self.things)
         self.limits: dict[str, tuple[float, float]] = {}
         self.dark = False
         self.rentals: dict[str, R] = {}
@@ -268,15 +275,44 @@ class Cloud(World[Request], Generic[R]):
             if error is not None:
                 raise error
             self.tick()
+            if (recorded := self._recorded(request)) is not None:
+                return recorded
             self.check(request)
             self._throttle(request)
             got = self._route(request)(request)
+            if self.replay is not None:
+                self.replay.did(_asked(request), got.status if isinstance(got, Answer) else 200)
         except Refused as refused:
             return Answer(refused.body, refused.status, refused.headers, plain=isinstance(refused.body, str))
         except Exception as e:  # noqa: BLE001 - `close` raises it
             self.errors.append(e)
             return Answer({"error": f"the lab itself failed: {e!r}"}, 500)
         return got if isinstance(got, Answer) else Answer(got)
+
+    def _recorded(self, request: Request) -> Answer | None:
+        """The answer of the recording, if it is the one to answer. Credentials are not looked at then.
+
+        Raises:
+            Refused: it should have one, and has none.
+        """
+        if self.replay is None:
+            return None
+        try:
+            found = self.replay.answer(_asked(request))
+        except NotRecorded as e:
+            raise self.unrecorded(str(e)) from e
+        return None if found is None else self.told(found)
+
+    def told(self, found: Exchange) -> Answer:
+        """A recorded answer as it goes back."""
+        kept = ("content-type", "deprecation", "sunset")
+        headers = {name.title(): text for name, text in found.reply_headers.items() if name in kept}
+        return Answer(found.reply, found.status, headers, plain=True)
+
+    def unrecorded(self, text: str) -> Refused:
+        """The refusal of a read that the recording lacks, as its clients read refusals."""
+        code = "not_recorded"
+        return Refused(400, {"success": False, "code": code, "error": code, "msg": text, "detail": text})
 
     def _read(self, environ: WSGIEnvironment) -> Request:
         raw = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)).decode()
@@ -331,6 +367,10 @@ class Cloud(World[Request], Generic[R]):
                 self._work.submit(self.watched, rental.machine.destroy)
         self._work.shutdown()
         self.raise_errors()
+
+
+def _asked(request: Request) -> Asked:
+    return Asked(f"{request.method} {request.path}", request.query.items(), request.body)
 
 
 class _Handler(WSGIRequestHandler):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ TITLES = {
 TROUBLE = ("Something went wrong. Please try again later or contact support.", "INTERNAL_SERVER_ERROR")
 PUBLIC = ("gpuTypes", "cpuFlavors", "dataCenters", "countryCodes")
 """What GraphQL tells without a key."""
+DISK = 0.10
+"""USD for a GB of a container's disk and month: https://docs.runpod.io/pods/storage/types (read 2026-11-23)."""
 MOST_GPUS, MOST_VARIABLES, LONGEST_NAME = 8, 50, 191
 DRIVER = "570.172.08"
 
@@ -65,6 +68,8 @@ class Pod(Rental):
 
     Attributes:
         key: of the API, that may end this pod and nothing else.
+        runs: when it began to run and when it stopped, None where it runs. ended: when it was deleted. All on the
+            world's clock.
         bid: USD an hour for a GPU; usd: for all of it.
         runtime: since when its container runs, on the world's clock; None until it does.
         seen_at: when lists begin to have it.
@@ -79,6 +84,8 @@ class Pod(Rental):
     seen_at: float = 0.0
     starts: int = 0
     ending: bool = False
+    runs: list[tuple[float, float | None]] = field(default_factory=list[tuple[float, float | None]])
+    ended: float | None = None
 
 
 @dataclass
@@ -98,17 +105,17 @@ class RunPod(Cloud[Pod]):
         volumes: network volumes and their data centres.
         least: (vCPUs, GB) of every machine.
         most_cuda: the newest CUDA that drivers of its machines can do.
-        bad_keys: keys that are not known.
-        public_key: the account's, for ssh.
+        bad_keys: keys that are not known; read_only: those that may look and nothing else.
         spoilt: fields of pods, with what is said of them: each time a pod is told of, the last one fails, and is null
             in data that come with that error.
         odd: fields of pods that REST v2 tells otherwise than they are.
     """
 
     name: ClassVar[str] = "runpod"
+    things: ClassVar[tuple[str, ...]] = ("GET /v2/pods*", "GET /v2/network-volumes*")
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        super().__init__(lab)
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
+        super().__init__(lab, recording)
         self.key = "rpa_TESTTESTTESTTEST"
         self.balance = 1000.0
         self.spend_limit: float | None = 10_000.0
@@ -116,7 +123,9 @@ class RunPod(Cloud[Pod]):
         self.delays = Delays()
         self.least, self.most_cuda = (16, 120), (13, 0)
         self.bad_keys: set[str] = set()
-        self.public_key = ""
+        self.read_only: set[str] = set()
+        self.pubkey = ""
+        self._ever: list[Pod] = []
         self.spoilt: list[tuple[str, str]] = []
         self.odd: dict[str, Any] = {}
         self.prices: dict[tuple[str, str], tuple[float, float | None]] = {}
@@ -132,6 +141,7 @@ class RunPod(Cloud[Pod]):
             "GET /v2/pods/{id}": lambda request: self._v2(self._there(request)),
             "PATCH /v2/pods/{id}": self._patch,
             "DELETE /v2/pods/{id}": self._delete,
+            "GET /v2/billing/pods": self._billing,
             "GET /v2/network-volumes": self._volumes,
             "GET /v2/catalog/gpus": self._catalog_gpus,
             "GET /v2/catalog/cpus": self._catalog_cpus,
@@ -161,21 +171,14 @@ class RunPod(Cloud[Pod]):
     def interrupt(self, id: str) -> None:
         """It is outbid: it stops, and its disk is billed on. Nobody is told."""
         with self.lock:
-            clear = self._exited(self.rentals[id])
-        clear()
-
-    def _exited(self, pod: Pod) -> Callable[[], None]:
-        """Stop a pod; return what ends its machine, which takes a while."""
-        machine, relays = pod.machine, list(pod.ports.values())
-        pod.machine, pod.ports, pod.state, pod.runtime = None, {}, "EXITED", None
-
-        def clear() -> None:
-            for relay in relays:
-                relay.close()
-            if machine is not None:
-                machine.destroy()
-
-        return clear
+            pod = self.rentals[id]
+            machine, relays = pod.machine, list(pod.ports.values())
+            pod.machine, pod.ports, pod.state, pod.runtime = None, {}, "EXITED", None
+            pod.runs[-1] = pod.runs[-1][0], pod.runs[-1][1] or self.clock.now()
+        for relay in relays:
+            relay.close()
+        if machine is not None:
+            machine.destroy()
 
     def vanish(self, id: str) -> None:
         """Its host is gone, and it with it."""
@@ -214,6 +217,8 @@ class RunPod(Cloud[Pod]):
             if request.path != "/graphql":
                 raise _problem(401, "Unauthorized", "Invalid or missing API key.")
             raise Refused(401, {"errors": [{"message": "Unauthorized", "extensions": {"code": "UNAUTHENTICATED"}}]})
+        if key in self.read_only and request.path != "/graphql" and request.method != "GET":
+            raise _problem(403, "Forbidden", "this key may not do that")
         own = f"/v2/pods/{self._asking}"
         if self._asking and request.path != "/graphql" and (request.path, request.method) != (own, "DELETE"):
             raise _problem(403, "Forbidden", "this key may not do that")
@@ -255,7 +260,7 @@ class RunPod(Cloud[Pod]):
             "podFindAndDeployOnDemand": lambda info, input: self._deploy(input, "on-demand"),
             "podRentInterruptable": lambda info, input: self._deploy(input, "spot"),
             "deployCpuPod": lambda info, input: self._deploy(input, "on-demand"),
-            "updateUserSettings": self._update_user,
+            "updateUserSettings": lambda info, input: self._settled(input["pubKey"]),
         }
         own = {
             "pod": self._pod,
@@ -337,14 +342,11 @@ class RunPod(Cloud[Pod]):
     def _myself(self, info: Any) -> dict[str, Any]:
         volumes = [{"id": id, "name": id, "size": 100, "dataCenterId": place} for id, place in self.volumes.items()]
         return {
-            "id": "user_lab", "pubKey": self.public_key, "clientBalance": self.balance, "spendLimit": self.spend_limit,
+            "id": "user_lab", "pubKey": self.pubkey, "endpoints": [],
+            "clientBalance": self.balance, "spendLimit": self.spend_limit,
             "currentSpendPerHr": self._spends(), "networkVolumes": volumes,
             "pods": [self._record(each) for each in self._listed()],
         }  # fmt: skip
-
-    def _update_user(self, info: Any, input: Mapping[str, Any]) -> dict[str, Any]:
-        self.public_key = input.get("pubKey") or self.public_key
-        return self._myself(info)
 
     def _spends(self) -> float:
         return sum(each.usd for each in self.rentals.values() if each.state == "RUNNING")
@@ -422,9 +424,10 @@ class RunPod(Cloud[Pod]):
         now, id = self.clock.now(), f"{next(self._numbers):04d}podlabxyz"
         pod = Pod(
             id, kind, place, market, now, "RUNNING", asked=asked, key=f"rpp_{id}", name=asked.get("name") or "pod",
-            bid=usd, usd=round(usd * asked["gpuCount"], 6), seen_at=now + self.delays.listing,
+            bid=usd, usd=round(usd * asked["gpuCount"], 6), seen_at=now + self.delays.listing, runs=[(now, None)],
         )  # fmt: skip
         self.rentals[id] = pod
+        self._ever.append(pod)
         if asked.get("terminateAfter"):
             at = datetime.fromisoformat(asked["terminateAfter"].replace("Z", "+00:00")).timestamp()
             self.later(at - now, lambda: self._terminate(pod))
@@ -474,16 +477,24 @@ class RunPod(Cloud[Pod]):
 
     def _stopped(self, id: str) -> dict[str, Any]:
         pod = self._mine(id, "pod not found to stop")
-        self._work.submit(self.watched, self._exited(pod))
+        pod.state = "EXITED"
+        self._work.submit(self.watched, lambda: self.interrupt(pod.id))
         return self._record(pod)
 
     def _resumed(self, id: str) -> dict[str, Any]:
-        """A stopped pod gets a GPU of its host again, if one is free there."""
+        """It runs anew, and of its disk nothing is left: what is to stay is on a volume."""
         pod = self._mine(id, "pod not found to resume")
-        if pod.state == "EXITED":
+        if pod.state == "EXITED" and pod.runs[-1][1] is not None:
+            if self._place(pod.kind, pod.asked["cloudType"], pod.market, {}) is None:
+                raise _error("There are not enough free GPUs on the host machine to start this pod.")
             pod.state = "RUNNING"
+            pod.runs.append((self.clock.now(), None))
             self.later(self.delays.starting, lambda: self._start(pod))
         return self._record(pod)
+
+    def _settled(self, pubkey: str) -> dict[str, Any]:
+        self.pubkey = pubkey
+        return {"id": "user_lab", "pubKey": pubkey}
 
     def _terminated(self, id: str) -> None:
         pod = self._mine(id, "pod not found to terminate")
@@ -504,7 +515,8 @@ class RunPod(Cloud[Pod]):
         pod.ending = True
 
         def over() -> None:
-            pod.living = False
+            pod.living, pod.ended = False, self.clock.now()
+            pod.runs[-1] = pod.runs[-1][0], pod.runs[-1][1] or pod.ended
             self.rentals.pop(pod.id, None)
 
         if pod.machine is None and not pod.ports:
@@ -565,6 +577,51 @@ class RunPod(Cloud[Pod]):
         if not pod.survives():
             self._terminate(pod)
         return Answer(None, 204)
+
+    def _billing(self, request: Request) -> dict[str, Any]:
+        """Costs by pod and hour or day; times are widened to whole ones.
+        https://docs.runpod.io/api-reference-v2/billing/get-pod-billing-history (read 2026-11-24)."""
+        query, now = request.query, self.clock.now()
+        size = {"hour": 3600.0, "day": 86400.0}.get(query.get("bucketSize", "day"))
+        if size is None:
+            raise _problem(400, TITLES[400], "the lab bills by the hour and by the day")
+        end = _seconds(query["endTime"]) if "endTime" in query else now
+        start = _seconds(query["startTime"]) if "startTime" in query else end - 30 * 86400
+        if "lastN" in query:
+            start, end = now - (int(query["lastN"]) - 1) * size, now
+        first, last = math.floor(start / size), math.ceil(end / size)
+        records = [
+            {"podId": pod.id, "startTime": _text(n * size), "endTime": _text((n + 1) * size), **amounts}
+            for pod in self._ever if query.get("podId") in (None, pod.id)
+            for n in range(max(first, math.floor(pod.created / size)), min(last, math.floor(now / size) + 1))
+            if (amounts := self._amounts(pod, n * size, (n + 1) * size))
+        ]  # fmt: skip
+        fields = ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")
+        return {
+            "records": records,
+            "metadata": {
+                "query": {
+                    "startTime": _text(first * size), "endTime": _text(last * size),
+                    "bucketSize": query.get("bucketSize", "day"), "podId": query.get("podId"),
+                },
+                "recordCount": len(records), "uniquePodCount": len({each["podId"] for each in records}),
+                "totals": {name: sum(each[name] for each in records) for name in fields},
+            },
+        }  # fmt: skip
+
+    def _amounts(self, pod: Pod, start: float, end: float) -> dict[str, float]:
+        """What a pod costs in a span: its GPUs or CPUs while it runs, its disk until it is deleted."""
+
+        def hours(since: float, until: float | None) -> float:
+            until = self.clock.now() if until is None else until
+            return max(0.0, min(end, until) - max(start, since)) / 3600
+
+        there = hours(pod.created, pod.ended)
+        runs = sum(hours(*each) for each in pod.runs)
+        disk = there * (pod.asked.get("containerDiskInGb") or 0) * DISK / 730
+        kind = "cpuAmount" if pod.kind.startswith("cpu") else "gpuAmount"
+        amounts = {"gpuAmount": 0.0, "cpuAmount": 0.0, "diskAmount": disk, kind: runs * pod.usd}
+        return {**amounts, "totalAmount": sum(amounts.values())} if there else {}
 
     def _v2(self, pod: Pod) -> dict[str, Any]:
         """`createdAt` is the world's time; `ssh` tells of port 22 once it is mapped and public."""
@@ -729,6 +786,14 @@ def _command(args: str) -> list[str]:
     return [*told.get("entrypoint", ()), *told.get("cmd", ())]
 
 
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+
+
+def _text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
 def _tcp(asked: Mapping[str, Any]) -> list[int]:
     """The ports that are mapped: "22/tcp,8888/http" has one."""
     return [int(each[:-4]) for each in (asked.get("ports") or "").split(",") if each.endswith("/tcp")]
@@ -765,16 +830,21 @@ def _problem(
 
 
 def _dress(machine: Machine, kind: str, count: int) -> None:
-    """The host's driver and tools, as a container sees them."""
+    """The host's driver and tools, as a container sees them. A partition is shown below its card, whose name it has."""
     has = accelerator(kind, dialect="runpod")
+    name = kind.partition(" MIG ")[0]
     state, share = "/var/lib/stub", "/usr/lib/stub"
-    lines = [f"GPU {n}: {kind} (UUID: GPU-{n:08d}-0000-4000-8000-000000000000)\n" for n in range(count)]
+    lines = [f"GPU {n}: {name} (UUID: GPU-{n:08d}-0000-4000-8000-000000000000)\n" for n in range(count)]
     texts = {
         **repository.nvidia_tool(DRIVER), f"{share}/nvidia-L": "".join(lines), f"{state}/devices": f"{count}\n",
-        f"{state}/name": f"{kind}\n", f"{state}/memory": f"{has.memory_gb * 1024:.0f}\n", f"{state}/pci": "0x2330\n",
+        f"{state}/name": f"{name}\n", f"{state}/memory": f"{has.card_memory_gb * 1024:.0f}\n",
+        f"{state}/pci": "0x2330\n",
         f"{state}/driver": f"{DRIVER}\n", f"{state}/persistence": "Enabled\n",
         f"{state}/loaded": "".join(f"{module}\n" for module in repository.NVIDIA_MODULES),
     }  # fmt: skip
+    if has.profile:
+        texts |= {f"{state}/mig/{n}.parts": f"{has.profile}\n" for n in range(count)}
+        texts |= {f"{state}/mig/{n}.mode": "Enabled\n" for n in range(count)}
     for place, text in texts.items():
         path = machine.path(place)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -80,7 +80,7 @@ def grpc_of(world: TPU) -> Iterator[str]:
     for service in {service for service, _ in METHODS}:
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
-                _answering(world, told),
+                _answering(world, f"/{of}/{name}"),
                 request_deserializer=told[0].FromString,
                 response_serializer=_serialized,
             )
@@ -109,25 +109,40 @@ def _serialized(message: Any) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def _answering(world: TPU, told: tuple[Any, Any, str, str]) -> Callable[[Any, Any], Any]:
-    _, answers, how, body_field = told
+def as_rest(called: str, given: dict[str, Any]) -> tuple[str, str, dict[str, Any], Any]:
+    """How REST is asked the same as a method of gRPC with these fields: method, path, parameters and body.
+
+    Args:
+        called: "/google.cloud.tpu.v2.Tpu/GetNode", or the method of Google's catalogue of prices.
+    """
+    _, service, name = called.split("/")
+    if name == "ListSkus":
+        how, body_field, version = "GET {parent}/skus", "", "v1"
+    else:
+        _, _, how, body_field = METHODS[service, name]
+        version = "v2"
+    body = given.get(body_field) if body_field else None
+
+    def part(found: re.Match[str]) -> str:
+        value: Any = given
+        for name in found[1].split("."):
+            value = value[name]
+        return str(value)
+
+    method, _, path = re.sub(r"\{([\w.]+)\}", part, how).partition(" ")
+    query = {k: json.dumps(v) if v is True else v for k, v in given.items() if k not in ("name", "parent", body_field)}
+    return method, f"/{version}/{path}", query, body
+
+
+def _answering(world: TPU, called: str) -> Callable[[Any, Any], Any]:
+    _, service, name = called.split("/")
+    answers = METHODS[service, name][1]
 
     def answer(request: Any, context: Any) -> Any:
-        given = json_format.MessageToDict(request)
-        body = given.get(body_field) if body_field else None
-
-        def part(found: re.Match[str]) -> str:
-            value: Any = given
-            for name in found[1].split("."):
-                value = value[name]
-            return str(value)
-
-        method, _, path = re.sub(r"\{([\w.]+)\}", part, how).partition(" ")
-        query = {
-            k: json.dumps(v) if v is True else v for k, v in given.items() if k not in ("name", "parent", body_field)
-        }
+        method, path, query, body = as_rest(called, json_format.MessageToDict(request))
+        shown = {key: value for key, value in context.invocation_metadata() if key == "authorization"}
         try:
-            got = requests.request(method, f"{world.url}/v2/{path}", params=query, json=body, timeout=30)
+            got = requests.request(method, f"{world.url}{path}", params=query, json=body, headers=shown, timeout=30)
         except requests.ConnectionError as e:
             context.abort(grpc.StatusCode.UNAVAILABLE, f"Socket closed: {e}")
         said = got.json()

@@ -119,9 +119,10 @@ class VastAI(Cloud[Contract]):
     """
 
     name = "vastai"
+    things = ("GET /api/v?/instances/*",)
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        super().__init__(lab)
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
+        super().__init__(lab, recording)
         self.asks: dict[int, dict[str, Any]] = {each["id"]: each for each in _asks()}
         self.flaws: dict[int, str] = {}
         self.delays = Delays()

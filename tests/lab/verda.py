@@ -16,6 +16,7 @@ import re
 import uuid
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.lab import verda_wares as wares
@@ -106,9 +107,12 @@ class Verda(Cloud[VerdaRental]):
     """
 
     name: ClassVar[str] = "verda"
+    things: ClassVar[tuple[str, ...]] = tuple(
+        f"GET /v1/{each}*" for each in ("instances", "volumes", "ssh", "scripts", "balance")
+    )
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        super().__init__(lab)
+    def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
+        super().__init__(lab, recording)
         self.balance, self.delays, self.quoted, self.built_in = 100.0, Delays(), False, 0
         self.volumes: dict[str, Volume] = {}
         self.keys: dict[str, dict[str, str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import re
 import secrets
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+import skypool as sky
 from skypool.accelerators import parse
 from skypool.errors import AccessError
 from skypool.model import Finding, Need, Offer, Order
@@ -21,7 +23,7 @@ from skypool.offers import price_cache
 from skypool_gcp import GCP, billing
 from skypool_gcp.compute import Compute
 from skypool_gcp.tpu import Tpu, _api
-from tests.lab import gcp_iam
+from tests.lab import gcp_iam, work
 from tests.lab.billing import Billing
 from tests.lab.gce import GCE, PROJECT
 from tests.lab.gcp_iam import ACT_AS, Role
@@ -251,12 +253,11 @@ def test_a_denial_of_cloud_tpu_is_google_s_and_says_what_to_ask_for(
 @pytest.mark.parametrize(
     ("need", "settings"),
     [
-        (L4, {"service_account": ROBOT}),
-        (TPU7X, {"service_account": ROBOT}),
-        (V5P, {"service_account": ROBOT}),
-        (V5P, {}),
+        pytest.param(L4, {"service_account": ROBOT}, id="machine"),
+        pytest.param(TPU7X, {"service_account": ROBOT}, id="group", marks=pytest.mark.slow),
+        pytest.param(V5P, {"service_account": ROBOT}, id="slice", marks=pytest.mark.slow),
+        pytest.param(V5P, {}, id="slice with the project's own account"),
     ],
-    ids=["machine", "group", "slice", "slice with the project's own account"],
 )
 def test_a_machine_gets_only_an_account_on_which_the_user_has_a_role(
     project: Project, need: Need, settings: dict[str, Any]
@@ -281,3 +282,50 @@ def test_a_machine_gets_only_an_account_on_which_the_user_has_a_role(
 def test_a_machine_without_an_account_needs_no_role_on_one(project: Project) -> None:
     project.caller(acts_as=())
     live(project, gcp(), L4)
+
+
+# --- with machines -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "terms", [{"private_network": True, "nodes": 2}, {"market": "spot", "max_lifetime": "1h"}], ids=["network", "spot"]
+)
+def test_a_pool_of_machines_lives_by_the_role(gce: GCE, own_state: None, terms: dict[str, Any]) -> None:
+    gce.caller = Role(ROLE)
+    with sky.ComputePool(gcp(), vcpus=2, lease="20s", console="off", **terms) as pool:
+        told = work.about() @ pool
+    assert len(told) == terms.get("nodes", 1)
+    assert gce.left() == {}
+    assert gce.caller.used <= set(ROLE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:not all firewall rules for TPU hosts")  # no Compute Engine there
+def test_a_pool_of_a_slice_lives_by_the_role(tpu: TPU, own_state: None) -> None:
+    tpu.caller = Role(ROLE, [ROBOT])
+    with sky.ComputePool(gcp(service_account=ROBOT), accelerator="v5p-16", lease="20s", console="off") as pool:
+        told = work.about() @ pool
+    assert [each["env"]["TPU_WORKER_ID"] for each in told] == ["0", "1"]
+    assert tpu.left() == {}
+    assert tpu.caller.used <= {*ROLE, ACT_AS}
+
+
+# --- the table -----------------------------------------------------------------------------------------------
+
+
+def test_each_method_of_the_table_is_google_s_and_has_a_source() -> None:
+    folder = gcp_iam.TABLE.parent
+    known = {
+        method
+        for name in ("compute_v1.json", "tpu_v2.json", "cloudbilling_v1.json")
+        for method in re.findall(r'"id": "([\w.]+\.[\w.]+)"', (folder / name).read_text())
+    }
+    lines = [line for line in gcp_iam.TABLE.read_text().splitlines() if not line.startswith("#")]
+    rows = [*csv.DictReader(lines)]
+    assert {each["method"] for each in rows} <= known
+    assert all(re.fullmatch(r"[a-z]+(\.[a-zA-Z]+){2}", each["permission"]) for each in rows)
+    assert all(each["source"] for each in rows)
+    assert len(rows) > 70

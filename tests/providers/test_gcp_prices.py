@@ -267,7 +267,7 @@ def test_it_is_never_asked_at_googles_own_address_by_who_has_set_others(
     """So no test of what else there is asks Google."""
     monkeypatch.setattr(billing, "_client", lambda *_: pytest.fail("it was asked"))
     assert billing.rates(SETTINGS).usd == {}
-    assert "other addresses" in billing.told(SETTINGS)
+    assert "other addresses" in billing.told(SETTINGS, dict)
     assert {each.price_source.day for each in sold(need("L4"))} == {"2026-08-03 (table)"}
 
 

@@ -18,7 +18,7 @@ import pytest
 import requests
 
 from skypool.accelerators import parse
-from skypool.drivers.contract import Driver, Renews, Tidies
+from skypool.drivers.contract import Bills, Checks, Driver, Renews, Tidies
 from skypool.model import Need, Order
 from skypool_runpod import RunPod
 from skypool_vastai import VastAI, _api
@@ -60,8 +60,10 @@ def world(request: pytest.FixtureRequest, pace: None) -> tuple[str, Cloud[Any]]:
 
 
 def live(provider: Provider) -> None:
-    """Rent a machine, do with it what a pool does, and end it."""
+    """Check the account, rent a machine, do with it what a pool does, end it, and ask what it cost."""
     driver = provider.driver()
+    assert isinstance(driver, Checks)
+    list(driver.check())
     until = datetime.now(UTC) + timedelta(hours=1)
     order = Order("train", "0123456789abcdef-1", (0,), provider.need, until=until)
     offer = next(each for each in driver.offers(provider.need) if each.available)
@@ -73,6 +75,8 @@ def live(provider: Provider) -> None:
     driver.terminate(made)
     if isinstance(driver, Tidies):
         driver.tidy(driver.leftovers(pool="train"))
+    assert isinstance(driver, Bills)
+    driver.billed([each.id for each in made], datetime.now(UTC) - timedelta(minutes=1), datetime.now(UTC))
 
 
 def test_every_request_of_a_driver_and_every_reply_fits_what_is_published(world: tuple[str, Cloud[Any]]) -> None:

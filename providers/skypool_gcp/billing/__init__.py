@@ -25,7 +25,7 @@ import csv
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from functools import cache, partial
@@ -38,6 +38,7 @@ from skypool.model import Market, PriceSource
 from skypool.offers import price_cache
 from skypool_gcp import _api
 from skypool_gcp._sdk import auth_credentials, billing_transports, billing_v1
+from skypool_gcp.billing._drift import Comparison, Place, compare
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -93,9 +94,6 @@ _NO_ADDRESS = (
 
 _reading = threading.Lock()
 
-Place = tuple[str, Market]
-"""A region and a market."""
-
 
 def _names() -> dict[str, str]:
     """Return a dict from Google's name of a unit, such as "a2 instance core", to skypool's name, such as "a2 core".
@@ -112,6 +110,20 @@ def _names() -> dict[str, str]:
 
 
 _NAMES = _names()
+
+
+class Shape(NamedTuple):
+    """What a machine type has, of which Google charges each part.
+
+    Attributes:
+        vcpus: The number of vCPUs.
+        gib: The memory in GiB.
+        cards: The GPUs, as (Google's name, number).
+    """
+
+    vcpus: float
+    gib: float
+    cards: Sequence[tuple[str, int]]
 
 
 class Price(NamedTuple):
@@ -341,11 +353,18 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
         return made
 
 
-def told(settings: _api.Settings) -> str:
+def told(settings: _api.Settings, shapes: Callable[[], Mapping[str, Shape]]) -> str:
     """Return a text for `skypool doctor` that says where prices come from, and on which days they were stated.
 
     The function tries to read Google's catalogue, for up to 60 s. If that fails, the text gives the reason, and nothing
-    is raised.
+    is raised. If the catalogue was read, the tables of this package are compared with it.
+
+    Args:
+        settings: The settings of the driver.
+        shapes: Returns what each machine type has. It is called only if the catalogue was read.
+
+    Raises:
+        ProviderError: `shapes` raised it.
     """
     found = rates(settings, insist=True)
     first = f"Google's price catalogue of {found.day}, and for prices that it lacks, " if found.day else ""
@@ -354,7 +373,27 @@ def told(settings: _api.Settings) -> str:
         f"{first}skypool's tables: of {OF_TABLE.as_of} for machines, of an unknown day for N1 machines, "
         f"and of {max(days)} or older for TPUs"
     )
-    return f"{said}; the catalogue could not be read now: {found.why}" if found.why else said
+    if found.why:
+        return f"{said}; the catalogue could not be read now: {found.why}"
+    return f"{said}; {drift(found, shapes())}" if found.day else said
+
+
+def drift(found: Rates, shapes: Mapping[str, Shape]) -> Comparison:
+    """Compare the tables of this package with the prices of Google's catalogue.
+
+    Args:
+        found: All known prices, with those of the catalogue.
+        shapes: What each machine type has. A machine type that is not among them is not compared.
+    """
+    kinds = {name: places for name, places in machines().items() if name in shapes}
+    of_chips = _only_usd(chips())
+
+    def in_catalogue(name: str, place: Place) -> float | None:
+        if name in kinds:
+            return _total(_units(name, *shapes[name]), found.usd, place)
+        return found.usd.get(name, {}).get(place)
+
+    return compare({**kinds, **parts(), **of_chips}, in_catalogue)
 
 
 def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:

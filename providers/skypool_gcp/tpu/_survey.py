@@ -70,15 +70,15 @@ def findings(calls: TpuApi, chosen: Sequence[str] | None, end: str) -> Iterator[
         zones.extend(calls.zones())
         return str(len(zones))
 
-    yield from preflight.findings({"zones of Cloud TPU": lambda: google.unless_disabled(ask, _DISABLED)})
+    yield from preflight.findings({"Cloud TPU: zones": lambda: google.unless_disabled(ask, _DISABLED)})
     used = [each for each in zones if chosen is None or each in chosen]
     questions: dict[str, Callable[[], object]] = {}
     if zones:
         seen = at_once(partial(_seen, calls), used)
-        questions["types of TPU slices"] = lambda: _types(seen, is_all=chosen is None)
-        questions["runtime versions of TPUs"] = lambda: _runtimes(seen)
-        questions["quotas of TPUs"] = lambda: _QUOTAS.format(project=calls.settings.billed())
-    questions["the end of TPU slices"] = lambda: end
+        questions["Cloud TPU: types of slices"] = lambda: _types(seen, is_all=chosen is None)
+        questions["Cloud TPU: runtime versions"] = lambda: _runtimes(seen)
+        questions["Cloud TPU: quotas"] = lambda: _QUOTAS.format(project=calls.settings.billed())
+    questions["Cloud TPU: end of slices"] = lambda: end
     yield from preflight.findings(questions)
 
 
@@ -122,9 +122,9 @@ def _types(seen: Sequence[_Zone | Exception], *, is_all: bool) -> str:
         )
     said = [f"{len(known & sold)} of {len(known)} that skypool knows are in {where}"]
     if sold - known:
-        said.append(f"{len(sold - known)} are new to it ({_listed(sold - known)}): {_UPDATE}")
+        said.append(f"skypool does not know {_listed(sold - known)}: {_UPDATE}")
     if is_all and known - sold:
-        said.append(f"{len(known - sold)} are in no zone any more ({_listed(known - sold)}) and are not offered")
+        said.append(f"no zone has {_listed(known - sold)} any more, so none is offered")
     return "; ".join(said)
 
 

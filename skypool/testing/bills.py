@@ -1,0 +1,53 @@
+"""The bill of a fake cloud, computed from the log of events that the cloud writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+_HOUR = 3600.0
+
+
+def billed(events: Iterable[str], ids: Sequence[str]) -> float:
+    """Return what machines cost in USD, by the lines of the cloud's log of events. Machines that live are left out.
+
+    Each moment costs the price that was valid then. A machine costs at least its minimum time, from the moment from
+    which the cloud bills it. A machine that is billed from the end of its boot, and never got there, costs nothing.
+
+    Args:
+        events: the lines of the file `events`, as `World.log` writes them.
+        ids: the ids of the machines.
+    """
+    usd = 0.0
+    begins: dict[str, float | None] = {}
+    least: dict[str, float] = {}
+    prices: dict[str, list[tuple[float, float]]] = {}
+    for event in map(json.loads, events):
+        name, at = event["machine"], event["at"]
+        if name not in ids:
+            continue
+        if event["event"] == "made":
+            begins[name] = at if event["billing"] == "create" else None
+            least[name] = event["least"]
+            prices[name] = [(at, event["usd_per_hour"])]
+        elif event["event"] == "running" and begins[name] is None:
+            begins[name] = at
+        elif event["event"] == "price":
+            prices[name].append((at, event["usd_per_hour"]))
+        elif event["event"] == "ended" and (begin := begins[name]) is not None:
+            usd += _between(prices[name], begin, max(at, begin + least[name]))
+    return usd
+
+
+def _between(prices: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Return the cost of one machine between two times.
+
+    Args:
+        prices: pairs (time since when a price was valid, USD per hour), the earliest first.
+        begin, end: the times, in seconds since 1970.
+    """
+    later = [since for since, _ in prices[1:]] + [end]
+    return sum(
+        max(0.0, min(until, end) - max(since, begin)) * usd / _HOUR
+        for (since, usd), until in zip(prices, later, strict=True)
+    )
