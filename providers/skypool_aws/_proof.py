@@ -54,7 +54,7 @@ _UPGRADE = "upgrade skypool: `pip install --upgrade skypool`"
 
 @dataclass(frozen=True)
 class Account:
-    """What the checks use of the driver and its settings.
+    """The parts of the driver and its settings that the checks use.
 
     Attributes:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.

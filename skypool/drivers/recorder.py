@@ -49,7 +49,7 @@ NOTHING_PRIVATE = Private()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One request, and the reply to it.
+    """A request and the reply to it.
 
     Attributes:
         provider: name of the driver.

@@ -47,7 +47,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a folder with a recording has.
+    """The contents of a folder with a recording.
 
     Attributes:
         manifest: version, time, and what `to` was told about the recording.

@@ -43,7 +43,7 @@ _BIGGEST = 2**24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Private:
-    """What is private in the requests and replies of one provider, beside what every recording leaves out.
+    """The private parts of one provider's requests and replies, in addition to those that every recording leaves out.
 
     Attributes:
         patterns: from regular expression to the kinds of its groups. Of each match, the groups are replaced. An

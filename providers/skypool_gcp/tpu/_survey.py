@@ -40,7 +40,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class _Zone:
-    """What Cloud TPU has in one zone.
+    """The types and runtime versions that Cloud TPU has in one zone.
 
     Attributes:
         name: The name of the zone.
