@@ -79,7 +79,7 @@ def test_the_head_is_the_same_for_all_of_its_functions(report: Report) -> None:
 def test_what_it_made_ends(report: Report, world: AWS) -> None:
     assert report.shown["left"] == {}
     assert "mine-sg" in report.shown["groups"]
-    world.wait(lambda: not [each for each in world.rentals if world.rental(each.id).living], 60)
+    world.wait(lambda: "instances" not in world.left(), 60)
 
 
 def test_refusals_of_ec2_are_errors_of_skypilot(report: Report) -> None:
