@@ -12,9 +12,11 @@ from tests.lab.runpod import RunPod
 
 ABOUT = table.About(
     "RunPod SDK", "runpod", "runpod", "RunPod",
-    "Led to the lab by `RUNPOD_API_BASE_URL`. This version speaks GraphQL only. A pod has no tags; the SDK sets the "
-    "account's public key instead.",
-    {"log": "RunPod's API has no logs of pods, and the SDK no function for them"},
+    "Led to the lab by `RUNPOD_API_BASE_URL`. This version speaks GraphQL only.",
+    {
+        "log": "RunPod's API has no logs of pods, and the SDK no function for them",
+        "tag": "the SDK has no function for tags",
+    },
 )  # fmt: skip
 
 
@@ -59,6 +61,10 @@ def test_errors_are_those_of_the_service(report: Report) -> None:
     assert report.refusals["bad id"][1].startswith("QueryError")
     assert report.shown["nobody"] is None
     assert report.refusals["bad key"][0].startswith("AuthenticationError")
+
+
+def test_the_accounts_key_for_ssh_is_the_one_that_was_set(report: Report) -> None:
+    assert report.shown["key"].startswith("ssh-ed25519 ")
 
 
 def test_the_readme_says_what_ran(report: Report) -> None:

@@ -13,9 +13,8 @@ from tests.lab.verda import Verda
 
 ABOUT = table.About(
     "Verda SDK", "verda", "verda", "Verda",
-    "Led to the lab by the argument `base_url` of `VerdaClient`. The SDK has no function for tags of "
-    "instances; it renames a volume instead.",
-    {"log": "Verda's API has no console of instances"},
+    "Led to the lab by the argument `base_url` of `VerdaClient`.",
+    {"log": "Verda's API has no console of instances", "tag": "the SDK has no function for tags of instances"},
 )  # fmt: skip
 
 

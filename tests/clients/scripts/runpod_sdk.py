@@ -12,7 +12,7 @@ with Report() as report:
     gpus = report.call("list", runpod.get_gpus)
     gpu = report.call("get", runpod.get_gpu, "NVIDIA A40")
     report.show(user=user, gpus=gpus, gpu=gpu)
-    report.call("tag", runpod.update_user_settings, "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA me")
+    report.call("create", runpod.update_user_settings, "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA me")
     report.show(key=runpod.get_user()["pubKey"])
 
     order = {"image_name": "runpod/pytorch", "gpu_type_id": "NVIDIA A40", "cloud_type": "SECURE"}

@@ -50,7 +50,7 @@ with Report() as report:
         made=plain(made), found=plain(found), listed=[each.id for each in listed], volumes=[each.id for each in volumes]
     )
     volume = report.call("create", verda.volumes.create, "NVMe", "data", 50, location="FIN-01")
-    report.call("tag", verda.volumes.rename, volume.id, "renamed")
+    report.call("create", verda.volumes.rename, volume.id, "renamed")
     report.show(renamed=report.call("get", verda.volumes.get_by_id, volume.id).name)
 
     report.refused("no stock", verda.instances.create, **{**order, "instance_type": "1H100.80S.32V"}, **more)
