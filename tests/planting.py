@@ -13,6 +13,7 @@ import gzip
 import http.client
 import json
 import random
+import re
 import string
 import threading
 import zlib
@@ -284,36 +285,42 @@ class Planting:
 
 def found(directory: Path, secrets: list[Secret]) -> list[Secret]:
     """The secrets that a recording has, in whatever encoding."""
-    pieces = {piece for file in directory.iterdir() for piece in decoded(file.read_text())}
+    lines = (line for file in directory.iterdir() for line in file.read_text().splitlines())
+    pieces = {piece for line in lines for piece in decoded(line)}
     whole = "\n\0".join(pieces)
     return [each for each in secrets if each.value in whole or any(part in whole for part in _parts(each.value))]
 
 
 def decoded(text: str, depth: int = 0) -> Iterator[str]:
-    """A text, and all that is encoded in it."""
-    yield text
+    """A text, and all that is encoded in it. Of JSON, its strings, names and numbers."""
+    told = _json(text)
+    if told is None:
+        yield text
     if depth > 8:
         return
-    for inner in _inner(text):
+    for inner in set(_strings(told) if told is not None else _inner(text)):
         if inner != text:
             yield from decoded(inner, depth + 1)
 
 
+def _json(text: str) -> Any:
+    """What JSON text has; None for other text."""
+    with contextlib.suppress(ValueError):
+        return json.loads(text) if text.startswith(("{", "[")) else None
+    return None
+
+
 def _inner(text: str) -> Iterator[str]:
-    for line in text.splitlines() if "\n" in text else [text]:
-        with contextlib.suppress(ValueError):
-            yield from _strings(json.loads(line))
     if "%" in text:
         yield unquote(text)
         yield unquote_plus(text)
     if "\\u" in text:
         with contextlib.suppress(ValueError):
             yield json.loads('"' + text.replace('"', '\\"').replace("\n", "\\n") + '"')
-    if len(text) < 4000:
-        for word in text.replace("=", "= ").replace("<", " <").replace(">", "> ").split():
-            with contextlib.suppress(ValueError, zlib.error, EOFError, OSError):
-                data = base64.b64decode(word.replace("-", "+").replace("_", "/") + "==")
-                yield (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    for word in re.findall(r"[A-Za-z0-9+/_-]{12,}", text):
+        with contextlib.suppress(ValueError, zlib.error, EOFError, OSError):
+            data = base64.b64decode(word.replace("-", "+").replace("_", "/") + "==")
+            yield (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -120,6 +120,28 @@ def test_a_call_sees_all_eight_devices_of_its_machine_and_one_that_needs_none_se
     assert aws.left() == {}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_nodes_with_32_adapters_are_reached_at_elastic_addresses_and_leave_none(aws: AWS) -> None:
+    """A spot machine that is taken back is replaced by one with an address of its own."""
+    terms: dict[str, Any] = {"accelerator": "H100:8", "nodes": 2, "private_network": True, "slots": 1, "market": "spot"}
+
+    def of_rentals() -> bool:
+        owned = aws.client().describe_addresses()["Addresses"]
+        return {each.get("InstanceId") for each in owned} == {each.id for each in aws.rentals}
+
+    with sky.ComputePool(provider(), console="off", **terms) as pool:
+        assert aws.count()["network_interfaces"] == 66
+        assert of_rentals()
+        taken = aws.rentals[0].id
+        running = [pool.submit(work.long, 20.0) for _ in range(2)]
+        aws.interrupt(taken, notice=8.0)
+        assert len({each.result() for each in running}) == 2
+        assert taken not in {each.id for each in aws.rentals}
+        assert of_rentals()
+    assert aws.left() == {}
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("arch", ["x86_64", "arm64"])
 @pytest.mark.slow

@@ -202,7 +202,7 @@ def test_several_failures_of_a_broadcast_are_a_group_and_one_is_itself() -> None
         with pytest.raises(ValueError, match="node 1"):
             fail(1) @ mine
         with pytest.raises(ExceptionGroup, match="2 of 2 calls failed"):
-            fail(0) @ mine
+            fail.with_options(independent=True)(0) @ mine
 
 
 def test_a_result_that_cannot_be_rebuilt_here_says_so(pool: sky.ComputePool) -> None:

@@ -42,7 +42,7 @@ def test_a_right_request_has_nothing_wrong_and_its_values_are_counted(document: 
         ({"networkInterfaces": [{"nic": "GVNIC"}]}, "networkInterfaces[0].nic", "unknown"),
         ({"networkInterfaces": [{"nicType": "gvnic"}]}, "networkInterfaces[0].nicType", "enum"),
         ({"networkInterfaces": {}}, "networkInterfaces", "type"),
-        ({"disks": [{"initializeParams": {"diskSizeGb": 120}}]}, "disks[0].initializeParams.diskSizeGb", "type"),
+        ({"disks": [{"initializeParams": {"diskSizeGb": 12.5}}]}, "disks[0].initializeParams.diskSizeGb", "type"),
         ({"disks": [{"initializeParams": {"diskSizeGb": "1e2"}}]}, "disks[0].initializeParams.diskSizeGb", "type"),
         ({"disks": [{"boot": "true"}]}, "disks[0].boot", "type"),
         ({"scheduling": {"maxRunDuration": {"nanos": 2**31}}}, "scheduling.maxRunDuration.nanos", "type"),
@@ -60,13 +60,27 @@ def test_each_kind_of_mistake_is_found_at_its_place(
     assert wrong(document, {**GOOD, **change}) == [(place, kind)]
 
 
+def test_null_in_a_request_is_as_good_as_nothing(document: Document) -> None:
+    assert wrong(document, {**GOOD, "disks": None, "scheduling": {"maxRunDuration": None}}) == []
+    assert wrong(document, {**GOOD, "name": None}) == [("name", "missing")]
+    reply = {"kind": "compute#instance", "id": None}
+    assert document.wrong_reply("GET", f"{INSTANCES}/one", reply)[0].place == "id"
+
+
+def test_integers_of_requests_may_be_numbers_or_strings(document: Document) -> None:
+    disks = [{"initializeParams": {"diskSizeGb": 120}}]
+    assert (
+        wrong(document, {**GOOD, "disks": disks, "scheduling": {"maxRunDuration": {"seconds": 60, "nanos": "0"}}}) == []
+    )
+
+
 def test_a_required_field_a_body_and_parameters_are_asked_for(document: Document) -> None:
     assert wrong(document, {each: GOOD[each] for each in GOOD if each != "name"}) == [("name", "missing")]
     assert wrong(document, None) == [("", "missing")]
     assert wrong(document, GOOD, request_id="1") == [("request_id", "unknown")]
     assert wrong(document, GOOD, prettyPrint="maybe") == [("prettyPrint", "type")]
     assert wrong(document, GOOD, INSTANCES.replace("us-central1-a", "US")) == [("zone", "pattern")]
-    assert document.wrong_request("DELETE", f"{INSTANCES}/one", {}, {"force": True})[0].kind == "unknown"
+    assert document.wrong_request("DELETE", f"{INSTANCES}/one", {}, {"ignored": True}) == []
 
 
 def test_a_path_that_is_no_method_of_the_document_is_not_judged(document: Document) -> None:

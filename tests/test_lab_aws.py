@@ -309,6 +309,16 @@ def test_an_address_has_one_instance_and_moves_only_if_it_may(cloud: Cloud) -> N
     assert "PublicIpAddress" not in cloud.see(ids[1])
 
 
+def test_an_address_stays_in_its_network_border_group(cloud: Cloud) -> None:
+    (one,) = cloud.run()
+    eventually(lambda: cloud.state(one) == "running")
+    made = cloud.ec2.allocate_address(Domain="vpc", NetworkBorderGroup="us-east-1-dfw-2")
+    assert made["NetworkBorderGroup"] == "us-east-1-dfw-2"
+    give = functools.partial(cloud.ec2.associate_address, AllocationId=made["AllocationId"], InstanceId=one)
+    assert refused(give)[0] == "InvalidParameterCombination"
+    assert refused(lambda: cloud.ec2.allocate_address(NetworkBorderGroup="us-west-2"))[0] == "InvalidParameterValue"
+
+
 def test_an_account_has_five_addresses_in_a_region(cloud: Cloud) -> None:
     for _ in range(5):
         cloud.ec2.allocate_address(Domain="vpc")
@@ -509,7 +519,7 @@ def test_the_price_list_is_json_in_strings_with_rows_that_nobody_wants(aws_api: 
     (price,) = found(**plain)
     assert 50 < price < 120
     assert sorted(found(**{name: plain[name] for name in plain if name != "marketoption"})) == [0.0, price]
-    assert len(found(regionCode="us-east-1")) > 300  # three pages at least
+    assert len(found(regionCode="us-east-1", productFamily="Compute Instance")) > 300  # three pages at least
     assert found(instanceType="no.such") == []
     elsewhere = aws_api.client("pricing", "us-west-2")
     assert refused(lambda: elsewhere.get_products(ServiceCode="AmazonEC2"))[1] == 400

@@ -197,3 +197,33 @@ def test_a_pod_without_a_start_command_does_what_its_image_does(runpod: RunPod) 
 def test_the_start_command_is_json_with_its_own_entry_point_or_the_image_runs_it() -> None:
     assert _command('{"entrypoint": ["sh", "-c"], "cmd": ["echo a b"]}') == ["sh", "-c", "echo a b"]
     assert _command("sleep 60") == ["sleep", "60"]
+
+
+def test_a_pod_is_stopped_and_resumed_and_billed_for_its_disk_alone_meanwhile(runpod_api: RunPod) -> None:
+    """As the runpod package 1.12.0 does it (read 2026-11-24)."""
+    id = create(runpod_api, containerDiskInGb=73)
+    runpod_api.clock.advance(3600)
+    stopped = post(runpod_api, "mutation($id: String!) { podStop(input: {podId: $id}) { desiredStatus } }", id=id)
+    assert stopped.json()["data"]["podStop"]["desiredStatus"] == "EXITED"
+    runpod_api.wait(lambda: runpod_api.rentals[id].runs[-1][1] is not None)
+    runpod_api.clock.advance(7200)
+    resume = "mutation($id: String!) { podResume(input: {podId: $id, gpuCount: 1}) { desiredStatus } }"
+    assert post(runpod_api, resume, id=id).json()["data"]["podResume"]["desiredStatus"] == "RUNNING"
+    runpod_api.clock.advance(3600)
+    post(runpod_api, END, id=id)
+    told = ask(runpod_api, "GET", "/billing/pods", podId=id, bucketSize="hour", lastN=6).json()
+    totals = told["metadata"]["totals"]
+    assert totals["gpuAmount"] == pytest.approx(2 * 0.35, rel=0.01)
+    assert totals["diskAmount"] == pytest.approx(4 * 73 * 0.1 / 730, rel=0.01)
+    assert totals["totalAmount"] == pytest.approx(sum(each["totalAmount"] for each in told["records"]))
+    assert len({each["startTime"] for each in told["records"]}) == len(told["records"]) >= 4
+    assert ask(runpod_api, "GET", "/billing/pods", podId="nobody").json()["records"] == []
+
+
+def test_what_the_sdk_asks_of_the_account_is_told(runpod_api: RunPod) -> None:
+    """`get_endpoints`, `get_user` and `update_user_settings` of the runpod package 1.12.0 (read 2026-11-24)."""
+    asked = post(runpod_api, "{ myself { id pubKey endpoints { id name env { key } networkVolume { id } } } }").json()
+    assert asked["data"]["myself"] == {"id": "user_lab", "pubKey": "", "endpoints": []}
+    told = post(runpod_api, 'mutation { updateUserSettings(input: {pubKey: "ssh-ed25519 A"}) { pubKey } }').json()
+    assert told["data"]["updateUserSettings"] == {"pubKey": "ssh-ed25519 A"}
+    assert post(runpod_api, "{ myself { pubKey } }").json()["data"]["myself"] == {"pubKey": "ssh-ed25519 A"}

@@ -51,6 +51,7 @@ def test_a_queued_resource_becomes_a_node_of_several_hosts(tpu_api: TPU, client:
     assert made.name == f"{AT}/queuedResources/mine"
     tpu_api.wait(lambda: client.get_queued_resource(name=made.name).state.state.name == "ACTIVE")
     node = client.get_node(name=f"{AT}/nodes/mine")
+    assert {each.access_config.external_ip for each in node.network_endpoints} == {""}, "nobody asked for one"
     assert (node.state.name, node.accelerator_type, len(node.network_endpoints)) == ("READY", "v5p-16", 2)
     assert dict(node.labels) == {"a": "b"}
     (listed,) = client.list_queued_resources(parent=f"projects/{PROJECT}/locations/-")
@@ -126,6 +127,8 @@ def test_labels_are_changed_once_the_node_is_ready(tpu_api: TPU, client: Any) ->
         tpu_api._active(next(iter(tpu_api.queued.values())))
     client.update_node(request=asked)
     assert dict(client.get_node(name=f"{AT}/nodes/mine").labels) == {"c": "d"}
+    (spec,) = client.get_queued_resource(name=f"{AT}/queuedResources/mine").tpu.node_spec
+    assert dict(spec.node.labels) == {"a": "b"}, "it says what was asked for"
 
 
 def test_lists_come_in_pages_and_tell_what_did_not_answer(tpu_api: TPU, client: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,12 @@ from skypool.cli import main
 from skypool.drivers import recording, registry
 from skypool.drivers.contract import Driver
 from skypool.proof.report import Report, from_json
+from tests.lab.billing import Billing
 
 pytestmark = [
     pytest.mark.usefixtures("own_state"),
     pytest.mark.slow,
     pytest.mark.timeout(500),
-    pytest.mark.filterwarnings("ignore:who may log in to the hosts of TPUs"),  # Compute Engine is not enabled there
 ]
 
 
@@ -65,6 +65,20 @@ LABS = [
 
 
 @pytest.fixture
+def world(cloud: Cloud, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The lab; for Cloud TPU with Compute Engine beside it, and for both with Google's catalogue of prices."""
+    beside: dict[str, str] = {}
+    if cloud.fixture == "tpu":
+        compute: dict[str, str] = request.getfixturevalue("gce_api").environment
+        beside = {name: value for name, value in compute.items() if "COMPUTE" in name}
+    made = request.getfixturevalue(cloud.fixture)  # it empties the environment of Google's variables
+    with Billing() as billing:
+        for name, value in {**billing.environment, **beside}.items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture
 def prove(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str, Report | None]]:
     """`skypool prove`, in this very process, with the driver of a lab; its report comes back, too."""
     monkeypatch.chdir(tmp_path)
@@ -85,9 +99,8 @@ def prove(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
 
 @pytest.mark.parametrize("cloud", LABS, ids=str)
 def test_all_levels_are_good_and_leave_nothing(
-    cloud: Cloud, prove: Callable[..., tuple[int, str, Report | None]], request: pytest.FixtureRequest, tmp_path: Path
+    cloud: Cloud, world: Any, prove: Callable[..., tuple[int, str, Report | None]], tmp_path: Path
 ) -> None:
-    world: Any = request.getfixturevalue(cloud.fixture)
     status, told, report = prove(
         cloud, "--level", "cents", "--yes", "--lease", "6s", "--record", str(tmp_path / "record")
     )

@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,14 @@ import pytest
 
 import skypool as sky
 from skypool.accelerators import parse
-from skypool.drivers import recording, tags
+from skypool.drivers import recording, settings, tags
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.rest import OAuth, Rest
 from skypool.errors import ProviderError, UsageError
-from skypool.model import Need
+from skypool.model import Need, Order
 from tests import planting
 from tests.lab.billing import Billing
-from tests.planting import Planting, Secret, found, planted, secrets, texts
+from tests.planting import Planting, Secret, decoded, found, planted, secrets, texts
 
 CLOUDS = ("aws", "gce", "tpu", "runpod", "vastai", "verda")
 NEED: Mapping[str, str] = {"aws": "T4", "gce": "L4", "tpu": "v5litepod-8", "verda": "V100:1"}
@@ -105,6 +107,32 @@ def test_requests_to_cloud_tpu_over_grpc_are_recorded_as_json(
     assert any(each.status == 7 and each.error == "no" for each in told)
 
 
+def test_clients_of_googles_own_addresses_ask_through_a_channel_that_records() -> None:
+    import grpc
+    from google.auth.credentials import AnonymousCredentials
+
+    from skypool_gcp import billing
+    from skypool_gcp.tpu import _api as tpu
+
+    anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call,unused-ignore]
+    plain = type(grpc.insecure_channel("127.0.0.1:1"))
+    for client, host in ((tpu._client, "tpu.googleapis.com:443"), (billing._client, "cloudbilling.googleapis.com:443")):
+        transport: Any = client("", anonymous).transport
+        assert (transport.kind, transport.host) == ("grpc", host)
+        assert not isinstance(transport.grpc_channel, plain)
+
+
+def test_a_message_of_grpc_with_a_part_of_unknown_type_is_recorded_as_text() -> None:
+    from google.longrunning import operations_pb2
+    from google.protobuf import any_pb2
+
+    from skypool_gcp import _channel
+
+    part = any_pb2.Any(type_url="type.googleapis.com/nobody.Knows", value=b"x")
+    told = json.loads(_channel._text(operations_pb2.Operation(name="operations/1", metadata=part)))
+    assert "operations/1" in told["text"]
+
+
 def test_a_client_that_was_made_before_is_recorded_in_all_threads_while_a_recording_is_on(
     verda_api: Any, tmp_path: Path
 ) -> None:
@@ -162,6 +190,25 @@ def test_requests_of_boto3_for_credentials_are_recorded_without_their_content(aw
         assert each not in written
 
 
+def test_each_attempt_of_boto3_is_recorded_also_one_without_a_reply(
+    aws_api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from skypool_aws import _api
+
+    aws_api.fail("DescribeRegions", "RequestLimitExceeded")
+    with recording.to(tmp_path / "r"):
+        _api.ec2(None, "us-east-1").describe_regions()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        with pytest.raises(ProviderError):
+            _api.ec2(None, "eu-west-1", attempts=1).describe_regions()
+    told = recording.read(tmp_path / "r").exchanges
+    assert [(each.status, each.region, each.error[:23]) for each in told] == [
+        (503, "us-east-1", ""),
+        (200, "us-east-1", ""),
+        (-1, "eu-west-1", "EndpointConnectionError"),
+    ]
+
+
 def test_a_new_token_of_google_is_recorded_as_a_fact_and_not_found_in_later_texts(tmp_path: Path) -> None:
     from google.auth.credentials import Credentials
 
@@ -177,7 +224,7 @@ def test_a_new_token_of_google_is_recorded_as_a_fact_and_not_found_in_later_text
     with recording.to(tmp_path / "r") as recorder:
         for _ in range(2):
             _api.call("a test", lambda: found.refresh(None))
-        recorder.add(exchange(reply="it is an-opaque-token-of-nobody"))
+        recorder.add(partial(exchange, reply="it is an-opaque-token-of-nobody"))
     told = recording.read(tmp_path / "r").exchanges
     assert [each.operation for each in told] == ["a token", "GET /x"]
     assert "an-opaque" not in str(told[1].reply)
@@ -203,7 +250,7 @@ def test_both_files_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         with recording.to(tmp_path / "r") as recorder:
-            recorder.add(exchange(reply="hello"))
+            recorder.add(partial(exchange, reply="hello"))
     finally:
         os.umask(old)
     for file in (tmp_path / "r").iterdir():
@@ -213,18 +260,20 @@ def test_both_files_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_recording_is_not_overwritten_and_two_recordings_at_once_are_refused(tmp_path: Path) -> None:
     with recording.to(tmp_path / "r") as recorder:
-        recorder.add(exchange(reply="hello"))
+        recorder.add(partial(exchange, reply="hello"))
         with pytest.raises(UsageError, match="only one"), recording.to(tmp_path / "s"):
             pass
     with pytest.raises(UsageError, match="already has a recording"), recording.to(tmp_path / "r"):
         pass
+    assert not (tmp_path / "s").exists()
+    assert recording.current() is None
     assert recording.read(tmp_path / "r").exchanges[0].reply == "hello"
 
 
 def test_bytes_that_are_no_text_come_back_as_they_were(tmp_path: Path) -> None:
     with recording.to(tmp_path / "r") as recorder:
-        recorder.add(exchange(reply=b"\xff\x00\xfe", request=b"caf\xc3\xa9"))
-        recorder.add(exchange(reply=b"\xff\x00 ask alice@example.org"))
+        recorder.add(partial(exchange, reply=b"\xff\x00\xfe", request=b"caf\xc3\xa9"))
+        recorder.add(partial(exchange, reply=b"\xff\x00 ask alice@example.org"))
     first, second = recording.read(tmp_path / "r").exchanges
     assert first.reply == b"\xff\x00\xfe"
     assert first.request == "café"
@@ -238,7 +287,7 @@ def test_a_process_that_is_killed_leaves_a_recording_that_can_be_read(tmp_path: 
         "with recording.to(sys.argv[1]) as recorder:\n"
         "    for number in itertools.count():\n"
         "        told = recording.Exchange(provider='acme', url=f'/{number}', status=200, reply='x' * 100_000)\n"
-        "        recorder.add(told)\n"
+        "        recorder.add(lambda: told)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "r")]) as process:
         file, deadline = tmp_path / "r" / "exchanges.jsonl", time.monotonic() + 60
@@ -351,7 +400,7 @@ def recorded(tmp_path: Path, *texts: str, scrub: tuple[str, ...] = ()) -> list[s
     """The texts as they are recorded, as the replies of one recording."""
     with recording.to(tmp_path / "r", scrub=scrub) as recorder:
         for text in texts:
-            recorder.add(exchange(reply=text))
+            recorder.add(partial(exchange, reply=text))
     return [str(each.reply) for each in recording.read(tmp_path / "r").exchanges]
 
 
@@ -407,6 +456,41 @@ def test_values_that_the_caller_names_are_found_in_all_encodings(tmp_path: Path)
 
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8vbK0uYQ2yq3k1wq6Q8p0w3J3vZxkq0m0m5b1h2g3f alice@laptop"
+
+
+@pytest.mark.filterwarnings("ignore:not all firewall rules for TPU hosts could be created:RuntimeWarning")
+@pytest.mark.parametrize("cloud", CLOUDS, indirect=True)
+def test_a_recorded_launch_has_no_key_of_the_machine_and_not_the_name_of_its_owner(
+    cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "public_network", lambda: "8.8.4.4/32")
+    asked = driver(cloud.called)
+    wanted = replace(need(cloud.called), market="on-demand")
+    placed = Order("train", "0123456789abcdef-1", (0,), wanted, until=datetime(2030, 1, 2, tzinfo=UTC))
+    offer = min(asked.offers(wanted), key=lambda each: each.usd_per_hour)
+    with recording.to(tmp_path / "r"):
+        placed = replace(placed, nodes=tuple(range(offer.hosts)))
+        launched = asked.launch(offer, placed)
+    assert launched
+    private, public = placed.keys.host(str(launched[0].detail.get("key") or placed.token))
+    hidden = [Secret("private key", line) for line in private.splitlines()[1:-1] if len(line) > 20]
+    hidden += [Secret("public key", each.split()[1]) for each in (public, placed.keys.public)]
+    hidden += [Secret("owner", tags.owner())]
+    unsent = [Secret("address", "8.8.4.4"), Secret("label", tags.owner().replace("@", "_40"))]  # not everywhere
+    told = [each.body for each in cloud.journal if each.body]
+    sent = {piece for body in told for piece in decoded(body.decode() if isinstance(body, bytes) else json.dumps(body))}
+    assert [each for each in hidden if not any(each.value in piece for piece in sent)] == []
+    assert found(tmp_path / "r", [*hidden, *unsent]) == []
+
+
+@pytest.mark.parametrize("encode", range(len(planting.ENCODINGS)))
+def test_the_search_would_find_each_secret_in_each_encoding(encode: int, tmp_path: Path) -> None:
+    told = secrets({**planting.EVERYWHERE, **planting.AWS, **planting.GOOGLE, **planting.RUNPOD}, seed=7)
+    texts = [planting.ENCODINGS[encode](each.text) for each in told if each.text]
+    fields = {str(number): {each.field: each.told} for number, each in enumerate(told) if each.field}
+    reply = planting.escaped({"texts": texts, "fields": fields})
+    (tmp_path / "exchanges.jsonl").write_text(json.dumps({"reply": reply}) + "\n")
+    assert found(tmp_path, told) == told
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +262,7 @@ def test_a_recording_of_another_account_answers_as_accounts_projects_and_dates_d
                 status=200,
                 reply=f"{number}",
             )
-            recorder.add(exchange)
+            recorder.add(partial(replace, exchange))
     replay = Replay(told, ())
     asked = [("since", "2030-05-05T10:00:00.123Z"), ("filter", "a"), ("requestId", "4711")]
     answers = [replay.answer(Asked("GET /compute/v1/projects/mine-0/zones", asked)) for _ in range(2)]

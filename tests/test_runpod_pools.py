@@ -41,6 +41,21 @@ def test_the_gpus_that_were_bought_are_there(runpod: RunPod, accelerator: str, t
     assert runpod.left() == {}
 
 
+@pytest.mark.timeout(240)
+def test_a_partition_of_a_card_is_rented_as_one_and_left_as_it_is(runpod: RunPod) -> None:
+    """What `nvidia-smi -L` shows in such a pod: one card with the partition below it."""
+    kind = "NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb"
+    runpod.price(kind, 0.5, None)
+    with sky.ComputePool(sky.RunPod(), accelerator="RTX_PRO_6000/1g.24gb", slots=1, console="off") as pool:
+        info = work.about() >> pool
+        [machine] = [each.machine for each in runpod.rentals.values()]
+        assert machine is not None
+        assert machine.path("/var/lib/stub/mig/0.parts").read_text() == "1g.24gb\n"
+    assert "MIG-" in str(info)
+    assert [line.type for line in pool.receipt.lines] == [f"1x {kind}"]
+    assert runpod.left() == {}
+
+
 RUNS = [
     *examples.runs({}),
     ("01_hello", {"accelerator": "A40"}),

@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "testing.md").read_text()
 
 def test_what_the_page_shows_passes(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    for number, block in enumerate(blocks):
+    for number, block in enumerate(each for each in blocks if "def test" in each or "class Test" in each):
         (tmp_path / f"test_page_{number}.py").write_text(block)
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     words = ["-p", "no:cacheprovider", "-q", "-k", "training or launch_rents or pool_lives"]

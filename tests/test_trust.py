@@ -898,7 +898,7 @@ def test_an_item_that_would_run_code_is_refused(pool: sky.ComputePool, canary: s
 def test_a_broadcast_and_a_group_refuse_it_too(pool: sky.ComputePool, canary: str) -> None:
     call = sky.compute(evil)
     with pytest.raises(BaseExceptionGroup) as caught:
-        call(1, canary) @ pool
+        call.with_options(independent=True)(1, canary) @ pool
     assert [type(e) for e in caught.value.exceptions] == [UntrustedResult] * 2
     assert {e.node for e in caught.value.exceptions if isinstance(e, UntrustedResult)} == {0, 1}
     with pytest.raises(UntrustedResult):

@@ -9,22 +9,21 @@ for that.
 
 from __future__ import annotations
 
-import secrets
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
+from skypool.drivers import retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
-from skypool.model import Access, Finding, Instance, Leftover, Market, Need, Offer, Order
-from skypool_aws import _api, _catalog, _requests
+from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
+from skypool_aws import _api, _catalog, _proof, _requests
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -247,11 +246,24 @@ class AWS(Regional):
                 },
             )
 
+    def _held(self, ec2: EC2Client, region: str) -> Offer | None:
+        """Return the offer of the capacity reservation in the settings; None if the settings have none.
+
+        Raises:
+            ProviderError: the region does not have the reservation.
+        """
+        if not self.capacity_reservation:
+            return None
+        [held] = _requests.capacity_reservations(ec2, self.capacity_reservation)
+        records = _requests.instance_types(ec2, [held["InstanceType"]])
+        return next(self._reserved(ec2, region, {each["InstanceType"]: _catalog.kind(each) for each in records}))
+
     def _unreserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer], need: Need) -> Iterator[Offer]:
         """Yield an offer for each of these instance types, for each market of the need and each zone.
 
         A zone is left out if it does not have the type, or if it has no subnet. A spot offer is left out if AWS returns
-        no spot price for the type in the zone. On-demand offers have the price 0.
+        no spot price for the type in the zone. On-demand offers have the price 0. If AWS sells all of these types only
+        by capacity blocks, the result is empty, and a RuntimeWarning says so.
 
         Args:
             ec2: the client of the region.
@@ -262,6 +274,14 @@ class AWS(Regional):
         Raises:
             AccessError: the region has no subnet in which machines may be placed.
         """
+        if all(offer.detail["sold"] == ["capacity-block"] for offer in types.values()):
+            warnings.warn(
+                f"AWS sells {', '.join(sorted(types))} only by capacity blocks, which are bought in advance: buy one "
+                f"in {region}, and name it with AWS(region={region!r}, capacity_reservation=…)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
         zones = [subnet["AvailabilityZone"] for subnet in self._subnets(ec2)]
         spot_usd: dict[tuple[str, str], float] = {}
         if "spot" in need.markets:
@@ -319,7 +339,7 @@ class AWS(Regional):
 
         try:
             if request.has_several_interfaces:
-                self._allocate(offer.region, order)
+                self._allocate(offer, order)
             made = retry.soon(lambda: retry.quietly(run, *_requests.NOT_KNOWN_YET), _NEW, 0.5)
             if made is None:
                 made = run()
@@ -343,20 +363,35 @@ class AWS(Regional):
             ProviderError: AWS refused, or the zone has no subnet any more.
         """
         ec2 = self._ec2(offer.region)
-        need = order.need
-        gang = need.private_network
-        name = f"skypool-{order.pool}-{tags.session(order)}"
-        said = {**tags.tags(order), "Name": name}
-
-        ami, root_device, disk_gb = self._image(ec2, offer, need)
+        gang = order.need.private_network
         subnet = self._subnet(ec2, offer.zone)
-        _requests.import_key_pair(ec2, name, order.keys.public, said)
-        placement_group: str = offer.detail.get("placement_group", "")  # of the reservation
+        request = self._request(offer, order, subnet["SubnetId"])
+        name = request.tags["Name"]
+        _requests.import_key_pair(ec2, name, order.keys.public, request.tags)
+        placement_group = request.placement_group
         if gang and offer.detail["cluster"] and not self.capacity_reservation:
             placement_group = f"{name}-{offer.zone}"
-            _requests.create_placement_group(ec2, placement_group, said)
-        group = self._security_group(ec2, name, subnet["VpcId"], said, gang)
+            _requests.create_placement_group(ec2, placement_group, request.tags)
+        group = self._security_group(ec2, name, subnet["VpcId"], request.tags, gang)
+        return replace(request, key_name=name, security_group=group, placement_group=placement_group)
 
+    def _request(self, offer: Offer, order: Order, subnet: str) -> _requests.InstanceRequest:
+        """Return the request for the order's instances, without the key pair and the groups that a pool makes.
+
+        Nothing is made. The same order always gives the same request.
+
+        Args:
+            offer: the offer.
+            order: the order.
+            subnet: the id of the subnet.
+
+        Raises:
+            UsageError: the image is for another processor architecture than the offer.
+            ProviderError: AWS refused.
+        """
+        need = order.need
+        gang = need.private_network
+        ami, root_device, disk_gb = self._image(self._ec2(offer.region), offer, need)
         cap = order.max_usd_per_hour or need.max_usd_per_hour
         extras = _catalog.extras(offer.region, disk_gb)
         return _requests.InstanceRequest(
@@ -368,13 +403,13 @@ class AWS(Regional):
             ami=ami,
             root_device=root_device,
             disk_gb=disk_gb,
-            key_name=name,
+            key_name="",
             user_data=userdata.cloud_config(order, user=self.user),
-            subnet=subnet["SubnetId"],
-            security_group=group,
-            tags=said,
+            subnet=subnet,
+            security_group="",
+            tags={**tags.tags(order), "Name": f"skypool-{order.pool}-{tags.session(order)}"},
             efa=[(card, device) for card, device in offer.detail["efa"]] if gang else (),
-            placement_group=placement_group,
+            placement_group=offer.detail.get("placement_group", ""),  # of the reservation
             tenancy=offer.detail.get("tenancy", "default"),
             prepaid=offer.detail["prepaid"],
             reservation=self.capacity_reservation or "",
@@ -487,7 +522,7 @@ class AWS(Regional):
 
     # --- Elastic IP addresses --------------------------------------------------------------------------------
 
-    def _allocate(self, region: str, order: Order) -> None:
+    def _allocate(self, offer: Offer, order: Order) -> None:
         """Allocate an Elastic IP address for each node of an order that has none yet.
 
         Each address has the tags of the order, and the number of its node.
@@ -497,12 +532,12 @@ class AWS(Regional):
             NoAnswer: an answer was lost, so an address may have been allocated.
             ProviderError: AWS refused for another reason.
         """
-        ec2 = self._ec2(region, attempts=1)
+        ec2 = self._ec2(offer.region, attempts=1)
         has = {_node(each) for each in _requests.addresses(ec2, order.pool, order.token)}
         said = {**tags.tags(order), "Name": f"skypool-{order.pool}-{tags.session(order)}"}
         for node in order.nodes:
             if node not in has:
-                _requests.allocate_address(ec2, {**said, tags.NODES: tags.packed([node])})
+                _requests.allocate_address(ec2, offer.zone, {**said, tags.NODES: tags.packed([node])})
 
     def _associate(self, instance: Instance, record: InstanceTypeDef) -> None:
         """Give a running instance with several network interfaces its Elastic IP address.
@@ -521,11 +556,11 @@ class AWS(Regional):
         said = _requests.tag_values(record["Tags"])
         found = _requests.addresses(ec2, said[tags.POOL], said[tags.TOKEN])
         mine = [each["AllocationId"] for each in found if _node(each) == instance.node]
-        address = (
-            mine[0] if mine else _requests.allocate_address(ec2, {**said, tags.NODES: tags.packed([instance.node])})
-        )
+        if not mine:
+            said |= {tags.NODES: tags.packed([instance.node])}
+            mine = [_requests.allocate_address(ec2, record["Placement"]["AvailabilityZone"], said)]
         primary = next(each for each in record["NetworkInterfaces"] if _is_primary(each))
-        _requests.associate_address(ec2, address, primary["NetworkInterfaceId"])
+        _requests.associate_address(ec2, mine[0], primary["NetworkInterfaceId"])
 
     def _release(self, region: str, pool: str, nodes: Mapping[str, Collection[int]]) -> None:
         """Release the Elastic IP addresses of nodes that have no instance any more.
@@ -729,85 +764,44 @@ class AWS(Regional):
         return (files("skypool_aws") / "policy.json").read_text("utf-8")
 
     def check(self) -> Iterable[Finding]:
-        """Return findings (results of checks) about what could keep this account from renting. One region is checked.
+        """Check the account with requests that only read, and with dry runs. Nothing is rented or made.
 
-        The region is the first one of the settings, or the one of the user's AWS configuration. Nothing is rented or
-        made. A failed check gives a finding, too, and does not raise. The checks run when the first finding is read.
+        Permissions and quotas are checked in the first region of the settings, or in the one of the user's AWS
+        configuration. Images and instance types are looked for in all regions that the settings allow. A failed check
+        gives a finding, too, and does not raise. The checks run when the first finding is read.
         """
-        ec2 = self._ec2(self.region[0] if self.region else "")
-        region = ec2.meta.region_name
-        sts = _api.sts(self.profile, region)
-        ssm = _api.ssm(self.profile, region)
-        questions: dict[str, Callable[[], object]] = preflight.basics(
-            lambda: _requests.identity(sts),
-            lambda: _requests.clock(ec2),
-            self.ssh_from,
+        return _proof.check(self._account())
+
+    def prove_creates(self) -> Iterable[Finding]:
+        """Test launches by dry runs, and send launches that EC2 must refuse. Nothing is rented. Does not raise.
+
+        Each request is that of a pool for its cheapest machine, with one part that does not exist. If EC2 launches an
+        instance all the same, the instance is terminated, and the finding is a failure that names it.
+        """
+        return _proof.refusals(self._account())
+
+    def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
+        """Return where AWS will tell the cost of instances. The sum is None: AWS tells it hours later, for a fee."""
+        return _proof.bill(self.profile, instances, since, until)
+
+    def _account(self) -> _proof.Account:
+        """Return what the checks use of this driver. Sends no request."""
+        region = self.region[0] if self.region else self._ec2().meta.region_name
+        ec2 = partial(self._ec2, region)
+        return _proof.Account(
+            profile=self.profile,
+            region=region,
+            chooses_regions=bool(self.region),
+            base=self.ami or "",
+            ssh_from=self.ssh_from,
+            client=self._ec2,
+            regions=self._regions,
+            subnets=self._subnets,
+            launch=lambda offer, order: self._request(offer, order, self._subnet(ec2(), offer.zone)["SubnetId"]),
+            reserved=lambda: self._held(ec2(), region),
+            listed=lambda region: (self._found(region, None), list(self._left(region, None))),
+            terminate=lambda records: self.terminate([self._instance(region, each) for each in records]),
         )
-        for name in _catalog.default_images():
-            questions[f"image {name} in {region}"] = partial(_requests.image_parameter, ssm, name)
-        said = {tags.POOL: _requests.TRIAL_NAME, tags.OWNER: tags.owner()}
-        questions |= {
-            f"may run instances in {region}": lambda: self._may_run(ec2, "on-demand", said),
-            f"may run spot instances in {region}": lambda: self._may_run(ec2, "spot", said),
-            f"may import keys in {region}": lambda: _requests.may_import_keys(ec2, said),
-            f"may create security groups in {region}": lambda: _requests.may_create_security_groups(
-                ec2, self._subnets(ec2)[0]["VpcId"], said
-            ),
-            f"may create placement groups in {region}": lambda: _requests.may_create_placement_groups(ec2, said),
-        }
-        for quota in _catalog.QUOTAS:
-            questions[f"quota of {quota.name} in {region}"] = partial(self._quota, region, quota)
-        return preflight.findings(questions)
-
-    def _may_run(self, ec2: EC2Client, market: Market, said: Mapping[str, str]) -> None:
-        """Test with a dry run whether the account may rent a small instance as a pool does. Nothing is rented.
-
-        The request has an image, a subnet, tags and options as those of a pool. Only the key pair and the security
-        group are missing, because they do not exist before a pool makes them.
-
-        Args:
-            ec2: the client of the region.
-            market: "on-demand" or "spot".
-            said: the tags.
-
-        Raises:
-            AccessError: the region has no subnet in which machines may be placed.
-            ProviderError: the account may not, or AWS refused for another reason.
-        """
-        region = ec2.meta.region_name
-        plain = Offer("aws", "c5.large", region, "", market, 0.0, arch="x86_64")
-        name, disk_gb = _catalog.base(self.ami or "", plain, Need())
-        found = self._image_record(ec2, name)
-        request = _requests.InstanceRequest(
-            token=f"{_requests.TRIAL_NAME}-{secrets.token_hex(8)}",
-            instance_type="c5.large" if found["Architecture"] == "x86_64" else "c6g.large",
-            market=market,
-            count=1,
-            least=1,
-            ami=found["ImageId"],
-            root_device=found["RootDeviceName"],
-            disk_gb=max(disk_gb, _requests.disk_size(found)),
-            key_name="",
-            user_data="",
-            subnet=self._subnets(ec2)[0]["SubnetId"],
-            security_group="",
-            tags=said,
-        )
-        _requests.may_run_instances(ec2, request)
-
-    def _quota(self, region: str, quota: _catalog.Quota) -> str:
-        """Return the limits of a quota in words: the vCPUs that may run at once on demand and as spot.
-
-        Raises:
-            QuotaError: both limits are 0.
-        """
-        quotas = _api.service_quotas(self.profile, region)
-        on_demand = _requests.quota(quotas, quota.on_demand)
-        spot = _requests.quota(quotas, quota.spot)
-        text = f"{on_demand:g} vCPUs at once on demand, {spot:g} as spot"
-        if not (on_demand or spot):
-            raise _api.REFUSALS.error(f"instances of the types {quota.name}", "VcpuLimitExceeded", text, region=region)
-        return text
 
     def _ec2(self, region: str = "", attempts: int = _api.ATTEMPTS) -> EC2Client:
         """Return a client for EC2 in a region. Equal arguments give the same client.

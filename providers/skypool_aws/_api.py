@@ -11,8 +11,9 @@ import time
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 from skypool.drivers import recording
 from skypool.drivers.refusals import Refusals
@@ -273,28 +274,49 @@ def _record(
     if recorder is None or kept is None:
         return
     request, sent, began = kept
+    took, reply = time.monotonic() - began, response_dict or {}
+    recorder.add(partial(_exchange, request, sent, took, event_name, context, reply, exception), PRIVATE)
+
+
+def _exchange(
+    request: Any,
+    sent: datetime,
+    took: float,
+    event_name: str,
+    context: Mapping[str, Any],
+    reply: Mapping[str, Any],
+    exception: Exception | None,
+) -> recording.Exchange:
+    """Return a request of boto3 and its reply as an exchange of a recording.
+
+    Args:
+        request: boto3's request, signed.
+        sent: when it was sent.
+        took: seconds until the reply had come.
+        event_name: "response-received.SERVICE.OPERATION".
+        context: the context of the request.
+        reply: status, headers and body of the reply; empty if there is none.
+        exception: why there is no reply; None if there is one.
+    """
     prepared = request.prepare()
     _, service, operation = event_name.split(".", 2)
-    reply = response_dict or {}
-    recorder.add(
-        recording.Exchange(
-            provider=REFUSALS.provider,
-            service=service,
-            region=str(context.get("client_region") or ""),
-            operation=operation,
-            method=prepared.method,
-            url=f"/{prepared.url.split('/', 3)[3] if prepared.url.count('/') > 2 else ''}",
-            request_headers=_texts(prepared.headers),
-            request=prepared.body or "",
-            status=reply.get("status_code", -1),
-            reply_headers=_texts(reply.get("headers", {})),
-            reply=reply.get("body", ""),
-            error="" if exception is None else f"{type(exception).__name__}: {exception}",
-            confidential=service in _LOGIN_SERVICES or (service == "sts" and operation != _IDENTITY),
-            time=sent.isoformat(),
-            seconds=round(time.monotonic() - began, 3),
-        ),
-        PRIVATE,
+    url = urlsplit(prepared.url)
+    return recording.Exchange(
+        provider=REFUSALS.provider,
+        service=service,
+        region=str(context.get("client_region") or ""),
+        operation=operation,
+        method=prepared.method,
+        url=f"{url.path or '/'}?{url.query}" if url.query else url.path or "/",
+        request_headers=_texts(prepared.headers),
+        request=prepared.body or "",
+        status=reply.get("status_code", -1),
+        reply_headers=_texts(reply.get("headers", {})),
+        reply=reply.get("body", ""),
+        error="" if exception is None else f"{type(exception).__name__}: {exception}",
+        confidential=service in _LOGIN_SERVICES or (service == "sts" and operation != _IDENTITY),
+        time=sent.isoformat(),
+        seconds=round(took, 3),
     )
 
 

@@ -54,7 +54,7 @@ _UNKNOWN_GP3_USD = GP3_USD_PER_GB_MONTH["ap-east-1"]
 _HOURS_PER_MONTH = 730.0
 """Hours in a month, for the price of a disk."""
 
-_ADDRESS_USD_PER_HOUR = 0.005
+ADDRESS_USD_PER_HOUR = 0.005
 """Price of a public IPv4 address in USD per hour: https://aws.amazon.com/vpc/pricing/."""
 
 LEAST_BILLED = 60.0
@@ -96,6 +96,9 @@ QUOTAS = (
 )
 """The quotas that limit the instance types which this driver offers."""
 
+PLAIN = "Standard"
+"""The name of the quota for types without accelerators."""
+
 _QUOTA_OF_FAMILY = {family: quota.name for quota in QUOTAS for family in quota.families}
 
 _UBUNTU_IMAGES = {
@@ -115,6 +118,12 @@ _DRIVER_IMAGES = {
 
 _NOT_DRIVEN = ("K80", "K520", "M60", "V100", "Inferentia1")
 """Accelerators that no AMI in `_DRIVER_IMAGES` supports: NVIDIA's before Turing, and Inferentia1."""
+
+_GRAVITON = r"[a-z]+\d+[a-z]*g[a-z]*\.|.*-gb\d"
+"""Regular expression of names of types with arm64 processors: a "g" after the generation, or the chip's name.
+
+https://docs.aws.amazon.com/ec2/latest/instancetypes/instance-type-names.html, read 2026-11-24.
+"""
 
 _TYPES_OF_RUNTIME = {
     "cuda": ("p*", "g*"),
@@ -332,12 +341,42 @@ def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
     )
 
 
-def default_images() -> list[str]:
-    """Return the names of the SSM parameters that hold the ids of all default images for x86 processors.
+def images_of(types: Iterable[str], asked: str = "") -> list[str]:
+    """Return the images that machines of these types start from, as `base` names them, without duplicates.
 
-    First come the images with an accelerator's driver, then the images of Ubuntu without drivers.
+    The images of types without accelerators are among them. A type that skypool does not know counts for nothing.
+
+    Args:
+        types: names of instance types with accelerators.
+        asked: the image that the settings name; "" for none.
     """
-    return [parameter(template) for template in (*_DRIVER_IMAGES.values(), *_UBUNTU_IMAGES.values())]
+    known = meanings("aws-type")
+    archs: tuple[Arch, ...] = ("x86_64", "arm64")
+    offers = [Offer("aws", "", "", "", "on-demand", 0.0, arch=arch) for arch in archs]
+    for name in sorted(types):
+        if name in known and not needs_grid_driver(name):
+            offers.append(Offer("aws", name, "", "", "on-demand", 0.0, accelerator=known[name], arch=arch_of(name)))
+    return [*dict.fromkeys(base(asked, offer, Need())[0] for offer in offers)]
+
+
+def arch_of(name: str) -> Arch:
+    """Return the processor architecture of an instance type, which AWS writes into the type's name."""
+    return "arm64" if re.match(_GRAVITON, name) else "x86_64"
+
+
+def known_types() -> set[str]:
+    """Return the names of the instance types with accelerators that skypool's catalogue has."""
+    return {name for name in meanings("aws-type") if " " not in name}
+
+
+def accelerated() -> list[str]:
+    """Return patterns, such as "p*", of the names of all instance types of families with accelerators."""
+    return sorted({f"{re.split(r'[0-9]', name)[0]}*" for name in known_types()})
+
+
+def disk_usd(region: str) -> float:
+    """Return skypool's price of a disk in USD per GB and month. Without a known price, a high price is returned."""
+    return GP3_USD_PER_GB_MONTH.get(region, _UNKNOWN_GP3_USD)
 
 
 def _driver_image(has: Accelerator | None) -> str:
@@ -377,8 +416,8 @@ def extras(region: str, disk_gb: int) -> float:
         region: the region of the machine.
         disk_gb: the size of the disk in GiB.
     """
-    disk_usd_per_month = disk_gb * GP3_USD_PER_GB_MONTH.get(region, _UNKNOWN_GP3_USD)
-    return disk_usd_per_month / _HOURS_PER_MONTH + _ADDRESS_USD_PER_HOUR
+    disk_usd_per_month = disk_gb * disk_usd(region)
+    return disk_usd_per_month / _HOURS_PER_MONTH + ADDRESS_USD_PER_HOUR
 
 
 def on_demand(rows: Iterable[str]) -> Iterator[tuple[tuple[str, str], float]]:
@@ -389,6 +428,24 @@ def on_demand(rows: Iterable[str]) -> Iterator[tuple[tuple[str, str], float]]:
     Args:
         rows: the rows, each a JSON text, from the field PriceList of the answer to GetProducts.
     """
+    for attributes, usd in _prices(rows):
+        yield (attributes["regionCode"], attributes["instanceType"]), usd
+
+
+def by_region(rows: Iterable[str], usage: str) -> dict[str, float]:
+    """Return a dict from region to price in USD, of the rows of AWS's price list for a kind of usage.
+
+    Args:
+        rows: the rows, each a JSON text.
+        usage: the end of the usage type, such as "EBS:VolumeUsage.gp3". Before it, AWS writes the region.
+    """
+    return {
+        attributes["regionCode"]: usd for attributes, usd in _prices(rows) if attributes["usagetype"].endswith(usage)
+    }
+
+
+def _prices(rows: Iterable[str]) -> Iterator[tuple[Mapping[str, str], float]]:
+    """Yield (attributes of the product, USD) for each on-demand price above 0 in rows of AWS's price list."""
     for row in rows:
         product = json.loads(row)
         attributes = product["product"]["attributes"]
@@ -396,4 +453,4 @@ def on_demand(rows: Iterable[str]) -> Iterator[tuple[tuple[str, str], float]]:
             for dimension in term["priceDimensions"].values():
                 usd = float(dimension["pricePerUnit"].get("USD", 0))
                 if usd > 0:
-                    yield (attributes["regionCode"], attributes["instanceType"]), usd
+                    yield attributes, usd

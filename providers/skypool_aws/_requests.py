@@ -95,9 +95,18 @@ def regions(ec2: EC2Client) -> list[str]:
 def clock(ec2: EC2Client) -> str:
     """Return the time at AWS, such as "Sat, 21 Nov 2026 15:28:00 GMT".
 
-    Sends a request, and reads the time from the HTTP header "Date" of the answer.
+    Sends a request, and reads the time from the HTTP header "Date" of the answer. A refusal has this header, too.
+
+    Raises:
+        ProviderError: AWS did not answer.
     """
-    return str(ec2.describe_regions()["ResponseMetadata"]["HTTPHeaders"]["date"])
+    try:
+        headers = ec2.describe_regions()["ResponseMetadata"]["HTTPHeaders"]
+    except ProviderError as e:
+        headers = getattr(e.__cause__, "response", {}).get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        if "date" not in headers:
+            raise
+    return str(headers["date"])
 
 
 def instance_types(ec2: EC2Client, patterns: Sequence[str]) -> list[InstanceTypeInfoTypeDef]:
@@ -130,6 +139,18 @@ def offerings(ec2: EC2Client, types: Sequence[str], zones: Sequence[str]) -> lis
         Filters=filters,
     )
     return all_of(pages, "InstanceTypeOfferings")
+
+
+def types_in_region(ec2: EC2Client, patterns: Sequence[str]) -> list[str]:
+    """Return the names of a region's instance types that match at least one pattern.
+
+    Args:
+        ec2: the client of the region.
+        patterns: patterns of type names, such as "p5.*".
+    """
+    filters: list[FilterTypeDef] = [{"Name": "instance-type", "Values": patterns}]
+    pages = ec2.get_paginator("describe_instance_type_offerings").paginate(LocationType="region", Filters=filters)
+    return [each["InstanceType"] for each in all_of(pages, "InstanceTypeOfferings")]
 
 
 def spot_prices(ec2: EC2Client, types: Sequence[str]) -> list[SpotPriceTypeDef]:
@@ -166,10 +187,31 @@ def price_list(pricing: PricingClient, instance_type: str, region: str = "") -> 
     }
     if region:
         wanted["regionCode"] = region
+    return _products(pricing, "AmazonEC2", wanted)
+
+
+def disk_prices(pricing: PricingClient) -> list[str]:
+    """Return the prices of gp3 disks in all regions, each as a JSON text."""
+    return _products(pricing, "AmazonEC2", {"productFamily": "Storage", "volumeApiName": "gp3"})
+
+
+def address_prices(pricing: PricingClient) -> list[str]:
+    """Return the prices of public IPv4 addresses in all regions, each as a JSON text."""
+    return _products(pricing, "AmazonVPC", {"group": "VPCPublicIPv4Address"})
+
+
+def _products(pricing: PricingClient, service: str, wanted: Mapping[str, str]) -> list[str]:
+    """Return the rows of AWS's price list with these attributes, each as a JSON text; [] if AWS has none.
+
+    Args:
+        pricing: the client for the price list.
+        service: the code of the service.
+        wanted: a dict from attribute to value.
+    """
     filters: list[PriceFilterTypeDef] = [
         {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()
     ]
-    return all_of(pricing.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=filters), "PriceList")
+    return all_of(pricing.get_paginator("get_products").paginate(ServiceCode=service, Filters=filters), "PriceList")
 
 
 def capacity_reservations(ec2: EC2Client, id: str) -> list[CapacityReservationTypeDef]:
@@ -706,11 +748,16 @@ def addresses(ec2: EC2Client, pool: str, token: str) -> list[AddressTypeDef]:
     return sorted(ec2.describe_addresses(Filters=filters)["Addresses"], key=lambda each: each["AllocationId"])
 
 
-def allocate_address(ec2: EC2Client, tags: Mapping[str, str]) -> str:
+def allocate_address(ec2: EC2Client, zone: str, tags: Mapping[str, str]) -> str:
     """Allocate an Elastic IP address with these tags, and return its id. It is billed from now on until its release.
+
+    A Local Zone needs an address of its own network border group, which is called as the zone without its last letter:
+    https://docs.aws.amazon.com/local-zones/latest/ug/available-local-zones.html (read 2026-11-24 in a stored copy). The
+    group of all other zones is the region.
 
     Args:
         ec2: the client of the region. It must not repeat requests: each one would allocate another address.
+        zone: the zone of the instance that will get the address, such as "us-east-1a".
         tags: the tags of the address.
 
     Raises:
@@ -718,7 +765,12 @@ def allocate_address(ec2: EC2Client, tags: Mapping[str, str]) -> str:
         NoAnswer: the answer was lost, so an address with these tags may have been allocated.
         ProviderError: AWS refused for another reason.
     """
-    return str(ec2.allocate_address(Domain="vpc", TagSpecifications=[_tagged("elastic-ip", tags)])["AllocationId"])
+    made = ec2.allocate_address(
+        Domain="vpc",
+        NetworkBorderGroup=zone[:-1],
+        TagSpecifications=[_tagged("elastic-ip", tags)],
+    )
+    return str(made["AllocationId"])
 
 
 def associate_address(ec2: EC2Client, id: str, interface: str) -> None:
@@ -853,3 +905,13 @@ def may_create_placement_groups(ec2: EC2Client, tags: Mapping[str, str]) -> None
             Strategy="cluster",
             TagSpecifications=[_tagged("placement-group", tags)],
         )
+
+
+def may_allocate_addresses(ec2: EC2Client, tags: Mapping[str, str]) -> None:
+    """Test with a dry run whether the account may allocate Elastic IP addresses with tags. Nothing is allocated.
+
+    Raises:
+        ProviderError: the account may not allocate addresses, or AWS refused for another reason.
+    """
+    with accepted("DryRunOperation"):
+        ec2.allocate_address(DryRun=True, Domain="vpc", TagSpecifications=[_tagged("elastic-ip", tags)])

@@ -68,6 +68,10 @@ class GCP:
             project's own account.
         ssh_from: The addresses or networks that may reach port 22. None means this computer's public address only.
         queue: Seconds for which a TPU slice may wait for its chips before another offer is tried; 0 to 604800 (a week).
+        networks: Further networks for the GPUs of several nodes, such as "rdma-net/rdma-subnet-0", in the order of a
+            machine's network interfaces. They are used for pools with `private_network`. A3 Ultra and A4 take nine: one
+            ordinary network, then eight subnetworks of an RDMA network. A3 Mega takes eight ordinary networks, and A3
+            High takes four. The networks must exist; skypool creates none. None means one interface for each machine.
 
     Raises:
         UsageError: A setting is invalid or unknown.
@@ -82,6 +86,7 @@ class GCP:
     service_account: str | None = None
     ssh_from: str | Sequence[str] | None = None
     queue: float = 300.0
+    networks: str | Sequence[str] | None = None
     name: ClassVar[str] = "gcp"
     abilities: ClassVar[Abilities] = Abilities(
         ends_itself=True,
@@ -93,7 +98,9 @@ class GCP:
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:
+        _api.refuse_ipv6(self.ssh_from)
         settle(self, _api.SHAPES, {})
+        _api.check_networks(self.network, self.networks or ())
         plain(self, queue=float)
         if not 0 <= self.queue <= _LONGEST_QUEUE:
             raise UsageError(f"queue must be a number of seconds from 0 to 604800 (a week), not {self.queue!r}")
@@ -354,6 +361,7 @@ class GCP:
             service_account=self.service_account,
             ssh_from=None if self.ssh_from is None else tuple(self.ssh_from),
             queue=self.queue,
+            networks=None if self.networks is None else tuple(self.networks),
         )
         return [Tpu(settings), Groups(settings)]
 

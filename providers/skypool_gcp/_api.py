@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -23,7 +23,7 @@ from skypool.drivers import recording, ssh_machine, tags
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import quietly
 from skypool.drivers.settings import surroundings
-from skypool.errors import ProviderError
+from skypool.errors import ProviderError, UsageError
 from skypool.model import Order
 from skypool_gcp._sdk import auth, auth_credentials, auth_exceptions, exceptions, requests
 
@@ -45,7 +45,7 @@ PRIVATE = recording.Private(
     patterns={
         r"\b(ya29\.[\w.-]{8,})": ("secret",),
         r"\bAIza([\w-]{30,})": ("secret",),
-        r"\b([a-z0-9-]+)@([a-z][a-z0-9-]{4,28}[a-z0-9])\.iam\.gserviceaccount\.com": ("person", "project"),
+        r"(?<![a-z0-9-])([a-z0-9-]+)@([a-z][a-z0-9-]{4,28}[a-z0-9])\.iam\.gserviceaccount\.com": ("person", "project"),
         r"\b(\d{6,})(?:-compute)?@[\w.-]*gserviceaccount\.com": ("account",),
         rf"\bprojects/(?!(?:{_PUBLIC_PROJECTS})\b)([a-z][a-z0-9-]{{4,28}}[a-z0-9])\b": ("project",),
         r"(?i)\bproject(?:s/|[ _-]?(?:number|id)?[\"':= ]+)(\d{6,})\b": ("account",),
@@ -116,6 +116,11 @@ SHAPES: dict[str, Shape] = {
     "zones": Shape(r"[a-z]+-[a-z]+\d+-(ai\d+)?[a-z]", "'us-central1-a'", several=True),
     "network": Shape(_RESOURCE_NAME, "'default' (the name of a network of the project)"),
     "subnetwork": Shape(_RESOURCE_NAME, "'my-subnet' (the name of a subnetwork, the same in every region)"),
+    "networks": Shape(
+        f"{_RESOURCE_NAME}/{_RESOURCE_NAME}",
+        "'my-rdma-net/my-rdma-subnet-0' (the names of a network and of a subnetwork, which exist already)",
+        several=True,
+    ),
     "image": Shape(
         r"(projects/)?[a-z0-9.:-]+/global/images/(family/)?[a-z0-9-]+|ubuntu-2[24]\.04",
         "'projects/my-project/global/images/family/my-family' or 'ubuntu-24.04'",
@@ -143,6 +148,8 @@ class Settings:
         zones: The zones in which machines may be rented. None means every zone that the project may use.
         network: The name of the network in which machines are placed.
         subnetwork: The name of the subnetwork in which machines are placed. None lets Google choose.
+        networks: "NETWORK/SUBNETWORK" of each further network interface of a machine with GPUs, in order. None means no
+            further interfaces.
         image: The image of machines of Compute Engine. None means the image that fits the accelerator.
         reservation: The name of the reservation (capacity reserved before) in which machines are placed. None means
             that machines are placed outside reservations.
@@ -161,6 +168,7 @@ class Settings:
     service_account: str | None
     ssh_from: tuple[str, ...] | None
     queue: float = 300.0
+    networks: tuple[str, ...] | None = None
 
     def billed(self) -> str:
         """Return the id of the project that pays. A recording that is on does not contain this id.
@@ -198,6 +206,49 @@ class Settings:
             CredentialsError: The project that pays is not known.
         """
         return f"projects/{self.billed()}/global/networks/{self.network}"
+
+
+def refuse_ipv6(ssh_from: str | Sequence[str] | None) -> None:
+    """Refuse IPv6 addresses in the setting `ssh_from`: machines have IPv4 addresses only.
+
+    Compute Engine gives an interface an IPv4 address only, unless `stackType` says more, which skypool never sets:
+    https://docs.cloud.google.com/compute/docs/reference/rest/v1/instances (discovery document of 2026-11-06).
+
+    Args:
+        ssh_from: The setting, which is not checked yet.
+
+    Raises:
+        UsageError: An item is an IPv6 address or network.
+    """
+    for each in [ssh_from] if isinstance(ssh_from, str) else ssh_from or ():
+        if isinstance(each, str) and re.fullmatch(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(/\d+)?", each):
+            raise UsageError(
+                f"ssh_from: {each!r} is an IPv6 address, but machines of Google Cloud get IPv4 addresses only; name "
+                "the IPv4 address from which you reach the internet, such as '203.0.113.7' (`curl -4 "
+                "https://checkip.amazonaws.com` prints it)"
+            )
+
+
+def check_networks(network: str, networks: Sequence[str]) -> None:
+    """Refuse further networks that Google refuses: each subnetwork once, and not the network of the first interface.
+
+    https://docs.cloud.google.com/vpc/docs/create-use-multiple-interfaces (read 2026-11-24 in a stored copy)
+
+    Args:
+        network: The network of the first interface.
+        networks: The further networks, as "NETWORK/SUBNETWORK".
+
+    Raises:
+        UsageError: A subnetwork occurs twice, or a network is that of the first interface.
+    """
+    for number, each in enumerate(networks):
+        if each in networks[:number]:
+            raise UsageError(f"networks names {each} twice, but each interface of a machine needs another subnetwork")
+        if each.partition("/")[0] == network:
+            raise UsageError(
+                f"networks names {each}, but a machine's first interface is in the network {network} (network=) "
+                "already, and Google takes no second one there; name another network"
+            )
 
 
 # --- calls of the SDK ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import grpc
@@ -49,29 +50,45 @@ class _Recorded(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc,unused-i
             return continuation(client_call_details, request)
         sent, began = datetime.now(UTC), time.monotonic()
         call = continuation(client_call_details, request)
-        error = call.exception()
-        method = client_call_details.method
-        recorder.add(
-            recording.Exchange(
-                provider=_api.REFUSALS.provider,
-                service=self._service,
-                operation=(method if isinstance(method, str) else method.decode()).rpartition("/")[2],
-                method="gRPC",
-                url=method if isinstance(method, str) else method.decode(),
-                request=_text(request),
-                status=int(call.code().value[0]),
-                reply="" if error is not None else _text(call.result()),
-                error=str(call.details() or "") if error is not None else "",
-                time=sent.isoformat(),
-                seconds=round(time.monotonic() - began, 3),
-            ),
-            _api.PRIVATE,
-        )
+        call.exception()  # waits for the reply
+        took = time.monotonic() - began
+        method: str = client_call_details.method
+        recorder.add(partial(_exchange, self._service, method, request, call, sent, took), _api.PRIVATE)
         return call
 
 
+def _exchange(service: str, method: str, request: Any, call: Any, sent: datetime, took: float) -> recording.Exchange:
+    """Return a request of gRPC and its reply as an exchange of a recording.
+
+    Args:
+        service: The name of the API, such as "tpu".
+        method: The method of gRPC, such as "/google.cloud.tpu.v2.Tpu/ListNodes".
+        request: The message that was sent.
+        call: The call, which has ended.
+        sent: When the request was sent.
+        took: Seconds until the reply came.
+    """
+    refused = call.exception() is not None
+    return recording.Exchange(
+        provider=_api.REFUSALS.provider,
+        service=service,
+        operation=method.rpartition("/")[2],
+        method="gRPC",
+        url=method,
+        request=_text(request),
+        status=int(call.code().value[0]),
+        reply="" if refused else _text(call.result()),
+        error=str(call.details() or "") if refused else "",
+        time=sent.isoformat(),
+        seconds=round(took, 3),
+    )
+
+
 def _text(message: Any) -> str:
-    """Return a message of gRPC as JSON."""
+    """Return a message of gRPC as JSON. A message with a part of unknown type is one text in it."""
     if isinstance(message, proto.Message):
         message = type(message).pb(message)
-    return json.dumps(json_format.MessageToDict(message))
+    try:
+        return json.dumps(json_format.MessageToDict(message))
+    except TypeError:  # the SDK does not know the type
+        return json.dumps({"text": str(message)})

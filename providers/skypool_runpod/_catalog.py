@@ -268,6 +268,9 @@ def graphql_offers(
 def _accelerator(need: Need, size: Size, id: str) -> Accelerator | None:
     """Return the accelerators of a pod with GPUs of this type; None if the need does not ask for them.
 
+    A type may be a partition of a card, such as "NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb". A pod gets
+    one partition at most, because several could be of different cards, and the setup of a node expects equal cards.
+
     Args:
         need: the requirements of each node.
         size: number and software family of the GPUs.
@@ -275,7 +278,9 @@ def _accelerator(need: Need, size: Size, id: str) -> Accelerator | None:
     """
     has = sold("runpod", id, [(id, size.count)])
     names = {each.name for each in need.accelerators if each.runtime == size.runtime}
-    return has.with_count(size.count) if has and has.name in names else None
+    if has is None or has.name not in names or (has.profile and size.count > 1):
+        return None
+    return has.with_count(size.count)
 
 
 def _in_stock(record: Mapping[str, Any], place: str) -> bool:

@@ -47,8 +47,10 @@ _ATTACHED_COUNT = re.compile(r"(.+?)[x×](\d{1,4})", re.IGNORECASE)
 """A name with a count attached: "H100x8"."""
 _SLURM = re.compile(r"(?:gres[:/])?gpu:", re.IGNORECASE)
 """The prefix in Slurm's notation: "gpu:a100:4", "gres/gpu:a100:4"."""
-_LABEL = re.compile(r"(.+?)(?:-MIG-(\d+g\.\d+gb[\w.+]*))?(?:-SHARED)?", re.IGNORECASE)
-"""A product label of Kubernetes: "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "Tesla-T4-SHARED"."""
+_LABEL = re.compile(r"(.+?)(?:[- ]MIG[- ](\d+g\.\d+gb[\w.+]*))?(?:-SHARED)?", re.IGNORECASE)
+"""A product label of Kubernetes, such as "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb" or "Tesla-T4-SHARED". Also the name of a
+partition in CUDA and at RunPod, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
+"""
 _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
 
 

@@ -45,6 +45,7 @@ In a worker's process:
 - `worker`: takes calls, unpickles and runs them, and sends their outcomes.
 - `worker_channel`, `packets`: the packets between worker and agent.
 - `capture`: captures everything that a call prints, if the call's options ask for that.
+- `shield`: lets the stop of a call wait while the worker's own code holds a lock.
 - `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators.
 - `modules`: imports the user's own modules.
 """
@@ -71,6 +72,7 @@ __all__ = [
     "plan",
     "processes",
     "shared_page",
+    "shield",
     "slots",
     "start",
     "stops",

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any, Protocol
 
+from skypool.agent.shield import Shield
 from skypool.wire import codec
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind
 
@@ -32,9 +33,11 @@ class Sender:
         name: the function's name, for messages.
         window: how many bytes of items may be sent that the client has not taken yet. If more bytes would be on the
             way, the generator waits.
+        shield: keeps a stop of the call out of the code that holds a lock.
     """
 
-    def __init__(self, channel: Channel, call: int, name: str, window: int) -> None:
+    def __init__(self, channel: Channel, call: int, name: str, window: int, shield: Shield) -> None:
+        self._shield = shield
         self._channel = channel
         self._call = call
         self._name = name
@@ -62,7 +65,8 @@ class Sender:
         """
         iterator = _as_iterator(items)
         thread = threading.Thread(target=self._send_batches, name="skypool-stream", daemon=True)
-        thread.start()
+        with self._shield:
+            thread.start()
         try:
             while True:
                 try:
@@ -73,10 +77,11 @@ class Sender:
         finally:
             if isinstance(iterator, Generator):
                 iterator.close()  # if the call is stopped, the generator's cleanup runs now
-            with self._ready:
-                self._closed = True
-                self._ready.notify()
-            thread.join()
+            with self._shield:
+                with self._ready:
+                    self._closed = True
+                    self._ready.notify()
+                thread.join()
             self._channel.drain()
             if self._failure is not None:
                 raise self._failure
@@ -103,7 +108,7 @@ class Sender:
                 return
             entry = (bytes(buffers[0]),)
         self._wait_for_room(size)
-        with self._ready:
+        with self._shield, self._ready:
             self._batch.append(entry)
             self._size += size
             self._count += 1
@@ -119,7 +124,7 @@ class Sender:
             buffers: the serialized item.
             size: its size in bytes.
         """
-        with self._ready:
+        with self._shield, self._ready:
             while self._batch and not self._failure:
                 self._ready.wait()
         self._wait_for_room(size)
@@ -174,7 +179,7 @@ class Sender:
             raise self._failure
         while self._underway and self._underway + self._size + size > self._window:
             credit, _ = self._channel.receive(self._is_credit)
-            with self._ready:
+            with self._shield, self._ready:
                 while self._sent and self._sent[0][0] <= credit.header["seq"]:
                     self._underway -= self._sent.pop(0)[1]
 

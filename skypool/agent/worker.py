@@ -26,6 +26,7 @@ from skypool.agent.notice import Herald
 from skypool.agent.output_stream import OutputStream
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors
 from skypool.agent.shared_page import SharedPage
+from skypool.agent.shield import Cancelled, Shield
 from skypool.agent.streams import Sender
 from skypool.agent.worker_channel import WorkerChannel
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
@@ -43,14 +44,6 @@ _LOADING = 60.0
 """Seconds to load a call's function, modules and arguments. Only longer loading counts towards the call's timeout."""
 _OWN_FRAMES = 2
 """The number of stack frames in a call's traceback that belong to this module."""
-
-
-class Cancelled(BaseException):
-    """An exception that is raised inside a running call when the agent (the node's main process) wants it to stop.
-
-    The call's `finally` and `with` blocks run then. It is a BaseException, so that `except Exception` in the call does
-    not catch it.
-    """
 
 
 class Worker:
@@ -88,6 +81,7 @@ class Worker:
         self._process = os.getpid()
         self._functions: dict[str, tuple[str, Callable[..., Any] | runtime.Attended]] = {}
         self._objects: dict[str, Any] = {}
+        self._shield = Shield()
         self._channel = WorkerChannel(slot, agent, folder, spool_memory, lambda key: self._objects.pop(key, None))
         self._drops = page.drops
         self._untold = 0
@@ -166,7 +160,7 @@ class Worker:
         if os.getpid() != self._process:
             os._exit(128 + signal.SIGTERM)
         if self._channel.call and self._page.given_up(self._slot):
-            raise Cancelled
+            self._shield.stop()
 
     # --- packets ---------------------------------------------------------------------------------------------
 
@@ -408,7 +402,7 @@ class Worker:
         if type(value) is types.CoroutineType:
             value = _run_coroutine(value)
         if "stream" in header:
-            value = Sender(self._channel, id_, name, header["stream"]).send_all(value)
+            value = Sender(self._channel, id_, name, header["stream"], self._shield).send_all(value)
         return codec.dump_result(value, f"the result of {name}")
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:

@@ -89,12 +89,15 @@ def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
 def _part(card: Accelerator, profile: str) -> Accelerator | None:
     """Return one partition (part) of a card.
 
-    Returns None if the catalogue has no such partition, or if the card is itself a partition.
+    A card that is itself this partition, because its reported name has the profile, is returned unchanged. Returns None
+    if the catalogue has no such partition, or if the card is another partition.
 
     Args:
         card: the whole card.
         profile: the partition's profile (size), such as "1g.10gb" or "1of4".
     """
+    if card.profile == profile:
+        return card
     try:
         return card.partition(profile)
     except UsageError:

@@ -46,36 +46,49 @@ class Recorded(BaseAdapter):
         if recorder is None:
             return self._inner.send(request, *args, **kwargs)
         sent, began = datetime.now(UTC), time.monotonic()
-        reply = body = None
-        error = ""
         try:
             reply = self._inner.send(request, *args, **kwargs)
-            body = reply.content  # reads all of it
+            _ = reply.content  # reads all of it
         except Exception as e:
-            error = str(e) or type(e).__name__
+            why = str(e) or type(e).__name__
+            recorder.add(lambda: self._exchange(request, None, why, sent, time.monotonic() - began), self._private)
             raise
-        finally:
-            path = request.path_url
-            recorder.add(
-                Exchange(
-                    provider=self._provider,
-                    service=self._service,
-                    operation=_operation(request),
-                    method=request.method or "",
-                    url=path,
-                    request_headers=_texts(request.headers),
-                    request=request.body or "",
-                    status=-1 if reply is None else reply.status_code,
-                    reply_headers={} if reply is None else _texts(reply.headers),
-                    reply=body or "",
-                    error=error,
-                    confidential=self._confidential,
-                    time=sent.isoformat(),
-                    seconds=round(time.monotonic() - began, 3),
-                ),
-                self._private,
-            )
+        recorder.add(lambda: self._exchange(request, reply, "", sent, time.monotonic() - began), self._private)
         return reply
+
+    def _exchange(
+        self,
+        request: requests.PreparedRequest,
+        reply: requests.Response | None,
+        error: str,
+        sent: datetime,
+        took: float,
+    ) -> Exchange:
+        """Return a request and its reply as an exchange.
+
+        Args:
+            request: the request.
+            reply: the reply, which has been read; None if there is none.
+            error: why there is no reply.
+            sent: when the request was sent.
+            took: seconds from then to the end of the reply.
+        """
+        return Exchange(
+            provider=self._provider,
+            service=self._service,
+            operation=_operation(request),
+            method=request.method or "",
+            url=request.path_url,
+            request_headers=_texts(request.headers),
+            request=request.body or "",
+            status=-1 if reply is None else reply.status_code,
+            reply_headers={} if reply is None else _texts(reply.headers),
+            reply=b"" if reply is None else reply.content or b"",
+            error=error,
+            confidential=self._confidential,
+            time=sent.isoformat(),
+            seconds=round(took, 3),
+        )
 
     def close(self) -> None:
         """Close the other adapter."""

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,7 +49,7 @@ NOTHING_PRIVATE = Private()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One request, and the reply to it.
+    """A request and the reply to it.
 
     Attributes:
         provider: name of the driver.
@@ -95,17 +95,28 @@ class Recorder:
     then ends, and `to` raises the failure at its end.
 
     Args:
-        directory: an existing folder.
         scrub: private values that are searched for in every text.
     """
 
-    def __init__(self, directory: Path, scrub: Iterable[str]) -> None:
+    def __init__(self, scrub: Iterable[str]) -> None:
         self._lock = threading.Lock()  # guards all attributes
         self._scrubber = Scrubber(scrub)
         self._scrubber.hide(tags.owner(), "email")
         self._number = 0
         self._failure: Exception | None = None
-        self._file: int | None = opened(directory / EXCHANGES)
+        self._file: int | None = None  # before the beginning, and after the end
+
+    def open(self, file: Path) -> None:
+        """Begin to write. Exchanges that come before this call are not recorded.
+
+        Args:
+            file: the file, which is made here.
+
+        Raises:
+            OSError: the file exists, or could not be made.
+        """
+        with self._lock:
+            self._file = opened(file)
 
     def hide(self, value: str, kind: Kind = "secret") -> None:
         """Replace a value in all texts that are written from now on, also where it is encoded.
@@ -117,11 +128,12 @@ class Recorder:
         with self._lock:
             self._scrubber.hide(value, kind)
 
-    def add(self, exchange: Exchange, private: Private = NOTHING_PRIVATE) -> None:
-        """Write an exchange, without what is private. Does nothing after the end of the recording.
+    def add(self, exchange: Callable[[], Exchange], private: Private = NOTHING_PRIVATE) -> None:
+        """Write an exchange, without what is private. Does nothing before `open` and after `close`. Never raises.
 
         Args:
-            exchange: the exchange, as it was sent and received, with all headers. Its number is ignored.
+            exchange: returns the exchange, as it was sent and received, with all headers. Its number is ignored. If
+                this function raises, the recording ends.
             private: what is private at this provider.
         """
         with self._lock:
@@ -129,8 +141,10 @@ class Recorder:
                 return
             try:
                 self._number += 1
-                public = dataclasses.replace(self._scrubbed(exchange, private), number=self._number)
-                os.write(self._file, (json.dumps(_data(public), ensure_ascii=False) + "\n").encode())
+                public = dataclasses.replace(self._scrubbed(exchange(), private), number=self._number)
+                line = (json.dumps(_data(public), ensure_ascii=False) + "\n").encode()
+                while line:
+                    line = line[os.write(self._file, line) :]
             except Exception as e:  # noqa: BLE001 - `close` raises it
                 self._failure = e
                 self._end()
@@ -138,7 +152,8 @@ class Recorder:
     def token(self, provider: str, service: str = "") -> None:
         """Write that a token was requested. Use it where the request itself cannot be seen."""
         now = datetime.now(UTC).isoformat()
-        self.add(Exchange(provider=provider, service=service, operation="a token", confidential=True, time=now))
+        told = Exchange(provider=provider, service=service, operation="a token", confidential=True, time=now)
+        self.add(lambda: told)
 
     def about(self, value: object) -> Any:
         """Return a value for the manifest without what is private."""

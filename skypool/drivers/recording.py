@@ -47,7 +47,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a folder with a recording has.
+    """The contents of a folder with a recording.
 
     Attributes:
         manifest: version, time, and what `to` was told about the recording.
@@ -76,21 +76,21 @@ def to(
         OSError: the folder or a file could not be made or written.
     """
     folder = Path(directory)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        recorder = Recorder(folder, scrub)
-    except FileExistsError as e:
-        raise UsageError(f"{folder} already has a recording; name another folder") from e
-    manifest = {
-        "format": FORMAT,
-        "skypool": metadata.version("skypool"),
-        "began": datetime.now(UTC).isoformat(),
-        **recorder.about(dict(about or {})),
-    }
-    with open(opened(folder / MANIFEST), "w", encoding="utf-8") as file:
-        file.write(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+    recorder = Recorder(scrub)
     begin(recorder)
     try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (folder / EXCHANGES).exists():
+            raise UsageError(f"{folder} already has a recording; name another folder")
+        manifest = {
+            "format": FORMAT,
+            "skypool": metadata.version("skypool"),
+            "began": datetime.now(UTC).isoformat(),
+            **recorder.about(dict(about or {})),
+        }
+        with open(opened(folder / MANIFEST), "w", encoding="utf-8") as file:
+            file.write(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+        recorder.open(folder / EXCHANGES)
         yield recorder
     finally:
         end()

@@ -38,12 +38,12 @@ _SHORTEST = 6
 """Number of characters from which a value of a field is also searched for in other texts."""
 
 _BIGGEST = 2**24
-"""Largest size in bytes of a compressed text after decompression. A larger one is removed."""
+"""Number of characters of a compressed text from which it is removed, because it would take too long to search."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Private:
-    """What is private in the requests and replies of one provider, beside what every recording leaves out.
+    """The private parts of one provider's requests and replies, in addition to those that every recording leaves out.
 
     Attributes:
         patterns: from regular expression to the kinds of its groups. Of each match, the groups are replaced. An
@@ -169,6 +169,7 @@ class Scrubber:
         self._counts: dict[str, int] = {}
         self._words: dict[str, str] = {}  # values of fields that are also replaced in other texts
         self._hidden: dict[str, str] = {}  # from each encoding of a hidden value to what replaces it
+        self._fragments: dict[str, str] = {}  # the same for base64 in which such a value stands
         self._known: dict[tuple[Private, str], str] = {}  # results of earlier searches
         for each in hidden:
             self.hide(each)
@@ -183,7 +184,7 @@ class Scrubber:
         for encode in _ENCODINGS:
             self._hidden.setdefault(encode(value), encode(made))
         for encoded in _base64_parts(value):
-            self._hidden.setdefault(encoded, "0" * len(encoded))
+            self._fragments.setdefault(encoded, "0" * len(encoded))
         self._known.clear()
 
     def hide_credentials(self, headers: Mapping[str, str]) -> None:
@@ -224,8 +225,8 @@ class Scrubber:
             private: what is private at the provider.
             depth: how often the text is encoded in others.
         """
-        if len(text) < _SHORTEST:
-            return self._hidden.get(text, text)
+        if len(text) < 3:  # too short for all
+            return text
         if depth > _DEEPEST:
             return "removed"
         key = (private, text)
@@ -235,7 +236,7 @@ class Scrubber:
         for view in (_in_escapes, _in_url, _in_html):
             made = view(made, lambda inner: self._inner(inner, private, depth + 1))
         made = _BASE64.sub(lambda run: self._in_base64(run[0], private, depth), made)
-        for encoded, instead in self._hidden.items():
+        for encoded, instead in self._fragments.items():  # last, as texts that could be decoded stay readable
             if encoded in made:
                 made = made.replace(encoded, instead)
         if len(self._known) < _REMEMBERED and len(text) < 1000:
@@ -289,6 +290,8 @@ class Scrubber:
             text = _text_of(data, packed)
             if text is None:
                 continue
+            if len(text) >= _BIGGEST:
+                return "removed"
             changed = self._inner(text, private, depth + 1)
             if changed != text:
                 data = gzip.compress(changed.encode(), mtime=0) if packed else changed.encode()

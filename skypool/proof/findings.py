@@ -92,7 +92,7 @@ def _clock(ledger: Ledger) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the level "read" found at a provider.
+    """The results of the level "read" at a provider.
 
     Attributes:
         findings: the results of the checks.

@@ -15,7 +15,7 @@ from typing import IO, cast
 from skypool.drivers.contract import Driver
 from skypool.drivers.preflight import failure
 from skypool.errors import ErrorGroup, ProviderError
-from skypool.model import Finding, Offer
+from skypool.model import Finding, Instance, Offer
 from skypool.pool.pool import PoolOptions
 from skypool.proof.comparison import SEND
 from skypool.proof.renting import WORDS, machines_of, proved
@@ -118,24 +118,32 @@ def _reached(client: subprocess.Popen[bytes], driver: Driver, pool: str) -> Find
     if "ready" not in told:
         return Finding(what, False, told["text"], told["advice"] or SEND)
     until = time.monotonic() + _SEEN
-    while not (there := _alive(driver, pool)):  # its absence is to mean its end
+    while not (there := _listed(driver, pool)):  # its absence is to mean its end
         if time.monotonic() > until:
             return Finding(what, False, f"{driver.name} does not list the machine, which runs", SEND)
         time.sleep(_PAUSE)
-    return Finding(what, True, f"{', '.join(there)}: its client is killed now")
+    return Finding(what, True, f"{', '.join(each.id for each in there)}: its client is killed now")
 
 
 def _watched(driver: Driver, pool: str, ledger: Ledger, lease: float, margin: float) -> Finding:
-    """Look at the provider's list until the machine has ended, record the end, and return the result as a finding."""
+    """Look at the provider's list until the machine has ended, record the end, and return the result as a finding.
+
+    A machine that has switched itself off, and that the provider lists as "ending" for half of the margin, is good,
+    too: at some providers it then costs no more than its disk, until somebody deletes it.
+    """
     what = f"{_TITLE}: its own end"
     began = time.monotonic()
     trouble = ""
     while (waited := time.monotonic() - began) < lease + margin:
         try:
-            if not _alive(driver, pool):
+            left = _listed(driver, pool)
+            if not left:
                 if record := newest(ledger.pools(pool)):
                     ledger.ended(record.session, driver.name, *(each.id for each in record.running))
                 return Finding(what, True, f"it ended {waited:.0f} s after its client, with a lease of {lease:g} s")
+            if all(each.state == "ending" for each in left) and waited > lease + margin / 2:
+                text = f"it switched itself off after its client, with a lease of {lease:g} s"
+                return Finding(what, True, f"{text}; {driver.name} still lists it, and skypool ends it now")
             trouble = ""
         except (ProviderError, ErrorGroup) as e:
             trouble = f"; the provider's last answer: {e}"
@@ -148,8 +156,8 @@ def _watched(driver: Driver, pool: str, ledger: Ledger, lease: float, margin: fl
     )
 
 
-def _alive(driver: Driver, pool: str) -> list[str]:
-    return [each.id for each in driver.instances(pool=pool) if each.state != "ended"]
+def _listed(driver: Driver, pool: str) -> list[Instance]:
+    return [each for each in driver.instances(pool=pool) if each.state != "ended"]
 
 
 def _swept(driver: Driver, pool: str, ledger: Ledger) -> Finding:

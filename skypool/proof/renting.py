@@ -31,7 +31,7 @@ _CALL = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user asked for, and the limits of each machine.
+    """The machines that the user asked for, and the limits of each.
 
     Attributes:
         accelerator: the accelerator; None for the cheapest machine of all.

@@ -23,7 +23,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a proof and its result.
+    """A step of a proof and its result.
 
     Attributes:
         level: the level that the step belongs to; "bill" for the comparison of the bill.

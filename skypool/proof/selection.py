@@ -39,7 +39,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the level "cents" rents.
+    """The machines that the level "cents" rents.
 
     Attributes:
         stages: the machines, in the order in which they are rented.

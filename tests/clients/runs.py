@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -77,16 +78,17 @@ class Commands:
 
     Args:
         program: its name; output: options after which it prints JSON.
+        failure: a text in the output that means failure, for a program whose exit status does not tell.
     """
 
-    def __init__(self, client: Client, program: str, *output: str) -> None:
-        self.client, self.program, self.output = client, program, output
+    def __init__(self, client: Client, program: str, *output: str, failure: str = "") -> None:
+        self.client, self.program, self.output, self.failure = client, program, output, failure
         self.report = Report()
 
     def call(self, operation: str, *argv: str, **more: str) -> Any:
         """Run a command that succeeds and return what it printed: JSON where it is, text otherwise."""
         done = self._run(operation, *argv, **more)
-        assert done.returncode == 0, f"{self.program} {' '.join(argv)}: {done.stdout}{done.stderr}"
+        assert not self._failed(done), f"{self.program} {' '.join(argv)}: {done.stdout}{done.stderr}"
         try:
             return json.loads(done.stdout)
         except ValueError:
@@ -96,18 +98,21 @@ class Commands:
         """Run a command that must fail and return what it said."""
         done = self._run(operation, *argv, **more)
         said = (done.stdout + done.stderr).strip()
-        assert done.returncode != 0, f"{self.program} {' '.join(argv)} was not refused: {said}"
+        assert self._failed(done), f"{self.program} {' '.join(argv)} was not refused: {said}"
         self.report.refusals.setdefault(operation, []).append(said)
         return said
+
+    def _failed(self, done: subprocess.CompletedProcess[str]) -> bool:
+        return done.returncode != 0 or bool(self.failure and self.failure in done.stdout + done.stderr)
 
     def _run(self, operation: str, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
         words = [self.program]
         for word in argv:
-            if word.startswith("-") or word.isdigit():
+            if not re.fullmatch(r"[a-z][a-z0-9-]*", word):
                 break
             words.append(word)
         self.report.note(operation, " ".join(words))
-        return self.client.run(self.program, *argv, *self.output, **more)
+        return self.client.run(self.program, *self.output, *argv, **more)
 
 
 def without_news(ours: Any, theirs: Any) -> Any:

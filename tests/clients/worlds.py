@@ -7,10 +7,16 @@ from contextlib import contextmanager
 
 from tests.lab.aws import AWS
 from tests.lab.aws_facts import IMAGES
+from tests.lab.gce import GCE
 from tests.lab.machines import Lab
 
 WRONG_KEY = "AKIAWRONGWRONGWRONG1"
 SOLD_OUT = "p4d.24xlarge"
+WRONG_TOKEN = "bad"
+"""A token that nobody has at Google."""
+GCE_KIND = "e2-standard-2"
+GCE_SOLD_OUT = "a2-highgpu-1g"
+TPU_SOLD_OUT = "v5p-32"
 
 
 @contextmanager
@@ -19,6 +25,14 @@ def aws(lab: Lab) -> Iterator[AWS]:
     with AWS(lab) as world:
         world.capacity(0, SOLD_OUT)
         world.fail("*", "AuthFailure", times=None, service="ec2", when=lambda call: call.key == WRONG_KEY)
+        yield world
+
+
+@contextmanager
+def gce(lab: Lab) -> Iterator[GCE]:
+    """A project at Google Cloud in which GCE_SOLD_OUT is sold out."""
+    with GCE(lab) as world:
+        world.capacity(0, GCE_SOLD_OUT)
         yield world
 
 

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from email.utils import formatdate
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from moto.ec2.models.tags import TagBackend
 from moto.moto_api._internal.models import moto_api_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.lab import aws_addresses, aws_calls, aws_facts, aws_schema, aws_shops
+from tests.lab import aws_addresses, aws_calls, aws_facts, aws_schema, aws_shops, aws_wire
 from tests.lab.aws_calls import PlacementGroup
 from tests.lab.aws_facts import IMAGES
 from tests.lab.aws_lag import Lag
@@ -68,6 +69,7 @@ class AWS(World[Call]):
     Attributes:
         url: For AWS_ENDPOINT_URL.
         delays: How long changes take.
+        checks_times: Refuse requests whose time of signature is more than 5 minutes from `clock`.
         throttle: Set `throttle.requests` for limits on requests; 1000 instances at once are always the most.
         elastic_ips: So many Elastic IP addresses the account may have in each region.
         schema: What every request and reply is checked against, with how many that were.
@@ -78,6 +80,7 @@ class AWS(World[Call]):
         self.lab = lab
         self.replay = None if recording is None else Replay(recording, THINGS, OWN)
         self.delays = Delays()
+        self.checks_times = False
         self.throttle = Throttle()
         self.elastic_ips = aws_addresses.QUOTA
         self.schema = aws_schema.schema()
@@ -140,6 +143,11 @@ class AWS(World[Call]):
     def spot_price(self, zone: str, type: str, usd_per_hour: float) -> None:
         with self.lock:
             self.stock.prices[zone, type] = usd_per_hour
+
+    def disk_price(self, region: str, usd: float) -> None:
+        """Of a GB and month of a gp3 disk, in the price list; and `stock.address`, of an hour of a public address."""
+        with self.lock:
+            self.stock.disks[region] = usd
 
     def reserve(
         self,
@@ -315,6 +323,8 @@ class AWS(World[Call]):
             if error is not None:
                 raise error
             self.watched(self.tick)
+            if self.checks_times:
+                aws_wire.check_time(environ, call)
             if (recorded := self._recorded(call)) is not None:
                 return recorded
             if call.service and call.region not in self.opted_in:
@@ -485,6 +495,11 @@ def _open_to_the_internet(backend: Any) -> None:
 
 
 class _Handler(WSGIRequestHandler):
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """For the header Date: the lab's time."""
+        world = _server.world
+        return formatdate(world.clock.now() if world else timestamp, usegmt=True)
+
     def log(self, type: str, message: str, *args: Any) -> None:
         """Nothing: the journal has it."""
 

@@ -24,13 +24,17 @@ def allocate_address(world: AWS, call: Call) -> Mapping[str, Any]:
     backend = world.backend(call.region)
     if call.params.get("Domain", "vpc") != "vpc":
         raise ApiError("InvalidParameterValue", "Invalid value for parameter domain: it must be vpc.")
+    group = call.params.get("NetworkBorderGroup", call.region)
+    if group != call.region and not group.startswith(f"{call.region}-"):
+        raise ApiError("InvalidParameterValue", f"Value ({group}) for parameter networkBorderGroup is invalid.")
     if len(backend.addresses) >= world.elastic_ips:
         raise ApiError("AddressLimitExceeded", "The maximum number of addresses has been reached.")
     tags = {tag["Key"]: tag["Value"] for each in call.params.get("TagSpecifications", ()) for tag in each["Tags"]}
     made = backend.allocate_address("vpc", address=world.public_address(), tags=tags)
+    made.network_border_group = group
     return {
         "PublicIp": made.public_ip, "AllocationId": made.allocation_id, "PublicIpv4Pool": "amazon", "Domain": "vpc",
-        "NetworkBorderGroup": call.region,
+        "NetworkBorderGroup": group,
     }  # fmt: skip
 
 
@@ -47,6 +51,11 @@ def associate_address(world: AWS, call: Call) -> Mapping[str, Any]:
     if nic.interface_type == "efa-only":
         # That it has none: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/create-efa.html. The code is assumed.
         raise ApiError("UnsupportedOperation", f"The interface '{nic.id}' is EFA-only and cannot have an IP address.")
+    if address.network_border_group != nic.availability_zone[:-1]:
+        # "IP addresses cannot move between network border groups":
+        # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_AllocateAddress.html. The code is assumed.
+        text = f"The address is of the network border group {address.network_border_group}, and the interface is not."
+        raise ApiError("InvalidParameterCombination", text)
     gateways = world.backend(call.region).internet_gateways.values()
     if not any(each.vpc and each.vpc.id == nic.vpc_id for each in gateways):
         raise ApiError("Gateway.NotAttached", f"Network {nic.vpc_id} is not attached to any internet gateway")

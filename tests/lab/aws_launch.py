@@ -399,6 +399,7 @@ def _rental(world: AWS, wish: Wish, zone: str, model: Any) -> Rental:
     _attach(world, wish, model)
     for nic in model.nics.values():
         nic.delete_on_termination = True
+        nic.add_tags({tag["Key"]: tag.get("Value", "") for tag in _tags(wish.options, "network-interface")})
     if wish.reservation:
         model.capacity_reservation_id = wish.reservation
     if wish.market == "spot":

@@ -36,7 +36,7 @@ _NUMBERS = {"integer": 32, "long": 64}
 
 BEYOND = {
     ("SupportedAdditionalProcessorFeature", "metal-compatibility"),  # in moto's data, which the real API answered
-    # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InternetGatewayAttachment.html says so, as does botocore.
+    # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InternetGatewayAttachment.html
     ("AttachmentStatus", "available"),
 }
 """Values that an enum of the models lacks and the real API answers."""

@@ -77,15 +77,16 @@ def get_products(world: AWS, call: Call) -> Mapping[str, Any]:
     if call.region not in PRICING_REGIONS:
         text = f"There is no pricing endpoint in {call.region}: it is in {', '.join(PRICING_REGIONS)}."
         raise ApiError("UnrecognizedClientException", text)
-    if call.params.get("ServiceCode") != "AmazonEC2":
-        raise ApiError("NotFoundException", "The lab's price list has AmazonEC2 alone.")
+    if call.params.get("ServiceCode") not in ("AmazonEC2", "AmazonVPC"):
+        raise ApiError("NotFoundException", "The lab's price list has AmazonEC2 and AmazonVPC alone.")
     wanted = {each["Field"]: each["Value"] for each in call.params.get("Filters", ())}
     if any(each.get("Type", "TERM_MATCH") != "TERM_MATCH" for each in call.params.get("Filters", ())):
         raise ApiError("InvalidParameterException", "The lab's price list knows TERM_MATCH alone.")
     products = [
         product
-        for product in _products()
-        if all(product["product"]["attributes"].get(name) == value for name, value in wanted.items())
+        for product in (*_products(), *_extras(world))
+        if product["serviceCode"] == call.params["ServiceCode"]
+        and all(_attribute(product["product"], name) == value for name, value in wanted.items())
     ]
     token, size = call.params.get("NextToken") or "", int(call.params.get("MaxResults") or 100)
     if not 1 <= size <= 100:
@@ -97,6 +98,31 @@ def get_products(world: AWS, call: Call) -> Mapping[str, Any]:
     }
     if start + size < len(products):
         found["NextToken"] = base64.b64encode(str(start + size).encode()).decode()
+    return found
+
+
+def _attribute(product: Mapping[str, Any], name: str) -> Any:
+    """By which a product is found; its family is beside its attributes."""
+    return product[name] if name == "productFamily" else product["attributes"].get(name)
+
+
+def _extras(world: AWS) -> list[dict[str, Any]]:
+    """Disks of kind gp3 and public addresses of each region, and rows beside these that mean something else.
+
+    As https://github.com/mattrobinsonsre/terrapod/issues/973 read the offer AmazonVPC on 2026-07-22: its addresses have
+    no productFamily, and are found by their group. That gp3 has the family Storage, volumeApiName and the unit GB-Mo
+    is how those who ask the price list find it.
+    """
+    found = []
+    for region, usd in world.stock.disks.items():
+        disk = {"volumeApiName": "gp3", "regionCode": region, "locationType": "AWS Region"}
+        found += [
+            _row("AmazonEC2", "Storage", usd, "GB-Mo", {**disk, "usagetype": f"{region}-EBS:VolumeUsage.gp3"}),
+            _row("AmazonEC2", "System Operation", 0.005, "IOPS-Mo", {**disk, "usagetype": "EBS:VolumeP-IOPS.gp3"}),
+        ]
+        address = {"group": "VPCPublicIPv4Address", "regionCode": region}
+        for kind, rate in (("InUseAddress", world.stock.address), ("IdleAddress", 0.005), ("ContiguousBlock", 0.008)):
+            found.append(_row("AmazonVPC", "", rate, "Hrs", {**address, "usagetype": f"{region}-PublicIPv4:{kind}"}))
     return found
 
 
@@ -130,18 +156,24 @@ def _product(kind: str, region: str, price: float, **changes: str) -> dict[str, 
         "licenseModel": "No License required", "usagetype": f"BoxUsage:{kind}", "operation": "RunInstances",
         "currentGeneration": "Yes", **_size(kind), **changes,
     }  # fmt: skip
+    said = f"${price:g} per {attributes['operatingSystem']} {kind} Instance Hour"
+    return _row("AmazonEC2", "Compute Instance", price, "Hrs", attributes, said)
+
+
+def _row(
+    service: str, family: str, price: float, unit: str, attributes: dict[str, str], said: str = ""
+) -> dict[str, Any]:
     sku = hashlib.sha256(repr(attributes).encode()).hexdigest()[:16].upper()
     term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"
-    said = f"${price:g} per {attributes['operatingSystem']} {kind} Instance Hour"
     dimension = {
-        "unit": "Hrs", "endRange": "Inf", "beginRange": "0", "appliesTo": [], "description": said, "rateCode": rate,
+        "unit": unit, "endRange": "Inf", "beginRange": "0", "appliesTo": [], "description": said, "rateCode": rate,
         "pricePerUnit": {"USD": f"{price:.10f}"},
     }  # fmt: skip
     offer = {"sku": sku, "offerTermCode": "JRTCKXETXF", "termAttributes": {}, "effectiveDate": "2026-11-01T00:00:00Z",
              "priceDimensions": {rate: dimension}}  # fmt: skip
     return {
-        "product": {"productFamily": "Compute Instance", "attributes": attributes, "sku": sku},
-        "serviceCode": "AmazonEC2", "terms": {"OnDemand": {term: offer}}, "version": "20261118000000",
+        "product": {"productFamily": family, "attributes": attributes, "sku": sku},
+        "serviceCode": service, "terms": {"OnDemand": {term: offer}}, "version": "20261118000000",
         "publicationDate": "2026-11-18T00:00:00Z",
     }  # fmt: skip
 

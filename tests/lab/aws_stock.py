@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 QUOTA = 100_000.0
 """vCPUs of a family and market unless a test says otherwise: never the reason by accident."""
+GP3 = {
+    "us-east-1": 0.08, "us-east-2": 0.08, "us-west-1": 0.096, "us-west-2": 0.08, "ap-south-1": 0.0912,
+    "ap-northeast-1": 0.096, "ap-northeast-2": 0.0912, "ap-northeast-3": 0.096, "ap-southeast-1": 0.096,
+    "ap-southeast-2": 0.096, "ca-central-1": 0.088, "eu-central-1": 0.0952, "eu-west-1": 0.088, "eu-west-2": 0.0928,
+    "eu-west-3": 0.0928, "eu-north-1": 0.0836, "sa-east-1": 0.152,
+}  # fmt: skip
+"""USD a GB and month of a gp3 disk: https://aws.amazon.com/ebs/pricing as quoted on 2021-07-14."""
 BLOCK_ENDS = 1800.0
 """Seconds before the end of a capacity block when its instances are terminated."""
 
@@ -64,6 +71,8 @@ class Stock:
         self.rules: list[Rule] = []
         self.quotas: dict[tuple[str, str, str], float] = {}
         self.prices: dict[tuple[str, str], float] = {}
+        self.disks: dict[str, float] = dict(GP3)
+        self.address = 0.005
         self.reservations: dict[str, Reservation] = {}
 
     # --- capacity --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from wsgiref.types import WSGIEnvironment
@@ -55,6 +56,10 @@ TEXTS: Mapping[str, tuple[int, str]] = {
     "UnrecognizedClientException": (400, "The security token included in the request is invalid."),
 }  # fmt: skip
 """Status and text of errors that a test may ask for by their code alone."""
+
+
+SKEW = 300.0
+"""Seconds by which the time of a signature may be off."""
 
 
 class ApiError(Exception):
@@ -131,6 +136,33 @@ def read(environ: WSGIEnvironment, number: int, at: float) -> Call:
         with contextlib.suppress(ValueError):  # a value of a wrong type: the call is refused for that
             call.params = _ec2_params(action, form)
     return call
+
+
+def check_time(environ: WSGIEnvironment, call: Call) -> None:
+    """Refuse a signature whose time is more than 5 minutes away.
+
+    The texts are those of https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-troubleshooting.html as
+    they are widely quoted; the page itself was not read. EC2 only says that it cannot validate the credentials.
+
+    Raises:
+        ApiError: As the service says it.
+    """
+    signed = environ.get("HTTP_X_AMZ_DATE", "")
+    if not signed:
+        return
+    at = datetime.strptime(signed, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    if abs(at - call.at) <= SKEW:
+        return
+    if call.service == "ec2":
+        raise ApiError("AuthFailure")
+    bound, sign = (call.at - SKEW, "-") if at < call.at else (call.at + SKEW, "+")
+    past = at < call.at
+    said = "Signature expired: {} is now earlier than" if past else "Signature not yet current: {} is still later than"
+    now, limit = (datetime.fromtimestamp(each, UTC).strftime("%Y%m%dT%H%M%SZ") for each in (call.at, bound))
+    text = f"{said.format(signed)} {limit} ({now} {sign} 5 min.)"
+    if call.is_json:
+        raise ApiError("InvalidSignatureException", text)
+    raise ApiError("SignatureDoesNotMatch", text, 403)
 
 
 def _counted_from_one(form: dict[str, str]) -> dict[str, str]:

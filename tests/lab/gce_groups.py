@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from skypool.accelerators import tables
 from tests.lab.cloud import Request, Route
-from tests.lab.gce_things import Instance, checked, moment, refused
+from tests.lab.gce_records import HERE, made, operation
+from tests.lab.gce_things import Instance, check_labels, moment, refused
+from tests.lab.gce_wire import absent
 
 if TYPE_CHECKING:
     from tests.lab.gce import GCE
@@ -51,10 +53,12 @@ class Groups:
 
     def table(self) -> Iterable[tuple[str, str, str, Route]]:
         world, make = self.world, "/zones/{zone}/instanceGroupManagers"
-        yield "GET", "/global/instanceTemplates", "templates", lambda r: world._listed(r, self.templates.values())
-        yield "POST", "/global/instanceTemplates", "templates", lambda r: world._make(r, self.templates, "template")
-        delete = "/global/instanceTemplates/{id}"
-        yield "DELETE", delete, "template", lambda r: world._remove(r, self.templates, "template")
+        yield "GET", "/global/instanceTemplates", "templates", self._templates
+        make_template = lambda r: world._make(r, self.templates, "instanceTemplate")  # noqa: E731
+        yield "POST", "/global/instanceTemplates", "templates", make_template
+        one = "/global/instanceTemplates/{id}"
+        yield "GET", one, "template", lambda r: world._found(r, self.templates.values())
+        yield "DELETE", one, "template", lambda r: world._remove(r, self.templates, "instanceTemplate")
         yield "GET", "/aggregated/instanceGroupManagers", "groups", self._list
         yield "POST", make, "groups", self._insert
         yield "GET", f"{make}/{{id}}", "group", lambda r: self._shown(self._known(r))
@@ -101,15 +105,16 @@ class Groups:
         policy = told.get("resourcePolicies", {}).get("workloadPolicy", "")
         if not re.match("(https://|projects/)", policy):
             raise refused(400, "invalid", "Invalid value for field 'workloadPolicy': The URL is malformed.")
-        self.world._exists(policy, "resourcePolicies", self.world.placements)
-        made = self.world.placements[_last(policy)]
-        if _last(made["region"]) != zone.rpartition("-")[0]:
+        if _last(policy) not in self.world.placements:
+            raise absent(policy)
+        held = self.world.placements[_last(policy)]
+        if _last(held["region"]) != zone.rpartition("-")[0]:
             raise refused(400, "invalid", f"The policy {policy} is not in the region of {zone}.")
         if told.get("targetSizePolicy", {}).get("mode") != "BULK":
             raise refused(400, "invalid", NO_BULK)
         if told.get("instanceLifecyclePolicy", {}).get("defaultActionOnFailure") != "DO_NOTHING":
             raise refused(400, "invalid", "MIGs with TPU accelerator topology require DO_NOTHING on failure.")
-        [type] = self._slices(made["workloadPolicy"]["acceleratorTopology"])
+        [type] = self._slices(held["workloadPolicy"]["acceleratorTopology"])
         each = tables.slices()[type]
         if properties["machineType"] != each.machine_type or told["targetSize"] != each.vms:
             chips = math.prod(map(int, each.topology.split("x")))
@@ -121,10 +126,11 @@ class Groups:
 
     def _insert(self, request: Request) -> Any:
         world, told, zone = self.world, request.body, request.by["zone"]
-        checked(told)
+        check_labels(told)
         if told["name"] in self.there:
             raise refused(409, "alreadyExists", f"The resource '{zone}/instanceGroupManagers/{told['name']}' exists")
-        world._exists(told["instanceTemplate"], "instanceTemplates", self.templates)
+        if _last(told["instanceTemplate"]) not in self.templates:
+            raise absent(told["instanceTemplate"])
         properties = self.templates[_last(told["instanceTemplate"])]["properties"]
         world.machine_type(properties, zone)
         if len(re.sub(r"\[\d+\]$", "", told["baseInstanceName"])) > 63:
@@ -141,7 +147,7 @@ class Groups:
             self.there[group.name] = group
             self._fill(group, properties)
 
-        return world._told(world._begun("insert", f"zones/{zone}", target, world.delays.other, finish))
+        return operation(world._begun("insert", f"zones/{zone}", target, world.delays.other, finish))
 
     def _fill(self, group: Group, properties: dict[str, Any]) -> None:
         """Make all its machines, or wait until there is room for them."""
@@ -196,9 +202,7 @@ class Groups:
 
         if group.ending:
             raise refused(400, "resourceNotReady", f"The resource '{target}' is not ready")
-        return self.world._told(
-            self.world._begun("delete", f"zones/{group.zone}", target, self.world.delays.delete, finish)
-        )
+        return operation(self.world._begun("delete", f"zones/{group.zone}", target, self.world.delays.delete, finish))
 
     # --- what there is ---------------------------------------------------------------------------------------
 
@@ -207,6 +211,9 @@ class Groups:
         if group is None or group.zone != request.by["zone"]:
             raise refused(404, "notFound", f"The resource 'instanceGroupManagers/{request.by['id']}' was not found")
         return group
+
+    def _templates(self, request: Request) -> Any:
+        return self.world._listed(request, "instanceTemplate", self.templates.values())
 
     def _list(self, request: Request) -> Any:
         return self.world._scoped(request, "instanceGroupManagers", map(self._shown, self.there.values()))
@@ -218,11 +225,14 @@ class Groups:
             code, text = group.error
             error = {"errors": [{"code": code, "message": text}]}
             bulk["lastProgressCheck"] = {"error": error, "timestamp": moment(self.world.clock.now())}
-        made = all(each.state == "RUNNING" for each in here) and not bulk["inProgress"]
+        running = all(each.state == "RUNNING" for each in here) and not bulk["inProgress"]
+        at = f"zones/{group.zone}"
         return {
-            **group.told, "zone": f"{self.world.url}/zones/{group.zone}", "creationTimestamp": moment(group.created),
+            **group.told, **made("instanceGroupManager", f"{at}/instanceGroupManagers/{group.name}"),
+            "zone": f"{HERE}/{at}", "instanceGroup": f"{HERE}/{at}/instanceGroups/{group.name}",
+            "creationTimestamp": moment(group.created),
             "currentActions": {"deleting" if group.ending else "none": len(here)},
-            "status": {"isStable": made, "bulkInstanceOperation": bulk},
+            "status": {"isStable": running, "bulkInstanceOperation": bulk},
         }  # fmt: skip
 
 

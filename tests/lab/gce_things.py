@@ -14,7 +14,6 @@ import yaml
 
 from tests.lab.cloud import Refused, Rental
 
-_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _KEY, _VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
 
 
@@ -49,14 +48,25 @@ class Delays:
 
 @dataclass
 class Instance(Rental):
-    """One instance; `told` is what was asked for. `living`: it is not stopped. `place` is its zone."""
+    """One instance; `told` is what was asked for. `living`: it is not stopped. `place` is its zone.
+
+    Attributes:
+        began, stopped: when it last began to run, and when it was last stopped; 0 for never.
+    """
 
     told: dict[str, Any] = field(default_factory=dict[str, Any])
+    began: float = 0.0
+    stopped: float = 0.0
     labels: dict[str, str] = field(default_factory=dict[str, str])
     changes: int = 0
     ip: str = ""
     preempted: bool = False
     token: str = field(default_factory=lambda: f"ya29.vm-{secrets.token_hex(12)}")
+
+    @property
+    def disk(self) -> str:
+        """The name of its boot disk."""
+        return str(self.told["disks"][0].get("initializeParams", {}).get("diskName", self.id))
 
     @property
     def account(self) -> str:
@@ -97,21 +107,24 @@ class Operation:
     kind: str
     scope: str
     target: str
+    at: float
     status: str = "RUNNING"
     failure: Failed | None = None
 
 
-def checked(told: Mapping[str, Any]) -> None:
-    """Its name and its labels are as Google takes them."""
-    if "name" in told and not _NAME.fullmatch(told["name"]):
-        raise refused(400, "invalid", f"Invalid value for field 'resource.name': '{told['name']}'. Must be RFC 1035.")
+def check_labels(told: Mapping[str, Any]) -> None:
+    """Refuse labels that Google does not take; names of resources are a part of the schema.
+
+    https://docs.cloud.google.com/compute/docs/labeling-resources
+    """
     labels = told.get("labels", {})
     if len(labels) > 64 or not all(_KEY.fullmatch(key) and _VALUE.fullmatch(text) for key, text in labels.items()):
         raise refused(400, "invalid", f"Invalid value for field 'resource.labels': '{labels}'.")
 
 
 def fingerprint(rental: Instance) -> str:
-    return f"fp-{rental.changes}"
+    """Of its labels: bytes in base64, as the schema has it."""
+    return f"{rental.changes:07}="
 
 
 def moment(seconds: float) -> str:

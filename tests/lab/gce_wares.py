@@ -58,7 +58,12 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A machine type. `model` is what its accelerators are called there, "" without any; `slice` that of TPUs alone."""
+    """A machine type.
+
+    Attributes:
+        model: what its accelerators are called there, "" without any; slice: that of TPUs alone.
+        arch: the processor, as the API calls it.
+    """
 
     name: str
     vcpus: int
@@ -66,6 +71,7 @@ class Kind:
     model: str = ""
     cards: tuple[Card, ...] = ()
     slice: str = ""
+    arch: str = "X86_64"
 
 
 _TPU7X = Kind("tpu7x-standard-1t", 56, 240, slice="tpu7x-2"), Kind("tpu7x-standard-4t", 224, 960, slice="tpu7x-8")
@@ -116,6 +122,44 @@ def _newest() -> list[Kind]:
         Kind("a3-ultragpu-8g", 224, 2952, "nvidia-h200-141gb", (h200,) * 8),
         Kind("a4-highgpu-8g", 224, 3968, "nvidia-b200", (b200,) * 8),
     ]
+
+
+@dataclass(frozen=True)
+class Nics:
+    """The most network interfaces of a machine: of Ethernet, which are GVNIC or VirtIO, and of MRDMA."""
+
+    ethernet: int
+    rdma: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.ethernet + self.rdma
+
+
+def nics(kind: Kind) -> Nics:
+    """The most network interfaces of a machine type.
+
+    A4, A3 Ultra and A4X: https://docs.cloud.google.com/compute/docs/gpus/gpu-network-bandwidth. A3 Mega and A3 High
+    have one for each of 8 or 4 further networks: https://docs.cloud.google.com/compute/docs/gpus/gpudirect. Others
+    have one for each vCPU, two at least and eight at most:
+    https://docs.cloud.google.com/vpc/docs/create-use-multiple-interfaces (all read 2026-11-24 in stored copies)
+    """
+    fixed = {
+        "a3-ultragpu-8g": Nics(2, 8), "a4-highgpu-8g": Nics(2, 8), "a4x-highgpu-4g": Nics(2, 4),
+        "a3-megagpu-8g": Nics(9), "a3-highgpu-8g": Nics(5), "a3-edgegpu-8g": Nics(5),
+    }  # fmt: skip
+    return fixed.get(kind.name) or Nics(max(2, min(8, kind.vcpus)))
+
+
+QUOTAS = tuple(
+    f"{market}NVIDIA_{model}_GPUS"
+    for market in ("", "PREEMPTIBLE_")
+    for model in ("A100", "A100_80GB", "L4", "T4", "V100", "P100", "P4")
+)
+"""Metrics of the quotas of a region that Compute Engine's API tells: Quota.metric of the discovery document compute:v1.
+Newer GPUs have quotas, too, which only the Cloud Quotas API tells."""
+DISKS = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced", "local-ssd")
+"""Disk types, which every zone has here."""
 
 
 def equipped(kind: Kind, zone: str, told: Sequence[Mapping[str, Any]]) -> Kind:

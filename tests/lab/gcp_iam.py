@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.lab import tpu_wire
 from tests.lab.cloud import Request
 from tests.lab.discovery import Document
 from tests.lab.gce_things import Failed, refused
@@ -22,8 +23,9 @@ from tests.lab.gce_things import Failed, refused
 TABLE = Path(__file__).parent / "gcp_permissions.csv"
 COMPUTE = Document(Path(__file__).parent / "compute_v1.json")
 ACT_AS = "iam.serviceAccounts.actAs"
-NUMBER = "1234567890"
-"""The number of the lab's project, by which its default service account is called."""
+PROJECT, NUMBER = "lab-project", "1234567890"
+DEFAULT = f"{NUMBER}-compute@developer.gserviceaccount.com"
+"""The service account that Cloud TPU gives to slices that name none."""
 
 
 @dataclass
@@ -86,7 +88,7 @@ def _table() -> dict[str, list[tuple[str, str]]]:
 # --- Compute Engine ------------------------------------------------------------------------------------------
 
 
-def permit(role: Role, project: str, request: Request) -> None:
+def permit(role: Role, request: Request) -> None:
     """Refuse a request to Compute Engine that a role does not permit.
 
     The words are those of https://github.com/GoogleCloudPlatform/java-docs-samples/pull/6552 (read 2026-11-24).
@@ -95,7 +97,7 @@ def permit(role: Role, project: str, request: Request) -> None:
     if method is None:
         return
     told = request.body if isinstance(request.body, dict) else {}
-    missing = role.lacks(method.id, _facts(told, project, request), _account(told))
+    missing = role.lacks(method.id, _facts(told, request), _account(told))
     if missing == ACT_AS:
         raise refused(400, DENIED, _no_access(_account(told)))
     if missing:
@@ -132,14 +134,14 @@ def _account(told: Mapping[str, Any]) -> str:
     return str(accounts[0]["email"]) if accounts else ""
 
 
-def _facts(told: Mapping[str, Any], project: str, request: Request) -> set[str]:
+def _facts(told: Mapping[str, Any], request: Request) -> set[str]:
     """What a request to Compute Engine does, in the words of the table."""
     disks = [each["initializeParams"] for each in told.get("disks", []) if "initializeParams" in each]
     images = [str(each.get("sourceImage", "")) for each in disks]
     cards = [each for nic in told.get("networkInterfaces", []) for each in nic.get("accessConfigs", [])]
     facts = {
-        "own image": (request.by.get("project") == project and "/images/" in request.path)
-        or any(f"projects/{project}/" in each for each in images),
+        "own image": (request.by.get("project") == PROJECT and "/images/" in request.path)
+        or any(f"projects/{PROJECT}/" in each for each in images),
         "new disk": bool(disks),
         "disk labels": any(each.get("labels") for each in disks),
         "public address": bool(cards),
@@ -150,3 +152,30 @@ def _facts(told: Mapping[str, Any], project: str, request: Request) -> set[str]:
         "service account": bool(_account(told)),
     }  # fmt: skip
     return {fact for fact, is_so in facts.items() if is_so}
+
+
+# --- Cloud TPU -----------------------------------------------------------------------------------------------
+
+
+def permit_tpu(role: Role, method: str, request: Request) -> None:
+    """Refuse a request to Cloud TPU that a role does not permit.
+
+    The words are those of https://github.com/tensorflow/tpu/issues/296, the detail is that of another API of
+    Google: https://github.com/GoogleCloudPlatform/t5x-on-vertex-ai/issues/5. What Cloud TPU says of an account
+    that may not be used is not known: these words are Cloud Run's,
+    https://github.com/dora-team/fourkeys/issues/459 (all read 2026-11-24).
+    """
+    told = request.body if isinstance(request.body, dict) else {}
+    specs = told.get("tpu", {}).get("nodeSpec", [{}])
+    node = specs[0].get("node", {}) if "tpu" in told else told
+    account = node.get("serviceAccount", {}).get("email") or DEFAULT
+    resource = request.path.removeprefix("/v2/")
+    missing = role.lacks(method, {"service account"}, account)
+    if missing == ACT_AS:
+        resource = f"projects/-/serviceAccounts/{account}"
+        text = f"Permission '{missing}' denied on service account {account} (or it may not exist)."
+    else:
+        text = f"Permission '{missing}' denied on '{resource}'"
+    if missing:
+        detail = tpu_wire.info("IAM_PERMISSION_DENIED", "tpu.googleapis.com", permission=missing, resource=resource)
+        raise tpu_wire.refused("PERMISSION_DENIED", text, detail)

@@ -38,6 +38,8 @@ _MASKS = (
 _LEFT_OUT = frozenset(("$alt", "alt", "key", "prettyPrint", "requestId", "ClientToken", "Version", "Action"))
 """Parameters that do not tell what is asked."""
 _PASSING = (429, 500, 502, 503, 504)
+"""Statuses of HTTP with which a request is refused that succeeds when it is repeated."""
+_PASSING_OF_GRPC = (8, 14)
 
 
 class NotRecorded(Exception):
@@ -67,9 +69,10 @@ class Replay:
                 self._operations.add(request.operation)
                 self._told[request.key].append(each)
         for answers in self._told.values():
-            if any(each.status not in _PASSING for each in answers):
-                for each in [each for each in answers if each.status in _PASSING]:
-                    answers.remove(each)
+            final = [each for each in answers if not _passes(each)]
+            if final:
+                answers.clear()
+                answers.extend(final)
 
     def answer(self, asked: Asked) -> Exchange | None:
         """The recorded answer to a request, or None if the lab itself is to answer.
@@ -160,6 +163,10 @@ class Asked:
         if body.startswith("{"):
             return cls(operation, (), json.loads(body), region)
         return cls(operation, parse_qsl(body, keep_blank_values=True), None, region)
+
+
+def _passes(each: Exchange) -> bool:
+    return each.status in (_PASSING_OF_GRPC if each.method == "gRPC" else _PASSING)
 
 
 def _read(body: str) -> Any:

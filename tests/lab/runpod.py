@@ -68,7 +68,8 @@ class Pod(Rental):
 
     Attributes:
         key: of the API, that may end this pod and nothing else.
-        stopped, ended: since when it stands still, and when it was deleted, on the world's clock.
+        runs: when it began to run and when it stopped, None where it runs. ended: when it was deleted. All on the
+            world's clock.
         bid: USD an hour for a GPU; usd: for all of it.
         runtime: since when its container runs, on the world's clock; None until it does.
         seen_at: when lists begin to have it.
@@ -83,7 +84,7 @@ class Pod(Rental):
     seen_at: float = 0.0
     starts: int = 0
     ending: bool = False
-    stopped: float | None = None
+    runs: list[tuple[float, float | None]] = field(default_factory=list[tuple[float, float | None]])
     ended: float | None = None
 
 
@@ -123,6 +124,7 @@ class RunPod(Cloud[Pod]):
         self.least, self.most_cuda = (16, 120), (13, 0)
         self.bad_keys: set[str] = set()
         self.read_only: set[str] = set()
+        self.pubkey = ""
         self._ever: list[Pod] = []
         self.spoilt: list[tuple[str, str]] = []
         self.odd: dict[str, Any] = {}
@@ -172,7 +174,7 @@ class RunPod(Cloud[Pod]):
             pod = self.rentals[id]
             machine, relays = pod.machine, list(pod.ports.values())
             pod.machine, pod.ports, pod.state, pod.runtime = None, {}, "EXITED", None
-            pod.stopped = self.clock.now()
+            pod.runs[-1] = pod.runs[-1][0], pod.runs[-1][1] or self.clock.now()
         for relay in relays:
             relay.close()
         if machine is not None:
@@ -258,11 +260,13 @@ class RunPod(Cloud[Pod]):
             "podFindAndDeployOnDemand": lambda info, input: self._deploy(input, "on-demand"),
             "podRentInterruptable": lambda info, input: self._deploy(input, "spot"),
             "deployCpuPod": lambda info, input: self._deploy(input, "on-demand"),
+            "updateUserSettings": lambda info, input: self._settled(input["pubKey"]),
         }
         own = {
             "pod": self._pod,
             "podTerminate": lambda info, input: self._terminated(input["podId"]),
             "podStop": lambda info, input: self._stopped(input["podId"]),
+            "podResume": lambda info, input: self._resumed(input["podId"]),
         }
         if self._nobody:
             return {**dict.fromkeys({**fields, **own}, denied), **{name: fields[name] for name in PUBLIC}}
@@ -338,7 +342,8 @@ class RunPod(Cloud[Pod]):
     def _myself(self, info: Any) -> dict[str, Any]:
         volumes = [{"id": id, "name": id, "size": 100, "dataCenterId": place} for id, place in self.volumes.items()]
         return {
-            "id": "user_lab", "pubKey": "", "clientBalance": self.balance, "spendLimit": self.spend_limit,
+            "id": "user_lab", "pubKey": self.pubkey, "endpoints": [],
+            "clientBalance": self.balance, "spendLimit": self.spend_limit,
             "currentSpendPerHr": self._spends(), "networkVolumes": volumes,
             "pods": [self._record(each) for each in self._listed()],
         }  # fmt: skip
@@ -419,7 +424,7 @@ class RunPod(Cloud[Pod]):
         now, id = self.clock.now(), f"{next(self._numbers):04d}podlabxyz"
         pod = Pod(
             id, kind, place, market, now, "RUNNING", asked=asked, key=f"rpp_{id}", name=asked.get("name") or "pod",
-            bid=usd, usd=round(usd * asked["gpuCount"], 6), seen_at=now + self.delays.listing,
+            bid=usd, usd=round(usd * asked["gpuCount"], 6), seen_at=now + self.delays.listing, runs=[(now, None)],
         )  # fmt: skip
         self.rentals[id] = pod
         self._ever.append(pod)
@@ -472,8 +477,24 @@ class RunPod(Cloud[Pod]):
 
     def _stopped(self, id: str) -> dict[str, Any]:
         pod = self._mine(id, "pod not found to stop")
+        pod.state = "EXITED"
         self._work.submit(self.watched, lambda: self.interrupt(pod.id))
         return self._record(pod)
+
+    def _resumed(self, id: str) -> dict[str, Any]:
+        """It runs anew, and of its disk nothing is left: what is to stay is on a volume."""
+        pod = self._mine(id, "pod not found to resume")
+        if pod.state == "EXITED" and pod.runs[-1][1] is not None:
+            if self._place(pod.kind, pod.asked["cloudType"], pod.market, {}) is None:
+                raise _error("There are not enough free GPUs on the host machine to start this pod.")
+            pod.state = "RUNNING"
+            pod.runs.append((self.clock.now(), None))
+            self.later(self.delays.starting, lambda: self._start(pod))
+        return self._record(pod)
+
+    def _settled(self, pubkey: str) -> dict[str, Any]:
+        self.pubkey = pubkey
+        return {"id": "user_lab", "pubKey": pubkey}
 
     def _terminated(self, id: str) -> None:
         pod = self._mine(id, "pod not found to terminate")
@@ -495,6 +516,7 @@ class RunPod(Cloud[Pod]):
 
         def over() -> None:
             pod.living, pod.ended = False, self.clock.now()
+            pod.runs[-1] = pod.runs[-1][0], pod.runs[-1][1] or pod.ended
             self.rentals.pop(pod.id, None)
 
         if pod.machine is None and not pod.ports:
@@ -588,14 +610,14 @@ class RunPod(Cloud[Pod]):
         }  # fmt: skip
 
     def _amounts(self, pod: Pod, start: float, end: float) -> dict[str, float]:
-        """What a pod costs in a span: its GPUs or CPUs until it stands still, its disk until it is deleted."""
+        """What a pod costs in a span: its GPUs or CPUs while it runs, its disk until it is deleted."""
 
-        def hours(until: float | None) -> float:
+        def hours(since: float, until: float | None) -> float:
             until = self.clock.now() if until is None else until
-            return max(0.0, min(end, until) - max(start, pod.created)) / 3600
+            return max(0.0, min(end, until) - max(start, since)) / 3600
 
-        there = hours(pod.ended)
-        runs = min(there, hours(pod.stopped))
+        there = hours(pod.created, pod.ended)
+        runs = sum(hours(*each) for each in pod.runs)
         disk = there * (pod.asked.get("containerDiskInGb") or 0) * DISK / 730
         kind = "cpuAmount" if pod.kind.startswith("cpu") else "gpuAmount"
         amounts = {"gpuAmount": 0.0, "cpuAmount": 0.0, "diskAmount": disk, kind: runs * pod.usd}
@@ -808,16 +830,21 @@ def _problem(
 
 
 def _dress(machine: Machine, kind: str, count: int) -> None:
-    """The host's driver and tools, as a container sees them."""
+    """The host's driver and tools, as a container sees them. A partition is shown below its card, whose name it has."""
     has = accelerator(kind, dialect="runpod")
+    name = kind.partition(" MIG ")[0]
     state, share = "/var/lib/stub", "/usr/lib/stub"
-    lines = [f"GPU {n}: {kind} (UUID: GPU-{n:08d}-0000-4000-8000-000000000000)\n" for n in range(count)]
+    lines = [f"GPU {n}: {name} (UUID: GPU-{n:08d}-0000-4000-8000-000000000000)\n" for n in range(count)]
     texts = {
         **repository.nvidia_tool(DRIVER), f"{share}/nvidia-L": "".join(lines), f"{state}/devices": f"{count}\n",
-        f"{state}/name": f"{kind}\n", f"{state}/memory": f"{has.memory_gb * 1024:.0f}\n", f"{state}/pci": "0x2330\n",
+        f"{state}/name": f"{name}\n", f"{state}/memory": f"{has.card_memory_gb * 1024:.0f}\n",
+        f"{state}/pci": "0x2330\n",
         f"{state}/driver": f"{DRIVER}\n", f"{state}/persistence": "Enabled\n",
         f"{state}/loaded": "".join(f"{module}\n" for module in repository.NVIDIA_MODULES),
     }  # fmt: skip
+    if has.profile:
+        texts |= {f"{state}/mig/{n}.parts": f"{has.profile}\n" for n in range(count)}
+        texts |= {f"{state}/mig/{n}.mode": "Enabled\n" for n in range(count)}
     for place, text in texts.items():
         path = machine.path(place)
         path.parent.mkdir(parents=True, exist_ok=True)

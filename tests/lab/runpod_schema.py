@@ -1,6 +1,7 @@
 """What the lab's RunPod can be asked by GraphQL: as much of the real schema as clients were seen to use.
 
-Names of types and fields are those of https://graphql-spec.runpod.io, as public clients use them (read 2026-11-21).
+Names of types and fields are those of https://graphql-spec.runpod.io, as public clients use them (read 2026-11-21):
+the runpod package 1.12.0 is one (read 2026-11-24). The lab has no serverless endpoints.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ type Mutation {{
   podRentInterruptable(input: PodRentInterruptableInput!): Pod
   deployCpuPod(input: deployCpuPodInput!): Pod
   podStop(input: PodStopInput!): Pod
+  podResume(input: PodResumeInput!): Pod
+  updateUserSettings(input: UpdateUserSettingsInput): User
   podTerminate(input: PodTerminateInput!): Void
 }}
 
@@ -43,6 +46,8 @@ input CpuFlavorInput {{ id: String }}
 input SpecificsInput {{ dataCenterId: String, instanceId: String }}
 input PodFilter {{ podId: String }}
 input PodStopInput {{ podId: String! }}
+input PodResumeInput {{ podId: String!, gpuCount: Int, syncMachine: Boolean }}
+input UpdateUserSettingsInput {{ pubKey: String }}
 input PodTerminateInput {{ podId: String! }}
 input EnvironmentVariableInput {{ key: String!, value: String! }}
 input PodFindAndDeployOnDemandInput {{ {_DEPLOY} gpuTypeId: String, deployCost: Float }}
@@ -77,8 +82,15 @@ type Specifics {{ stockStatus: String, securePrice: Float }}
 type DataCenter {{ id: String, name: String, listed: Boolean }}
 type User {{
   id: String, pubKey: String, clientBalance: Float, currentSpendPerHr: Float, spendLimit: Float
-  pods: [Pod], networkVolumes: [NetworkVolume]
+  pods: [Pod], networkVolumes: [NetworkVolume], endpoints: [Endpoint]
 }}
+type Endpoint {{
+  id: String, name: String, aiKey: String, gpuIds: String, idleTimeout: Int, networkVolumeId: String, locations: String
+  scalerType: String, scalerValue: Int, templateId: String, type: String, userId: String, version: Int, workersMax: Int
+  workersMin: Int, workersStandby: Int, gpuCount: Int, env: [EnvironmentVariable], createdAt: DateTime
+  networkVolume: NetworkVolume
+}}
+type EnvironmentVariable {{ key: String, value: String }}
 type NetworkVolume {{ id: String, name: String, size: Int, dataCenterId: String }}
 type Pod {{
   id: String, name: String, desiredStatus: String, costPerHr: Float, env: [String], imageName: String, ports: String

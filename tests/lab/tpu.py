@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,15 +21,18 @@ from typing import Any, ClassVar
 from skypool.accelerators import tables
 from skypool.accelerators.facts import Slice
 from skypool.drivers.recording import Exchange
+from tests.lab import gcp_iam
 from tests.lab import tpu_wares as wares
-from tests.lab.cloud import Answer, Cloud, Mortal, Refused, Rental, Request, Route
-from tests.lab.gcp_iam import NUMBER, Role
+from tests.lab.cloud import Answer, Cloud, Refused, Request, Route
+from tests.lab.gcp_iam import DEFAULT, Role, permit_tpu
 from tests.lab.google_metadata import handler
 from tests.lab.google_replies import THINGS, told, unrecorded
 from tests.lab.machines import Lab, Machine
+from tests.lab.tpu_rules import check_node, check_queued
+from tests.lab.tpu_things import Delays, Host, Queued
 from tests.lab.tpu_wire import CODES, TYPE, Operations, Wire, error, info, refused, time_of
 
-PROJECT = "lab-project"
+PROJECT = gcp_iam.PROJECT
 NO_CAPACITY = (
     'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU Nodes are offered '
     "(see https://cloud.google.com/tpu/docs/regions) [EID: 0x5ca1ab1e]"
@@ -44,79 +44,8 @@ BAD_TOKEN = (
     "authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
 )
 ALIVE = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE", "DELETING", "SUSPENDING")
-_LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _HERE = "/v2/projects/{project}/locations/{zone}"
-
-
-@dataclass
-class Delays:
-    """Seconds of the lab's clock: until a queued resource is looked at, in which its node is made, in which it is
-    deleted; between the notice that a spot slice is taken and its end.
-
-    Attributes:
-        unseen: not seconds: so many lists do not have a new queued resource yet.
-    """
-
-    accepted: float = 0.05
-    provisioning: float = 0.1
-    deleting: float = 0.05
-    notice: float = 30.0
-    unseen: int = 0
-
-
-@dataclass
-class Host(Rental):
-    """One host of a slice; `number` is its place among them."""
-
-    slice: str = ""
-    number: int = 0
-    ip: str = ""
-
-
-@dataclass
-class Queued(Mortal):
-    """A queued resource, with its node once it has one. `state` and `node_state` are as the API calls them.
-
-    `alone`: it is a node that was made without a queued resource. `number` is the node's id.
-    """
-
-    zone: str
-    id: str
-    told: dict[str, Any]
-    created: float
-    state: str = "CREATING"
-    failure: dict[str, Any] | None = None
-    hosts: list[Host] = field(default_factory=list)
-    node_state: str = ""
-    labels: dict[str, str] = field(default_factory=dict)
-    there: bool = True
-    unseen: int = 0
-    preempted: bool = False
-    alone: bool = False
-    number: int = field(default_factory=lambda: secrets.randbelow(2**62))
-    token: str = field(default_factory=lambda: f"ya29.vm-{secrets.token_hex(12)}")
-
-    @property
-    def node(self) -> dict[str, Any]:
-        told: dict[str, Any] = self.told["tpu"]["nodeSpec"][0]["node"]
-        return told
-
-    @property
-    def kind(self) -> str:
-        return str(self.node["acceleratorType"])
-
-    @property
-    def market(self) -> str:
-        return "spot" if "spot" in self.told else "on-demand"
-
-    @property
-    def until(self) -> float | None:
-        """When it is no longer wanted, if it still waits."""
-        text = self.told.get("queueingPolicy", {}).get("validUntilTime")
-        return datetime.fromisoformat(text).timestamp() if text else None
 
 
 class TPU(Cloud[Host]):
@@ -203,33 +132,10 @@ class TPU(Cloud[Host]):
             raise Refused(403, body)
         method = self.wire.method(request)
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if shown and shown not in {each.token for each in self.queued.values() if _account(each)}:
+        if shown and shown not in {each.token for each in self.queued.values() if each.account}:
             raise refused("UNAUTHENTICATED", BAD_TOKEN, info("ACCESS_TOKEN_TYPE_UNSUPPORTED", method=method))
         if not shown and self.caller is not None:
-            self._permit(self.caller, method, request)
-
-    def _permit(self, role: Role, method: str, request: Request) -> None:
-        """Refuse what a role does not let do.
-
-        The words are those of https://github.com/tensorflow/tpu/issues/296, the detail is that of another API of
-        Google: https://github.com/GoogleCloudPlatform/t5x-on-vertex-ai/issues/5. What Cloud TPU says of an account
-        that may not be used is not known: these words are Cloud Run's,
-        https://github.com/dora-team/fourkeys/issues/459 (all read 2026-11-24).
-        """
-        told = request.body if isinstance(request.body, dict) else {}
-        specs = told.get("tpu", {}).get("nodeSpec", [{}])
-        node = specs[0].get("node", {}) if "tpu" in told else told
-        account = node.get("serviceAccount", {}).get("email") or f"{NUMBER}-compute@developer.gserviceaccount.com"
-        resource = request.path.removeprefix("/v2/")
-        missing = role.lacks(method, {"service account"}, account)
-        if missing == "iam.serviceAccounts.actAs":
-            resource = f"projects/-/serviceAccounts/{account}"
-            text = f"Permission '{missing}' denied on service account {account} (or it may not exist)."
-        else:
-            text = f"Permission '{missing}' denied on '{resource}'"
-        if missing:
-            detail = info("IAM_PERMISSION_DENIED", "tpu.googleapis.com", permission=missing, resource=resource)
-            raise refused("PERMISSION_DENIED", text, detail)
+            permit_tpu(self.caller, method, request)
 
     def _route(self, request: Request) -> Route:
         """The API has more methods than the lab."""
@@ -330,17 +236,18 @@ class TPU(Cloud[Host]):
             raise refused("INVALID_ARGUMENT", f"Invalid request id {asked!r}: it must be a UUID")
         if (known := self._requests.get(asked)) is not None:
             return self.operations.there[known]
-        told = request.body
-        fault = self._fault_of(zone, id, told)
-        if fault is not None and not self.late:
-            raise fault
+        told, doom = request.body, ("", "", "")
+        try:
+            check_queued(zone, id, told)
+        except Refused as e:
+            if not self.late:
+                raise
+            doom = "failed", e.body["error"]["status"], e.body["error"]["message"]
         if (zone, id) in self.queued:
             raise refused(
                 "ALREADY_EXISTS", f"Resource 'projects/{PROJECT}/locations/{zone}/queuedResources/{id}' exists"
             )
-        if fault is not None:
-            doom = "failed", fault.body["error"]["status"], fault.body["error"]["message"]
-        else:
+        if not doom[0]:
             doom = self._doomed.pop(0) if self._doomed else self._over_quota(told)
         made = Queued(zone, id, told, self.clock.now(), unseen=self.delays.unseen)
         made.labels = dict(made.node.get("labels", {}))
@@ -357,53 +264,14 @@ class TPU(Cloud[Host]):
             self._requests[asked] = operation["name"]
         return operation
 
-    def _fault_of(self, zone: str, id: str, told: dict[str, Any]) -> Refused | None:
-        """What the API has against a queued resource, if anything."""
-        try:
-            self._check(zone, id, told)
-        except Refused as e:
-            return e
-        return None
-
     def _over_quota(self, told: dict[str, Any]) -> tuple[str, str, str]:
         """How a request fails that exceeds a quota; no words for one that does not."""
         market = "spot" if "spot" in told else "on-demand"
-        kind = tables.slices()[told["tpu"]["nodeSpec"][0]["node"]["acceleratorType"]]
-        there = [each for each in self.queued.values() if each.market == market]
-        taken = sum(tables.slices()[each.kind].generation == kind.generation for each in there)
-        full = taken >= self.quotas.get((kind.generation, market), taken + 1)
+        generation = tables.slices()[told["tpu"]["nodeSpec"][0]["node"]["acceleratorType"]].generation
+        there = [tables.slices().get(each.kind) for each in self.queued.values() if each.market == market]
+        taken = sum(each is not None and each.generation == generation for each in there)
+        full = taken >= self.quotas.get((generation, market), taken + 1)
         return ("failed", "RESOURCE_EXHAUSTED", NO_QUOTA) if full else ("", "", "")
-
-    def _check(self, zone: str, id: str, told: dict[str, Any]) -> None:
-        specs = told.get("tpu", {}).get("nodeSpec", [])
-        if not _ID.fullmatch(id) or len(specs) != 1 or specs[0].get("parent") != f"projects/{PROJECT}/locations/{zone}":
-            raise refused("INVALID_ARGUMENT", f"Invalid queued resource {id!r}: one node in its own location is needed")
-        if "guaranteed" in told and "spot" in told:
-            raise refused("INVALID_ARGUMENT", "A queued resource is guaranteed or spot")
-        self._check_node(zone, specs[0].get("nodeId", ""), specs[0].get("node", {}))
-
-    def _check_node(self, zone: str, id: str, node: dict[str, Any]) -> None:
-        """Refuse what is no node. Limits are those of the reference of `Node` in the discovery document."""
-        if not _ID.fullmatch(id):
-            raise refused("INVALID_ARGUMENT", "Invalid node id")
-        if "acceleratorType" in node and "acceleratorConfig" in node:
-            raise refused("INVALID_ARGUMENT", "A node has an accelerator type or an accelerator config")
-        kind = next((each for each in wares.types(zone) if each.type == node.get("acceleratorType")), None)
-        if kind is None:
-            raise refused(
-                "INVALID_ARGUMENT", f"The accelerator {node.get('acceleratorType')} was not found in zone {zone}."
-            )
-        if node.get("runtimeVersion") != wares.RUNTIMES[kind.generation]:
-            raise refused("INVALID_ARGUMENT", f"Runtime version {node.get('runtimeVersion')} is not for {kind.type}.")
-        if "networkConfig" in node and "networkConfigs" in node:
-            raise refused("INVALID_ARGUMENT", "A node has a network config or several network configs")
-        if len(node.get("description", "")) > 512:
-            raise refused("INVALID_ARGUMENT", "A description has at most 512 characters")
-        labels = node.get("labels", {})
-        if len(labels) > 64 or any(not _LABEL.fullmatch(k) or not _VALUE.fullmatch(v) for k, v in labels.items()):
-            raise refused("INVALID_ARGUMENT", f"Invalid labels {labels}")
-        if sum(map(len, node.get("metadata", {}).values())) > 512 * 1024:
-            raise refused("INVALID_ARGUMENT", "Metadata is larger than 512 KiB")
 
     def _hosts(self, queued: Queued) -> None:
         hosts = tables.slices()[queued.kind].vms if queued.kind in tables.slices() else 0
@@ -439,8 +307,6 @@ class TPU(Cloud[Host]):
         users = dict(line.split(":", 1) for line in metadata.get("ssh-keys", "").splitlines() if line)
         user, key = next(iter(users.items()), ("root", ""))
 
-        account = str(queued.node.get("serviceAccount", {}).get("email", ""))
-
         def one(host: Host) -> None:
             def says() -> dict[str, str]:
                 return {
@@ -452,7 +318,7 @@ class TPU(Cloud[Host]):
 
             def prepare(machine: Machine) -> None:
                 host.machine = machine
-                machine.serve_metadata(lambda _: handler(says, account and queued.token))
+                machine.serve_metadata(lambda _: handler(says, queued.account and queued.token))
                 wares.dress(machine)
 
             script = metadata.get("startup-script", "")
@@ -531,7 +397,7 @@ class TPU(Cloud[Host]):
         if queued.failure is not None:
             state["failedData"] = {"error": queued.failure}
         node = {key: each for key, each in queued.node.items() if key != "metadata"}
-        spec = {**queued.told["tpu"]["nodeSpec"][0], "node": {**node, "labels": queued.labels}}
+        spec = {**queued.told["tpu"]["nodeSpec"][0], "node": node}  # with the labels that it was asked for with
         return {
             **queued.told, "name": self._path(queued.zone, "queuedResources", queued.id), "tpu": {"nodeSpec": [spec]},
             "state": state, "createTime": time_of(queued.created),
@@ -546,7 +412,7 @@ class TPU(Cloud[Host]):
     def _create_node(self, request: Request) -> Any:
         """A node without a queued resource: it is made at once, or its operation fails."""
         zone, id, node = self._zone(request), request.query.get("nodeId", ""), request.body
-        self._check_node(zone, id, node)
+        check_node(zone, id, node)
         if any(each.zone == zone and self._node_id(each) == id for each in self.queued.values()):
             raise refused("ALREADY_EXISTS", f"Resource '{self._path(zone, 'nodes', id)}' exists")
         spec = {"parent": f"projects/{PROJECT}/locations/{zone}", "nodeId": id, "node": node}
@@ -579,17 +445,19 @@ class TPU(Cloud[Host]):
         return operation
 
     def _shown_node(self, queued: Queued) -> dict[str, Any]:
+        is_public = queued.node.get("networkConfig", {}).get("enableExternalIps", False)
         ends = [
-            {"ipAddress": host.ip, "port": 8470, "accessConfig": {"externalIp": host.ip}}
+            {"ipAddress": host.ip, "port": 8470, **({"accessConfig": {"externalIp": host.ip}} if is_public else {})}
             for host in queued.hosts
             if host.ip
         ]
+        health = {"health": "HEALTHY"} if queued.node_state == "READY" else {}
         of = {} if queued.alone else {"queuedResource": self._path(queued.zone, "queuedResources", queued.id)}
         account = queued.node.get("serviceAccount", {})
-        email = account.get("email") or f"{NUMBER}-compute@developer.gserviceaccount.com"
+        email = account.get("email") or DEFAULT
         return {
             **queued.node, "name": self._path(queued.zone, "nodes", self._node_id(queued)), "labels": queued.labels,
-            "state": queued.node_state, "health": "HEALTHY", "createTime": time_of(queued.created),
+            "state": queued.node_state, **health, "createTime": time_of(queued.created),
             "networkEndpoints": ends, "id": str(queued.number), "apiVersion": "V2",
             "serviceAccount": {**account, "email": email}, **of,
         }  # fmt: skip
@@ -722,11 +590,6 @@ class TPU(Cloud[Host]):
     @staticmethod
     def _path(zone: str, kind: str, id: str) -> str:
         return f"projects/{PROJECT}/locations/{zone}/{kind}/{id}"
-
-
-def _account(queued: Queued) -> str:
-    """The service account whose tokens its hosts are given; "" for none."""
-    return str(queued.node.get("serviceAccount", {}).get("email", ""))
 
 
 def _family(slice: Slice) -> str:

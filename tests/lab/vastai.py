@@ -38,6 +38,8 @@ STORAGE, SHOWN = 0.2, 5.0
 """USD for a GB and month; the GB that the snapshot's prices include."""
 DRIVER = "570.86.15"
 SCHEMA = Document(Path(__file__).parent / "vastai_v0.json")
+NAMES = "GET /api/v0/gpu_names/unique/"
+"""The `vastai` command (1.9.1, cli/util.py) asks this without a key when it starts."""
 SEARCHES = ("POST /api/v0/bundles/", "PUT /api/v0/search/asks/")
 """What is told without a key: `vastai search offers` asks so where none is set (vastai 1.9.1, read 2026-11-24)."""
 USER = 4711
@@ -136,6 +138,7 @@ class VastAI(Cloud[Contract]):
             self.routes[name] = checker.checked(name.rstrip("/"), do)
         self.routes |= {
             "PUT /api/v0/search/asks/": lambda r: self._search(r.body["q"]),
+            NAMES: lambda _: {"gpu_names": sorted({each["gpu_name"] for each in self.asks.values()})},
             "GET /api/v0/users/me/invoices": self._old_invoices,
             "GET /results/{id}": self._result_of,
         }
@@ -172,7 +175,7 @@ class VastAI(Cloud[Contract]):
     def check(self, request: Request) -> None:
         """The account's key, another one of it ("…-name"), or a container's own, which reaches its own instance."""
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if request.action == "GET /results/{id}" or (not key and request.action in SEARCHES):
+        if request.action in (NAMES, "GET /results/{id}") or (not key and request.action in SEARCHES):
             return
         if key in self.read_only and request.method != "GET" and request.action not in SEARCHES:
             raise _no(403, "auth_error", "This API key does not have the permission that this endpoint needs")
@@ -285,7 +288,7 @@ class VastAI(Cloud[Contract]):
         lab, body, silent = self.lab, contract.body, self.flaws.get(contract.ask["machine_id"]) == "silent"
         assert lab is not None
         by_ssh = "ssh" in body["runtype"]
-        start = "bash /.launch" if by_ssh else shlex.join([body["onstart"], *body["args"]])
+        start = "bash /.launch" if by_ssh else shlex.join([*filter(None, [body["onstart"]]), *body["args"]])
         start = "sleep 1000000" if silent else start
         env = {name: str(value) for name, value in body["env"].items() if not name.startswith("-")}
         env |= {"CONTAINER_ID": contract.id, "CONTAINER_API_KEY": contract.key, "PUBLIC_IPADDR": lab.gateway}

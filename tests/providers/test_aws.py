@@ -37,7 +37,7 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.model import Finding, Instance, Need, Offer, Order
+from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.wire.transport import SSH
 from skypool_aws import AWS, _api, _catalog, _requests
@@ -765,6 +765,64 @@ def test_machines_of_a_reservation_are_where_and_as_it_is(aws_api: World) -> Non
     assert [name for _, name in aws_api.groups] == ["near"]
 
 
+def test_what_aws_sells_only_by_capacity_blocks_is_offered_with_one_and_told_of_without(
+    aws_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As p6e-gb200.36xlarge, of which there is no record that was read from EC2."""
+    kind, need = "p6-b300.48xlarge", Need((parse("B300:8"),), market="cheapest")
+    region = next(each for each in sorted(aws_facts.ENABLED) if aws_facts.zones_of(each, kind))
+    monkeypatch.setitem(INSTANCE_TYPES, kind, INSTANCE_TYPES[kind] | {"SupportedUsageClasses": ["capacity-block"]})
+    with pytest.warns(RuntimeWarning, match=rf"sells {kind} only by capacity blocks.*capacity_reservation="):
+        assert sold(aws_api, need, region=region) == []
+    block = aws_api.reserve(kind, aws_facts.zones_of(region, kind)[0], kind="capacity-block", end=86400)
+    [offer] = sold(aws_api, need, region=region, capacity_reservation=block)
+    assert (offer.instance_type, offer.detail["prepaid"]) == (kind, True)
+
+
+def test_a_new_family_is_ranked_by_its_prices(aws_api: World) -> None:
+    found = {each.instance_type: each for each in sold(aws_api, Need((parse("RTX_PRO_6000"),), market="on-demand"))}
+    ranked = sorted(found, key=lambda kind: found[kind].usd_per_hour)
+    assert ranked == [f"g7e.{size}xlarge" for size in (2, 4, 8, 12, 24, 48)]
+    for kind, each in found.items():
+        bare = aws_facts.on_demand_price(HERE, kind)
+        assert bare is not None
+        assert each.usd_per_hour == pytest.approx(bare + EXTRAS_120)
+        assert (each.accelerator and each.accelerator.card_memory_gb, each.quota) == (
+            96,
+            "us-east-1 on-demand G and VT",
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "region"),
+    [("trn2.48xlarge", "us-east-2"), ("trn2u.48xlarge", "ap-south-2"), ("trn2.3xlarge", "sa-east-1")],
+)
+def test_trainium_2_is_offered_by_a_block_and_without_a_price_not_at_all(
+    aws_api: World, kind: str, region: str
+) -> None:
+    aws_api.opt_in(region)
+    assert aws_facts.on_demand_price(region, kind) is None
+    accelerator = _catalog.accelerator(INSTANCE_TYPES[kind])
+    assert accelerator is not None
+    need = Need((accelerator,))
+    assert kind not in {each.instance_type for each in sold(aws_api, need, region=region)}
+    block = aws_api.reserve(kind, aws_facts.zones_of(region, kind)[0], kind="capacity-block", end=86400)
+    [offer] = sold(aws_api, need, region=region, capacity_reservation=block)
+    assert (offer.instance_type, offer.detail["prepaid"], offer.accelerator) == (kind, True, accelerator)
+
+
+def test_a_node_of_an_ultraserver_is_known_by_its_name_and_has_an_image_for_its_processor() -> None:
+    assert _catalog.patterns(Need((parse("GB200:4"),))) == ["p6e-gb200.*"]
+    processor = {"ProcessorInfo": {"SupportedArchitectures": ["arm64"]}, "SupportedUsageClasses": ["capacity-block"]}
+    record = INSTANCE_TYPES["p6-b300.48xlarge"] | {"InstanceType": "p6e-gb200.36xlarge"} | processor
+    offer = _catalog.kind(record)
+    assert (str(offer.accelerator), offer.arch, offer.quota) == ("GB200:4", "arm64", "P")
+    assert "ami/arm64/base-oss-nvidia-driver-gpu" in _catalog.base("", offer, Need())[0]
+    record |= {"InstanceType": "p6e-gb300.36xlarge", "GpuInfo": {"Gpus": [{"Name": "GB300", "Count": 4}]}}
+    assert str(_catalog.accelerator(record)) == "GB300:4"
+    assert "p*" in _catalog.patterns(Need((parse("GB300:4"),)))
+
+
 def test_a_part_of_a_gpu_is_offered_only_with_an_image_of_the_users(aws_api: World) -> None:
     """It needs a driver of NVIDIA's that no default image has."""
     need = Need((parse("L4/1of8"),), market="spot")
@@ -989,6 +1047,12 @@ def test_an_address_is_given_when_the_machine_runs_and_not_taken_from_one_that_d
     driver.tidy(found)  # it is gone
 
 
+@pytest.mark.parametrize(("zone", "group"), [("us-east-1a", "us-east-1"), ("us-east-1-dfw-2a", "us-east-1-dfw-2")])
+def test_an_address_is_of_the_network_border_group_of_its_zone(aws_api: World, zone: str, group: str) -> None:
+    AWS(region=HERE)._allocate(Offer("aws", "p6e-gb200.36xlarge", HERE, zone), gang())
+    assert [call.params["NetworkBorderGroup"] for call in aws_api.calls("AllocateAddress")] == [group, group]
+
+
 def test_an_address_that_cannot_be_released_is_told_of_and_is_a_leftover(aws_api: World) -> None:
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
     launched, _ = run(aws_api, gang())
@@ -1177,42 +1241,6 @@ def test_a_disk_that_outlived_its_machine_is_found_by_its_tag(aws_api: World) ->
 
 
 # --- beforehand ----------------------------------------------------------------------------------------------
-
-
-def checked(**settings: Any) -> dict[str, Finding]:
-    return {each.what: each for each in AWS(**({"region": HERE, "ssh_from": "203.0.113.7"} | settings)).check()}
-
-
-def test_a_check_of_an_account_that_is_ready_finds_nothing_wrong_and_makes_nothing(aws_api: World) -> None:
-    found = checked()
-    assert [each for each in found.values() if not each.good] == []
-    assert "arn:aws:" in found["credentials"].text
-    assert found["networks that may log in"].text == "203.0.113.7/32"
-    assert found["quota of P in us-east-1"].text == "100000 vCPUs at once on demand, 100000 as spot"
-    assert aws_api.left() == {}
-
-
-def test_a_check_says_in_words_what_is_missing(aws_api: World) -> None:
-    aws_api.quota(0, "P")
-    aws_api.quota(0, "P", "spot")
-    aws_api.quota(0, "Inf", "spot")
-    aws_api.deny("RunInstances")
-    aws_api.clock.advance(900)
-    found = checked()
-    wrong = {what for what, each in found.items() if not each.good}
-    assert {"quota of P in us-east-1", "may run instances in us-east-1"} <= wrong
-    assert "servicequotas" in found["quota of P in us-east-1"].advice
-    assert "0 vCPUs at once on demand, 0 as spot" in found["quota of P in us-east-1"].text
-    assert found["quota of Inf in us-east-1"].good
-    assert "--policy aws" in found["may run instances in us-east-1"].advice
-
-
-def test_bad_credentials_are_a_finding_and_no_error(aws_api: World) -> None:
-    aws_api.bad_credentials(expired=True)
-    found = checked()
-    assert not found["credentials"].good
-    assert "sso login" in found["credentials"].advice
-    assert found["ssh on this machine"].good
 
 
 def test_the_policy_allows_what_the_driver_asks_and_ends_only_what_pools_made() -> None:

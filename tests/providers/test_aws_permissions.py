@@ -14,6 +14,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+import skypool as sky
 from skypool.accelerators import parse
 from skypool.drivers import tags
 from skypool.errors import AccessError, StillRunning
@@ -421,13 +422,13 @@ def test_the_policy_is_enough_for_all_that_a_pool_does_and_has_nothing_that_is_n
     driver = AWS(**network)
     rented(driver, placed(1, NEED))
     rented(driver, placed(2, NEED), market="spot")
-    until = datetime.now(UTC) + timedelta(minutes=2)
-    driver.renew("train", until)
-    assert {each.until for each in driver.instances()} == {until.replace(microsecond=0)}
     gang = rented(driver, placed(3, P5, (0, 1)), "p5.48xlarge")
     aws_api.wait(lambda: {each.state for each in driver.instances()} == {"running"})
     for each in gang:
         driver.access(each)
+    until = datetime.now(UTC) + timedelta(minutes=2)
+    driver.renew("train", until)
+    assert {each.until for each in driver.instances()} == {until.replace(microsecond=0)}
     for number, kind in enumerate(("default", "capacity-block"), 4):
         held = aws_api.reserve("p5.48xlarge", "us-east-1b", 1, kind=kind, end=86400)
         rented(AWS(**network, capacity_reservation=held), placed(number, replace(P5, private_network=False)))
@@ -441,11 +442,32 @@ def test_the_policy_is_enough_for_all_that_a_pool_does_and_has_nothing_that_is_n
     assert aws_api.left() == {}
 
     aws_api.fail("GetServiceQuota", "NoSuchResourceException")  # a quota that is AWS's default still
-    assert [each for each in driver.check() if not each.good] == []
+    findings = [*driver.check(), *driver.prove_creates()]
+    assert [each for each in findings if not each.good] == []
     assert refused(aws_api) == []
     document = json.loads(driver.policy())
     listed = [each["Action"] for each in document["Statement"]]
     assert tester.used == {name for some in listed for name in ([some] if isinstance(some, str) else some)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "terms",
+    [{"vcpus": 2}, {"vcpus": 2, "market": "spot"}, {"accelerator": "A10G", "private_network": True, "nodes": 2}],
+    ids=["on demand", "spot", "private network"],
+)
+def test_whole_pools_need_no_more_than_the_policy(
+    aws: World, own_state: None, monkeypatch: pytest.MonkeyPatch, terms: dict[str, Any]
+) -> None:
+    user = aws.user(AWS().policy())
+    for name, value in user.environment.items():
+        monkeypatch.setenv(name, value)
+    with sky.ComputePool(AWS(region=HERE, ssh_from="0.0.0.0/0"), console="off", **terms) as pool:
+        assert pool.submit(divmod, 7, 2).result() == (3, 1)
+    assert aws.left() == {}
+    assert refused(aws) == []
+    assert {"ec2:RunInstances", "ec2:TerminateInstances", "ec2:DeleteSecurityGroup"} <= user.used
 
 
 def test_the_policy_ends_and_changes_only_what_skypool_made(aws_api: World, tester: User) -> None:

@@ -35,6 +35,7 @@ from skypool.wire.keys import Keys
 from skypool_gcp import GCP, _api, catalog
 from skypool_gcp.compute import Compute
 from tests.lab import gce_wares, prices, tpu
+from tests.lab.billing import Billing
 from tests.lab.gce import GCE as World
 from tests.lab.gce import NO_ROOM, PROJECT
 from tests.lab.gce_things import error
@@ -166,7 +167,14 @@ def test_zones_and_regions_narrow_what_is_offered(gce_api: World) -> None:
         ({"image": "ubuntu"}, "ubuntu-24.04"),
         ({"network": "a/b"}, "'default'"),
         ({"service_account": "robot"}, "gserviceaccount.com"),
-        ({"ssh_from": "::1"}, "203.0.113.7"),
+        ({"ssh_from": "::1"}, "'::1' is an IPv6 address, but machines of Google Cloud get IPv4 addresses only"),
+        ({"ssh_from": ["203.0.113.7", "2001:db8::/32"]}, "'2001:db8::/32' is an IPv6 address"),
+        ({"ssh_from": "203.0.113"}, "203.0.113.7"),
+        ({"networks": "rdma-sub-0"}, "'my-rdma-net/my-rdma-subnet-0'"),
+        ({"networks": []}, "networks is an empty list"),
+        ({"networks": ["a/b", "a/b"]}, "names a/b twice"),
+        ({"networks": ["default/b"]}, "first interface is in the network default"),
+        ({"network": "mine", "networks": "mine/b"}, "name another network"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused_where_they_are_written(settings: dict[str, Any], says: str) -> None:
@@ -510,9 +518,112 @@ def test_a_check_says_what_is_there(gce_api: World) -> None:
     assert {each.text for what, each in found().items() if "ubuntu-2404-lts" in what} == {
         "ubuntu-2404-noble-amd64-v20261118"
     }
+    assert found()["Compute Engine: network default"].text.startswith("subnetwork default in all ")
+    assert "GCP(networks=…) is not set" in found()["Compute Engine: networks between GPUs"].text
+    assert "does not tell those of B200, H100" in found()["Compute Engine: quotas of GPUs"].text
     gce_api.quotas["GPUS_ALL_REGIONS"] = 0.0
     assert "iam-admin/quotas?project=lab-project" in found()["Compute Engine: quota GPUS_ALL_REGIONS"].advice
     assert gce_api.left() == {}
+
+
+def test_a_check_tells_networks_quotas_and_types_that_do_not_fit_in_one_line_each(
+    gce_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sold = {zone: dict(kinds) for zone, kinds in gce_wares.sold().items()}
+    sold["us-central1-a"]["a9-highgpu-8g"] = gce_wares.Kind("a9-highgpu-8g", 8, 64, "nvidia-r900")
+    monkeypatch.setattr(gce_wares, "sold", lambda: sold)
+    gce_api.regional = {(region, each): 0.0 for region in gce_api._regions() for each in gce_wares.QUOTAS}
+    gce_api.network("lab-net", "us-central1", "inner")
+    found = {each.what: each for each in gcp(network="lab-net", subnetwork="inner").check() if not each.good}
+    told = {what.removeprefix("Compute Engine: "): (each.text, each.advice) for what, each in found.items()}
+    assert told.keys() == {"network lab-net", "machine types with GPUs", "quotas of GPUs"}
+    assert "no subnetwork inner in africa-south1, " in told["network lab-net"][0]
+    assert "GCP(zones=…)" in told["network lab-net"][1]
+    assert "Google has a9-highgpu-8g, nvidia-r900, which" in told["machine types with GPUs"][0]
+    assert "limit 0 in every region" in told["quotas of GPUs"][0]
+    assert "iam-admin/quotas" in told["quotas of GPUs"][1]
+    gce_api.network("lab-net", "us-central1")
+    (text,) = [each for each in gcp(network="lab-net").check() if each.what.endswith("network lab-net")]
+    assert "GCP(subnetwork=…)" in text.advice
+
+
+# --- networks between GPUs -----------------------------------------------------------------------------------
+
+H200 = Need(accelerators=(parse("H200:8"),), market="spot", private_network=True)
+NETWORKS = ["second/second-sub", *(f"rdma/rdma-{number}" for number in range(8))]
+
+
+@pytest.fixture
+def ultra(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Prices for A3 Ultra, which only the catalogue has, and networks for it in the zone that has it."""
+    gce_api.network("second", "us-central1", "second-sub")
+    gce_api.network("rdma", "us-central1", *(f"rdma-{number}" for number in range(8)), zone="us-central1-b")
+    with Billing() as prices:
+        for name, value in prices.environment.items():
+            monkeypatch.setenv(name, value)
+        yield gce_api
+
+
+def test_gpus_of_several_nodes_get_the_networks_that_the_user_names(ultra: World) -> None:
+    """Google takes two interfaces of GVNIC and eight of MRDMA, in this order; the lab refuses anything else."""
+    offer = best(H200, networks=NETWORKS)
+    assert (offer.instance_type, offer.zone) == ("a3-ultragpu-8g", "us-central1-b")
+    told = inserted(ultra, order(0, 1, need=H200), offer, networks=NETWORKS)
+    first, *more = told["networkInterfaces"]
+    assert (first["nicType"], first["network"].rpartition("/")[2]) == ("GVNIC", "default")
+    assert [each["nicType"] for each in more] == ["GVNIC"] + ["MRDMA"] * 8
+    assert ["/".join(each[part].rpartition("/")[2] for part in ("network", "subnetwork")) for each in more] == NETWORKS
+    assert [each for each in more if "accessConfigs" in each] == [], "only the first has a public address"
+    assert len(ultra.rentals) == 2
+    one = gcp().instances()[0]
+    assert ultra.rentals[one.id].ip in str(gcp().access(one).transport)
+
+
+def test_one_node_and_types_without_such_networks_have_one_interface(ultra: World) -> None:
+    alone = replace(H200, private_network=False)
+    told = inserted(ultra, order(need=alone), best(alone, networks=NETWORKS), networks=NETWORKS)
+    assert len(told["networkInterfaces"]) == 1
+    need = replace(A100, private_network=True)
+    told = inserted(ultra, order(need=need, token="b-1"), best(need, networks=NETWORKS), networks=NETWORKS)
+    assert len(told["networkInterfaces"]) == 1
+
+
+def test_without_the_setting_a_warning_says_what_is_missing(ultra: World) -> None:
+    missing = r"a3-ultragpu-8g reach each other over one ordinary .*GCP\(networks=…\) is not set .*1 GVNIC and 8 MRDMA"
+    with pytest.warns(RuntimeWarning, match=missing):
+        offer = best(H200)
+    assert len(inserted(ultra, order(need=H200), offer)["networkInterfaces"]) == 1
+
+
+def test_networks_that_do_not_fit_are_refused_before_anything_is_rented(ultra: World) -> None:
+    with pytest.raises(UsageError, match="a3-ultragpu-8g takes 1 GVNIC and 8 MRDMA in this order"):
+        sold(H200, networks=NETWORKS[:8])  # too few
+    with pytest.raises(UsageError, match="takes 1 GVNIC and 8 MRDMA"):
+        sold(H200, networks=NETWORKS[::-1])  # GVNIC would come last
+    ultra.network("rdma", "us-central1", *(f"rdma-{number}" for number in range(8)), zone="us-central1-a")
+    with pytest.raises(UsageError, match=r"only serves the zone of its profile"):
+        sold(H200, networks=NETWORKS)
+    with pytest.raises(ProviderError, match=r"subnetwork rdma-9 of the network rdma.*no such subnetwork"):
+        sold(H200, networks=[*NETWORKS[:8], "rdma/rdma-9"])
+    with pytest.raises(ProviderError, match="the project has no such network"):
+        sold(H200, networks=[*NETWORKS[:8], "none/rdma-8"])
+
+
+def test_a3_mega_takes_eight_ordinary_networks(gce_api: World) -> None:
+    names = [f"gpu-{number}" for number in range(8)]
+    for name in names:
+        gce_api.network(name, "europe-west1", name)
+    need = replace(H100, accelerators=(parse("H100:8"),), private_network=True, regions=("europe-west1",))
+    networks = [f"{name}/{name}" for name in names]
+    mega = [each for each in sold(need, networks=networks) if each.instance_type == "a3-megagpu-8g"]
+    told = inserted(gce_api, order(0, 1, need=need), mega[0], networks=networks)
+    assert [each["nicType"] for each in told["networkInterfaces"]] == ["GVNIC"] * 9
+
+
+def test_what_has_no_price_is_refused_by_name(gce_api: World) -> None:
+    with pytest.raises(UsageError, match=r"GB200 cannot be offered: .* has no price for a4x-highgpu-4g"):
+        sold(Need(accelerators=(parse("GB200:4"),)))
+    assert sold(Need(accelerators=(parse("GB200:4"), *L4.accelerators))), "where others can be had, they are"
 
 
 # --- creates that must be refused ----------------------------------------------------------------------------
@@ -568,6 +679,10 @@ def test_without_an_offer_no_create_is_tried_and_the_reason_is_told(gce_api: Wor
 # --- errors --------------------------------------------------------------------------------------------------
 
 NO_H100 = "A a3-highgpu-8g VM instance with 8 nvidia-h100-80gb accelerator(s) is currently unavailable in the zone."
+FIELD = "Invalid value for field 'resource."
+NO_TYPE = "Machine type with name 'a' does not exist in zone 'z'."
+NO_IMAGE = "The referenced image resource cannot be found."
+NO_NETWORK = "The referenced network resource cannot be found."
 SYNC: list[tuple[int, str, str, type[ProviderError]]] = [
     (403, "quotaExceeded", NO_QUOTA, QuotaError),
     (503, "insufficientCapacity", "…", CapacityError),
@@ -589,6 +704,14 @@ SYNC: list[tuple[int, str, str, type[ProviderError]]] = [
     (412, "conditionNotMet", "Constraint constraints/compute.vmExternalIpAccess violated for project 1.", AccessError),
     (404, "notFound", "The resource 'projects/p/global/networks/none' was not found", ProviderError),
     (404, "notFound", "The resource 'projects/p/global/images/none' was not found", ProviderError),
+    (400, "invalid", f"{FIELD}machineType': 'zones/z/machineTypes/a'. {NO_TYPE}", CapacityError),
+    (
+        400,
+        "invalid",
+        f"{FIELD}disks[0].…sourceImage': 'projects/p/global/images/none'. {NO_IMAGE}",
+        ProviderError,
+    ),
+    (400, "invalid", f"{FIELD}networkInterfaces[0].network': 'global/networks/none'. {NO_NETWORK}", ProviderError),
     (400, "invalid", "Invalid value for field 'resource.name'", ProviderError),
     (503, "backendError", "…", NoAnswer),
     (500, "internalError", "…", NoAnswer),

@@ -165,6 +165,7 @@ def test_what_has_no_price_is_not_sold_and_why_is_said(gce_api: World, monkeypat
 
 
 def test_a_template_has_what_a_machine_has_and_a_group_makes_all_at_once_or_none(gce_api: World) -> None:
+    gce_api.networks["default"].subnetworks.add(("us-central1", "inner"))
     offer = sold("tpu7x-16", "spot", subnetwork="inner", service_account=ROBOT)[0]
     gcp(subnetwork="inner", service_account=ROBOT).launch(offer, order(0, 1, lifetime=3600.0))
     [template], [group] = gce_api.groups.templates.values(), gce_api.groups.there.values()

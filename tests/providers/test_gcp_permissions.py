@@ -253,12 +253,11 @@ def test_a_denial_of_cloud_tpu_is_google_s_and_says_what_to_ask_for(
 @pytest.mark.parametrize(
     ("need", "settings"),
     [
-        (L4, {"service_account": ROBOT}),
-        (TPU7X, {"service_account": ROBOT}),
-        (V5P, {"service_account": ROBOT}),
-        (V5P, {}),
+        pytest.param(L4, {"service_account": ROBOT}, id="machine"),
+        pytest.param(TPU7X, {"service_account": ROBOT}, id="group", marks=pytest.mark.slow),
+        pytest.param(V5P, {"service_account": ROBOT}, id="slice", marks=pytest.mark.slow),
+        pytest.param(V5P, {}, id="slice with the project's own account"),
     ],
-    ids=["machine", "group", "slice", "slice with the project's own account"],
 )
 def test_a_machine_gets_only_an_account_on_which_the_user_has_a_role(
     project: Project, need: Need, settings: dict[str, Any]

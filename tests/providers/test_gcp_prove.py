@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from skypool.accelerators import parse
 from skypool.drivers import preflight
@@ -26,6 +27,7 @@ from skypool_gcp.tpu import Tpu, _api, _proof
 from tests.lab import tpu_wares as wares
 from tests.lab.billing import Billing
 from tests.lab.gce import GCE
+from tests.lab.gcp_iam import Role
 from tests.lab.tpu import TPU
 from tests.lab.tpu_grpc import grpc_of
 
@@ -83,11 +85,11 @@ def bad(found: Iterator[Finding] | Any) -> list[Finding]:
 def test_each_fact_of_cloud_tpu_is_told_once(either: TPU) -> None:
     found = told(slices().check())
     assert not bad(found.values())
-    assert found["zones of Cloud TPU"].text == str(len(wares.zones()))
-    kinds = found["types of TPU slices"].text
+    assert found["Cloud TPU: zones"].text == str(len(wares.zones()))
+    kinds = found["Cloud TPU: types of slices"].text
     assert kinds.startswith("137 of 137 that skypool knows are in"), kinds
-    assert found["runtime versions of TPUs"].text == ", ".join(sorted(set(wares.RUNTIMES.values())))
-    assert "https://console.cloud.google.com/iam-admin/quotas?project=lab-project" in found["quotas of TPUs"].text
+    assert found["Cloud TPU: runtime versions"].text == ", ".join(sorted(set(wares.RUNTIMES.values())))
+    assert "https://console.cloud.google.com/iam-admin/quotas?project=lab-project" in found["Cloud TPU: quotas"].text
     assert len(found) == 5
     for action in ("GET acceleratorTypes", "GET runtimeVersions"):
         assert {each.by["zone"] for each in either.calls(action)} == {*wares.zones()}
@@ -97,7 +99,7 @@ def test_types_of_slices_that_google_has_no_more_or_has_anew_are_told_with_what_
     tpu_api.retired, tpu_api.newer = {"v2-8", "v2-32"}, ["v9-8"]
     found = told(slices().check())
     assert not bad(found.values())
-    said = found["types of TPU slices"].text
+    said = found["Cloud TPU: types of slices"].text
     assert "135 of 137" in said
     assert f"skypool does not know v9-8: update skypool: `{UPDATE}`" in said
     assert "no zone has v2-32, v2-8 any more" in said
@@ -106,14 +108,14 @@ def test_types_of_slices_that_google_has_no_more_or_has_anew_are_told_with_what_
 
 def test_only_zones_of_the_settings_are_read(tpu_api: TPU) -> None:
     found = told(slices(zones=["us-east5-a", "us-central1-f"]).check())
-    assert "are in us-east5-a" in found["types of TPU slices"].text
-    assert "any more" not in found["types of TPU slices"].text, "other zones may have them"
+    assert "are in us-east5-a" in found["Cloud TPU: types of slices"].text
+    assert "any more" not in found["Cloud TPU: types of slices"].text, "other zones may have them"
     assert {each.by["zone"] for each in tpu_api.calls("GET acceleratorTypes")} == {"us-east5-a"}
 
 
 def test_a_zone_without_any_known_slice_is_told_with_what_to_do(tpu_api: TPU) -> None:
     (finding,) = bad(slices(zones=["us-north9-x"]).check())
-    assert finding.what == "types of TPU slices"
+    assert finding.what == "Cloud TPU: types of slices"
     assert "is in us-north9-x" in finding.text
     assert "choose other zones with GCP(zones=…)" in finding.advice
 
@@ -122,7 +124,7 @@ def test_a_runtime_version_that_google_has_no_more_is_a_fault(either: TPU) -> No
     """Each create would be refused."""
     either.retired = {"v2-alpha-tpuv5"}
     (finding,) = bad(slices().check())
-    assert finding.what == "runtime versions of TPUs"
+    assert finding.what == "Cloud TPU: runtime versions"
     assert "v2-alpha-tpuv5 in europe-west4-b, us-central1-a, us-east5-a" in finding.text
     assert UPDATE in finding.advice
 
@@ -130,15 +132,15 @@ def test_a_runtime_version_that_google_has_no_more_is_a_fault(either: TPU) -> No
 def test_a_zone_that_does_not_answer_is_named(tpu_api: TPU) -> None:
     tpu_api.refuse("GET acceleratorTypes", "UNAVAILABLE", "The service is currently unavailable.")
     found = bad(slices(zones="us-east5-a").check())
-    assert [each.what for each in found] == ["types of TPU slices", "runtime versions of TPUs"]
+    assert [each.what for each in found] == ["Cloud TPU: types of slices", "Cloud TPU: runtime versions"]
     assert len(findings.once(found)) == 1, "it is one fact"
     assert "us-east5-a" in found[0].text
 
 
 def test_an_api_that_is_not_enabled_is_one_fact(gce_api: GCE) -> None:
     found = told(slices().check())
-    assert [*found] == ["zones of Cloud TPU", "the end of TPU slices"]
-    assert "gcloud services enable tpu.googleapis.com" in found["zones of Cloud TPU"].text
+    assert [*found] == ["Cloud TPU: zones", "Cloud TPU: end of slices"]
+    assert "gcloud services enable tpu.googleapis.com" in found["Cloud TPU: zones"].text
     (finding,) = slices().prove_creates()
     assert (finding.good, finding.text) == (True, "not sent, as the API of Cloud TPU is not enabled")
 
@@ -245,7 +247,7 @@ def test_each_price_of_the_tables_that_the_catalogue_has_is_compared(prices: Bil
     assert found.compared > 600
     assert {each.name for each in found.differences} <= {*billing.chips()}
     same = compare(billing.machines(), lambda name, place: billing.machines()[name][place])
-    assert str(same) == f"all {same.compared:,} prices that both have are the same"
+    assert str(same) == f"all {same.compared:,} prices of the tables that the catalogue has agree with it"
 
 
 def test_prices_that_have_drifted_are_told_in_one_line_with_the_largest_and_what_to_do(prices: Billing) -> None:
@@ -255,7 +257,7 @@ def test_prices_that_have_drifted_are_told_in_one_line_with_the_largest_and_what
     found = drift()
     most = found.differences[0]
     assert most.name.startswith("g2-standard-")
-    assert f"{len(found.differences)} of {found.compared:,} prices that both have differ by more than 1 %" in said.text
+    assert f"{len(found.differences)} of {found.compared:,} prices of the tables differ from the catalogue" in said.text
     assert f"{most.ours:.4f} USD/h in the table, {most.theirs:.4f} in the catalogue" in said.text
     assert UPDATE in said.text
     assert "\n" not in said.text
@@ -269,7 +271,7 @@ def test_a_catalogue_that_cannot_be_read_is_compared_with_nothing(prices: Billin
     assert said.good
     assert "could not be read now" in said.text
     assert "gcloud services enable cloudbilling.googleapis.com" in said.text
-    assert "both have" not in said.text
+    assert "of the tables" not in said.text
 
 
 def test_what_machines_have_cost_is_not_told_but_where_to_look(gce_api: GCE) -> None:
@@ -306,6 +308,16 @@ def test_expired_credentials_are_told_in_one_line(both: tuple[GCE, TPU]) -> None
     assert "\n" not in finding.text
 
 
+def test_a_missing_permission_is_told_in_one_line(both: tuple[GCE, TPU], prices: Billing) -> None:
+    gce, tpu = both
+    role = yaml.safe_load(gcp().policy())["includedPermissions"]
+    gce.caller = tpu.caller = prices.caller = Role([each for each in role if each != "tpu.locations.list"])
+    (finding,) = bad(findings.read(gcp()).findings)
+    assert "Permission 'tpu.locations.list' denied on 'projects/lab-project/locations'" in finding.text
+    assert "skypool doctor --policy gcp" in finding.advice
+    assert "\n" not in finding.text
+
+
 def test_a_wrong_clock_is_told_in_one_line(both: tuple[GCE, TPU], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "time", SimpleNamespace(time=lambda: time.time() + 600))
     found = bad(gcp().check())
@@ -334,6 +346,6 @@ def test_drift_of_prices_is_one_line_of_the_report(both: tuple[GCE, TPU], prices
     prices.changed = {"Nvidia L4 GPU": 1.5}
     price_cache.path().unlink(missing_ok=True)
     seen = findings.read(gcp())
-    lines = [f"{each.text}; {each.advice}" for each in seen.findings if "differ by more than 1 %" in each.text]
+    lines = [f"{each.text}; {each.advice}" for each in seen.findings if "differ from the catalogue" in each.text]
     assert len(lines) == 1
     assert UPDATE in lines[0]

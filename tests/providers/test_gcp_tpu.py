@@ -476,16 +476,16 @@ def test_an_end_that_is_refused_for_a_state_keeps_googles_words(
 
 def test_an_api_that_is_not_enabled_is_no_fault_of_who_rents_no_slices(gce_api: GCE) -> None:
     found = {each.what: each for each in sky.GCP(ssh_from="203.0.113.7").check()}
-    assert found["zones of Cloud TPU"].good
-    assert "not enabled: the API of Cloud TPU" in found["zones of Cloud TPU"].text
+    assert found["Cloud TPU: zones"].good
+    assert "not enabled: the API of Cloud TPU" in found["Cloud TPU: zones"].text
 
 
 def test_check_says_what_ends_a_slice(tpu_api: World) -> None:
     found = {each.what: each for each in backend().check()}
-    assert found["zones of Cloud TPU"].text == str(len(wares.zones()))
-    assert "skypool gc --yes" in found["the end of TPU slices"].text
+    assert found["Cloud TPU: zones"].text == str(len(wares.zones()))
+    assert "skypool gc --yes" in found["Cloud TPU: end of slices"].text
     own = {each.what: each for each in backend(service_account="a@b.iam.gserviceaccount.com").check()}
-    assert "deletes itself when its lease is over" in own["the end of TPU slices"].text
+    assert "deletes itself when its lease is over" in own["Cloud TPU: end of slices"].text
 
 
 # --- on machines ---------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from skypool.errors import (
     StillRunning,
     UsageError,
 )
-from skypool.model import Access, Instance, Need, Offer, Order
+from skypool.model import Access, Instance, Market, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.wire.transport import SSH
 from skypool_runpod import RunPod, _api
@@ -107,6 +107,40 @@ def order(pool: str = "train", token: str = "0123456789abcdef-1", nodes: tuple[i
 
 
 # --- what is sold --------------------------------------------------------------------------------------------
+
+PARTITIONS = {
+    "1g.24gb": "NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb",
+    "2g.48gb": "NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 2g.48gb",
+}
+"""GPU types that public programs rent (read 2026-11-24). Prices here are made up."""
+
+
+@pytest.mark.parametrize("graphql", [False, True])
+def test_a_partition_is_sold_as_one_and_never_as_a_whole_card(runpod_api: World, graphql: bool) -> None:
+    for kind in (*PARTITIONS.values(), "NVIDIA RTX PRO 6000 Blackwell Server Edition"):
+        runpod_api.price(kind, 0.5, 0.25)
+    market: Market = "spot" if graphql else "on-demand"
+    for profile, kind in PARTITIONS.items():
+        has = parse(f"RTX_PRO_6000-Server/{profile}")
+        offers = [
+            each
+            for each in sold(Need(accelerators=(has,), market=market), graphql=graphql)
+            if each.accelerator and has.accepts(each.accelerator)
+        ]
+        assert [(each.instance_type, each.accelerator) for each in offers] == [(f"1x {kind}", has)]
+    whole = parse("RTX_PRO_6000-Server")
+    fitting = [
+        each.instance_type
+        for each in sold(Need(accelerators=(whole,), market=market), graphql=graphql)
+        if each.accelerator and whole.accepts(each.accelerator)
+    ]
+    assert fitting == ["1x NVIDIA RTX PRO 6000 Blackwell Server Edition"]
+
+
+def test_several_partitions_in_one_pod_are_not_sold(runpod_api: World) -> None:
+    runpod_api.price(PARTITIONS["1g.24gb"], 0.5, None)
+    two = Need(accelerators=(parse("RTX_PRO_6000-Server/1g.24gb:2"),))
+    assert [each for each in sold(two) if each.accelerator and each.accelerator.profile] == []
 
 
 def sold(need: Need, **settings: Any) -> list[Offer]:

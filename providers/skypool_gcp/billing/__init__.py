@@ -113,7 +113,7 @@ _NAMES = _names()
 
 
 class Shape(NamedTuple):
-    """What a machine type has, of which Google charges each part.
+    """The parts of a machine type, each of which Google charges.
 
     Attributes:
         vcpus: The number of vCPUs.

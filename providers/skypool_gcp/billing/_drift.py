@@ -57,13 +57,13 @@ class Comparison(NamedTuple):
     def __str__(self) -> str:
         """The result in words, with what to do about differences."""
         if not self.differences:
-            return f"all {self.compared:,} prices that both have are the same"
+            return f"all {self.compared:,} prices of the tables that the catalogue has agree with it"
         most = self.differences[0]
         where = f"{most.name} {'on demand' if most.market == 'on-demand' else 'as spot'} in {most.region}"
         return (
-            f"{len(self.differences):,} of {self.compared:,} prices that both have differ by more than 1 %, most that "
-            f"of {where} ({most.ours:.4f} USD/h in the table, {most.theirs:.4f} in the catalogue, which counts): for "
-            "newer tables, update skypool with `pip install --upgrade 'skypool[gcp]'`"
+            f"{len(self.differences):,} of {self.compared:,} prices of the tables differ from the catalogue by more "
+            f"than 1 %, most that of {where} ({most.ours:.4f} USD/h in the table, {most.theirs:.4f} in the catalogue, "
+            "which counts): for newer tables, update skypool with `pip install --upgrade 'skypool[gcp]'`"
         )
 
 

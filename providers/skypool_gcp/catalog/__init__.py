@@ -39,6 +39,9 @@ Facts = TypedDict(
         "placed": list[str],
         "spot only": list[str],
         "more types": list[str],
+        "fabric": dict[str, list[int]],
+        "unpriced": dict[str, str],
+        "unsold": list[str],
         "metrics": dict[str, str],
         "attached": dict[str, dict[str, list[int]]],
         "n1": dict[str, float],
@@ -169,6 +172,18 @@ class Ends(NamedTuple):
     public: str
 
 
+class Place(NamedTuple):
+    """The places in which a subnetwork of the setting `networks` can be used.
+
+    Attributes:
+        regions: The regions that have a subnetwork of this name in this network.
+        profile: The network's profile, such as ".../networkProfiles/us-central1-b-vpc-roce"; "" if it has none.
+    """
+
+    regions: set[str]
+    profile: str
+
+
 class ImagePath(NamedTuple):
     """The parts of the path of a disk image, such as "projects/P/global/images/family/F".
 
@@ -203,6 +218,44 @@ def types(need: Need) -> list[str]:
     if any(each.kind != "cpu" for each in need.accelerators):
         return []
     return _plain_types(known, need)
+
+
+def fabric(machine_type: str) -> list[str]:
+    """Return the types of the further network interfaces for a machine's GPUs, in order: "GVNIC" or "MRDMA" each.
+
+    Returns [] if the machine type has no such interfaces.
+    """
+    gvnic, mrdma = FACTS["fabric"].get(machine_type, (0, 0))
+    return ["GVNIC"] * gvnic + ["MRDMA"] * mrdma
+
+
+def reaches(place: Place, type: str, zone: str) -> bool:
+    """Return True if an interface of a type ("GVNIC" or "MRDMA") of a machine in a zone can be in a subnetwork.
+
+    A network with an RDMA profile takes only MRDMA, and only in the zone of the profile:
+    https://docs.cloud.google.com/vpc/docs/rdma-network-profiles (read 2026-11-24 in a stored copy).
+    """
+    if _api.region_of(zone) not in place.regions:
+        return False
+    if type != "MRDMA":
+        return not place.profile
+    return _api.last_part(place.profile) == f"{zone}-vpc-roce"
+
+
+def refuse_unpriced(need: Need) -> None:
+    """Refuse a need that only machine types without a known price could meet.
+
+    Raises:
+        UsageError: There is such a machine type. The message names it.
+    """
+    names = {each.name for each in need.accelerators}
+    for kind, accelerator in FACTS["unpriced"].items():
+        if accelerator in names:
+            raise UsageError(
+                f"{accelerator} cannot be offered: Google's price catalogue has no price for {kind}, so its offers "
+                "could not be compared with others, and no budget could count them; choose another accelerator or "
+                "provider"
+            )
 
 
 def _plain_types(known: Iterable[str], need: Need) -> list[str]:

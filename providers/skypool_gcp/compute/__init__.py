@@ -11,6 +11,7 @@ machine with a service account can delete itself.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,12 +24,12 @@ from skypool.drivers.contract import Answers, undo
 from skypool.drivers.regional import chosen, each_done
 from skypool.drivers.retry import at_once
 from skypool.drivers.settings import networks
-from skypool.errors import NoAnswer, ProviderError, RateLimitError
+from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api, billing, catalog
 from skypool_gcp._sdk import requests
 from skypool_gcp.catalog import STATES
-from skypool_gcp.compute import _asked, _proof, _requests
+from skypool_gcp.compute import _asked, _proof, _requests, _survey
 from skypool_gcp.compute._asked import ComputeApi, insist, look
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Compute:
         """
         types = catalog.types(need)
         if not types:
+            catalog.refuse_unpriced(need)
             return Answers()
         zones = set(self.zones(need.regions))
         held = self._reservations()
@@ -109,7 +111,63 @@ class Compute:
         for ware in catalog.wares(records, attachable, need):
             if ware.zone in zones:
                 found.extend(ware.offers(need, base, rates, held))
+        if need.private_network:
+            found = self._connected(found)
         return Answers(found, [*records.lacks, *attachable.lacks])
+
+    def _connected(self, offers: Sequence[Offer]) -> list[Offer]:
+        """Return the offers whose machines fit the networks in the settings, for machines that must reach each other.
+
+        Machine types without further interfaces for their GPUs always fit. If the settings name no networks, all offers
+        are returned, and a RuntimeWarning says that the GPUs reach each other over one ordinary interface.
+
+        Raises:
+            UsageError: The settings name networks, and none of the offers fits them.
+            ProviderError: The networks could not be read, or do not exist.
+        """
+        wanted = {each.instance_type for each in offers if catalog.fabric(each.instance_type)}
+        if not wanted:
+            return list(offers)
+        if not self.settings.networks:
+            warnings.warn(_slow(wanted), RuntimeWarning, stacklevel=3)
+            return list(offers)
+        places = self._places()
+        fits = []
+        for each in offers:
+            needed = catalog.fabric(each.instance_type)
+            mine = self.settings.networks[: len(needed)]
+            reached = all(
+                catalog.reaches(places[name], type, each.zone) for name, type in zip(mine, needed, strict=False)
+            )
+            if len(mine) == len(needed) and reached:
+                fits.append(each)
+        if not fits:
+            raise UsageError(
+                f"GCP(networks=…) does not fit: {'; '.join(map(_takes, sorted(wanted)))}; all must be in the region of "
+                "the machines, and an RDMA network only serves the zone of its profile"
+            )
+        return fits
+
+    def _places(self) -> dict[str, catalog.Place]:
+        """Return where each network of the setting `networks` can be used.
+
+        Raises:
+            ProviderError: A network or a subnetwork does not exist, or Google did not answer.
+        """
+        names = self.settings.networks or ()
+        profiles = {
+            name: look(self._calls.network, name).network_profile for name in {n.partition("/")[0] for n in names}
+        }
+        regions: dict[str, set[str]] = {name: set() for name in names}
+        for each in look(self._calls.subnetworks, _named(sorted({name.partition("/")[2] for name in names}))):
+            whole = f"{_api.last_part(each.network)}/{each.name}"
+            if whole in regions:
+                regions[whole].add(_api.last_part(each.region))
+        for name, found in regions.items():
+            if not found:
+                what = f"the subnetwork {name.partition('/')[2]} of the network {name.partition('/')[0]}"
+                raise _api.REFUSALS.error(what, "NoSubnetwork", "the project has no such subnetwork")
+        return {name: catalog.Place(regions[name], profiles[name.partition("/")[0]]) for name in names}
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create one machine for each node number of the order, all in parallel, and return the machines.
@@ -239,25 +297,32 @@ class Compute:
     def check(self) -> Iterable[Finding]:
         """Yield one finding (a passed or failed check, with text) for each condition for renting machines.
 
-        The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, the network,
-        zones, listing machines, prices, images and quotas. The checks run in parallel when the first finding is taken.
+        The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, networks,
+        zones, listing machines, prices, images, machine types and quotas. The checks run in parallel when the first
+        finding is taken.
         No check changes anything, so no check shows whether the account may create or delete machines. A failed check
         does not raise.
         """
-        network = self.settings.network
+        calls = self._calls
         questions = preflight.basics(
             lambda: look(self._calls.project_record).name,
             self._date,
             self.settings.ssh_from,
         )
-        questions[f"network {network}"] = lambda: look(self._calls.network, network).name
+        questions[f"network {self.settings.network}"] = lambda: _survey.network(calls, self._regions())
+        questions["networks between GPUs"] = lambda: _survey.fabric(self._places() if self.settings.networks else None)
         questions["zones"] = lambda: len(self.zones(()))
         questions["machines of skypool"] = lambda: len(list(_asked.labelled(self._calls.instances)))
         questions["prices"] = lambda: billing.told(self.settings, self._shapes)
         for path in [self.settings.image] if self.settings.image else catalog.IMAGES.values():
             questions[f"image {path}"] = partial(self._image_name, path)
+        questions["machine types with GPUs"] = lambda: _survey.types(
+            look(calls.machine_types, _survey.filter()),
+            look(calls.accelerator_types, 'name eq ".*"'),
+        )
         for metric in _QUOTAS:
             questions[f"quota {metric}"] = partial(self._quota, metric)
+        questions["quotas of GPUs"] = lambda: _survey.quotas(calls, self._regions())
         return preflight.findings({f"Compute Engine: {what}": question for what, question in questions.items()})
 
     def prove_creates(self) -> Iterable[Finding]:
@@ -314,6 +379,10 @@ class Compute:
         up = [each.name for each in look(self._calls.zones) if each.status == "UP"]
         of_zones_and_regions = [each for pattern in patterns for each in (pattern, f"{pattern}-?")]
         return chosen(up, self.settings.zones or (), of_zones_and_regions)
+
+    def _regions(self) -> list[str]:
+        """Return the names of the regions of all zones in which machines may be rented, sorted."""
+        return sorted({_api.region_of(each) for each in self.zones(())})
 
     def _reservations(self) -> list[compute_v1.Reservation] | None:
         """Return the reservations (capacity reserved before) that have the name in the settings, in all zones.
@@ -672,6 +741,22 @@ class Compute:
 def _named(names: Sequence[str]) -> str:
     """Return a filter expression of the API for resources with one of these names, such as 'name eq "(a|b)"'."""
     return f'name eq "({"|".join(names)})"'
+
+
+def _takes(machine_type: str) -> str:
+    """Return which further interfaces a machine type takes, such as "a4-highgpu-8g takes 1 GVNIC and 8 MRDMA"."""
+    types = catalog.fabric(machine_type)
+    parts = [f"{types.count(type)} {type}" for type in ("GVNIC", "MRDMA") if type in types]
+    return f"{machine_type} takes {' and '.join(parts)} in this order"
+
+
+def _slow(machine_types: Iterable[str]) -> str:
+    """Return the sentence on what is missing without the setting `networks`."""
+    several = sorted(machine_types)
+    return (
+        f"GPUs of several machines of {', '.join(several)} reach each other over one ordinary network interface, "
+        f"because GCP(networks=…) is not set ({'; '.join(map(_takes, several))})"
+    )
 
 
 def _gone(instance: Instance, text: str, *, code: str) -> ProviderError:

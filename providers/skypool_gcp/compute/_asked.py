@@ -147,6 +147,30 @@ class ComputeApi:
         request = compute_v1.GetNetworkRequest(project=self.project, network=name)
         return self._get(f"the network {name}", _client_of(compute_v1.NetworksClient).get, request)
 
+    def regions(self) -> list[compute_v1.Region]:
+        """Return Google's records of all regions, which contain the project's quotas there.
+
+        Raises:
+            ProviderError: The API refused the request, or did not answer within 60 s.
+        """
+        request = compute_v1.ListRegionsRequest(project=self.project)
+        return self._list("the list of regions", _client_of(compute_v1.RegionsClient).list, request)
+
+    def subnetworks(self, filter: str) -> list[compute_v1.Subnetwork]:
+        """Return the project's subnetworks, in all regions, that match a filter of the API.
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "n2-.*"'.
+
+        Raises:
+            NoAnswer: The API or one of the regions did not answer.
+            ProviderError: The API refused the request.
+        """
+        request = compute_v1.AggregatedListSubnetworksRequest(project=self.project, filter=filter)
+        client = _client_of(compute_v1.SubnetworksClient)
+        scopes = self._list_everywhere("the list of subnetworks", client.aggregated_list, request)
+        return [each for scope in scopes for each in scope.subnetworks]
+
     def machine_types(self, filter: str) -> Answers[compute_v1.MachineType]:
         """Return the machine types that match a filter of the API, in all zones.
 

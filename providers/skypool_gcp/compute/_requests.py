@@ -18,7 +18,7 @@ from skypool.errors import UsageError
 from skypool.model import Offer, Order
 from skypool_gcp import _api
 from skypool_gcp._sdk import compute_v1
-from skypool_gcp.catalog import FACTS, machine_of
+from skypool_gcp.catalog import FACTS, fabric, machine_of
 
 _HEAD_START = 120.0
 """Seconds by which a machine's own shutdown comes after the time at which Google deletes the machine.
@@ -107,7 +107,8 @@ def machine(
                 settings,
                 offer,
                 subnetwork=f"regions/{offer.region}/subnetworks/{settings.subnetwork}",
-            )
+            ),
+            *_fabric(settings, offer, order),
         ],
         scheduling=_scheduling(offer, order),
         guest_accelerators=[
@@ -366,6 +367,33 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
         nic_type="GVNIC" if offer.accelerator else None,
         access_configs=[compute_v1.AccessConfig(name="External NAT", type_="ONE_TO_ONE_NAT")],
     )
+
+
+def _fabric(settings: _api.Settings, offer: Offer, order: Order) -> list[compute_v1.NetworkInterface]:
+    """Return the further network interfaces over which a machine's GPUs reach those of the order's other machines.
+
+    They have no public address. The list is empty if the order needs no private network, the settings name no networks,
+    or the machine type has no such interfaces.
+
+    Args:
+        settings: The settings of the driver, which name the networks.
+        offer: The offer that is rented. It gives the machine type and the region.
+        order: The order.
+    """
+    if not (order.need.private_network and settings.networks):
+        return []
+    region = f"projects/{settings.billed()}/regions/{offer.region}"
+    interfaces = []
+    for type, place in zip(fabric(_machine_type(offer)), settings.networks, strict=False):
+        network, _, subnetwork = place.partition("/")
+        interfaces.append(
+            compute_v1.NetworkInterface(
+                network=f"projects/{settings.billed()}/global/networks/{network}",
+                subnetwork=f"{region}/subnetworks/{subnetwork}",
+                nic_type=type,
+            )
+        )
+    return interfaces
 
 
 def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:

@@ -1,8 +1,8 @@
 """Sends requests that Cloud TPU must refuse, for the command `skypool prove`.
 
 The API has no dry run: its methods that create have no parameter "validateOnly", as Google's discovery document of
-2026-10-01 says. So each request is a real one of the driver for its cheapest slice, with one part that does not exist.
-A slice is a group of TPU hosts that are rented together.
+2026-10-01 says (read 2026-11-24). So each request is a real one of the driver for its cheapest slice, with one part
+that does not exist. A slice is a group of TPU hosts that are rented together.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class _Zone:
-    """What Cloud TPU has in one zone.
+    """The types and runtime versions that Cloud TPU has in one zone.
 
     Attributes:
         name: The name of the zone.
@@ -70,15 +70,15 @@ def findings(calls: TpuApi, chosen: Sequence[str] | None, end: str) -> Iterator[
         zones.extend(calls.zones())
         return str(len(zones))
 
-    yield from preflight.findings({"zones of Cloud TPU": lambda: google.unless_disabled(ask, _DISABLED)})
+    yield from preflight.findings({"Cloud TPU: zones": lambda: google.unless_disabled(ask, _DISABLED)})
     used = [each for each in zones if chosen is None or each in chosen]
     questions: dict[str, Callable[[], object]] = {}
     if zones:
         seen = at_once(partial(_seen, calls), used)
-        questions["types of TPU slices"] = lambda: _types(seen, is_all=chosen is None)
-        questions["runtime versions of TPUs"] = lambda: _runtimes(seen)
-        questions["quotas of TPUs"] = lambda: _QUOTAS.format(project=calls.settings.billed())
-    questions["the end of TPU slices"] = lambda: end
+        questions["Cloud TPU: types of slices"] = lambda: _types(seen, is_all=chosen is None)
+        questions["Cloud TPU: runtime versions"] = lambda: _runtimes(seen)
+        questions["Cloud TPU: quotas"] = lambda: _QUOTAS.format(project=calls.settings.billed())
+    questions["Cloud TPU: end of slices"] = lambda: end
     yield from preflight.findings(questions)
 
 

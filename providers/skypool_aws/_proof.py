@@ -1,0 +1,585 @@
+"""Checks an AWS account for `skypool doctor` and `skypool prove`, and sends launches that EC2 must refuse.
+
+Permissions are tested by dry runs: EC2 checks the real request of a pool, and does not execute it
+(https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html, parameter DryRun, read 2026-11-24).
+"""
+# pyright: reportTypedDictNotRequiredAccess=false
+# The stubs of boto3 mark every field of an answer as one that may be missing.
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from skypool.drivers import preflight, tags
+from skypool.drivers.retry import at_once
+from skypool.errors import (
+    AccessError,
+    CredentialsError,
+    NoAnswer,
+    ProviderError,
+    RateLimitError,
+    SkypoolError,
+)
+from skypool.model import Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
+from skypool_aws import _api, _catalog, _requests
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import InstanceTypeDef, SubnetTypeDef
+
+_DENIALS = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
+"""AWS's error codes for a missing permission."""
+
+_NO_IMAGE = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "ParameterNotFound")
+"""AWS's error codes for an image that a region does not have."""
+
+_PRECISION = 1e-6
+"""Difference of two prices in USD up to which they count as equal."""
+
+_NEEDED = timedelta(minutes=10)
+"""Time after which `skypool gc` may end an instance that EC2 launched against expectation."""
+
+_MARKETS: tuple[Market, ...] = ("on-demand", "spot")
+
+_UPGRADE = "upgrade skypool: `pip install --upgrade skypool`"
+
+
+@dataclass(frozen=True)
+class Account:
+    """The parts of the driver and its settings that the checks use.
+
+    Attributes:
+        profile: a profile of the AWS configuration; None leaves the choice to boto3.
+        region: the region in which permissions and quotas are checked.
+        chooses_regions: True if the settings name regions, so that the others are not looked at.
+        base: the image of the settings; "" for none.
+        ssh_from: the networks of the settings that may log in; None for this computer's address.
+        client: returns the client for EC2 in a region.
+        regions: returns the names of the regions that the settings allow.
+        subnets: returns EC2's records of the subnets in which machines may be placed.
+        launch: returns the launch request for an order, without key pair, security group and placement group.
+        reserved: returns the offer of the capacity reservation of the settings; None if the settings have none.
+        listed: returns the machines and the leftovers of the user's pools in a region.
+        terminate: terminates the instances of these records of EC2 in the region, and returns when they have ended.
+    """
+
+    profile: str | None
+    region: str
+    chooses_regions: bool
+    base: str
+    ssh_from: Sequence[str] | None
+    client: Callable[[str], EC2Client]
+    regions: Callable[[], list[str]]
+    subnets: Callable[[EC2Client], list[SubnetTypeDef]]
+    launch: Callable[[Offer, Order], _requests.InstanceRequest]
+    reserved: Callable[[], Offer | None]
+    listed: Callable[[str], tuple[list[Instance], list[Leftover]]]
+    terminate: Callable[[Sequence[InstanceTypeDef]], None]
+
+
+# --- level "read" --------------------------------------------------------------------------------------------
+
+
+def check(account: Account) -> Iterator[Finding]:
+    """Check an account, and yield the findings, each fact once. Nothing is rented or changed. Does not raise.
+
+    Without valid credentials, only the findings about this computer and the credentials are yielded. A wrong clock is
+    then told instead of the credentials, because AWS refuses signatures with a wrong time.
+    """
+    found = {each.what: each for each in preflight.findings(_basics(account))}
+    is_known = found["credentials"].good
+    if not is_known and not found["clock"].good:
+        is_clock_right = found["clock"].advice == found["credentials"].advice  # both failed for the same reason
+        del found["clock" if is_clock_right else "credentials"]
+    yield from found.values()
+    if is_known:
+        yield from _told(_questions(account), account.region)
+
+
+def _basics(account: Account) -> dict[str, Callable[[], object]]:
+    """Return the checks of this computer, the credentials and the clock, as input for `preflight.findings`."""
+    return preflight.basics(
+        lambda: _requests.identity(_api.sts(account.profile, account.region)),
+        lambda: _requests.clock(account.client(account.region)),
+        account.ssh_from,
+    )
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A check that failed: the title of its finding, and the error."""
+
+    what: str
+    error: Exception
+
+
+_Question = Callable[[], Iterable[Finding | _Failed]]
+"""A check with several results. If it raises, the error is its only result."""
+
+
+def _questions(account: Account) -> dict[str, _Question]:
+    """Return the checks that need valid credentials, by the titles of what fails as a whole."""
+    region = account.region
+    questions: dict[str, _Question] = {
+        f"pools in {region}": partial(_pools, account),
+        f"instances in {region}": partial(_dry_runs, account),
+        f"keys, groups and addresses in {region}": partial(_creates, account),
+        "images and instance types": partial(_sold, account),
+        "prices of disks and addresses": partial(_extras, account),
+    }
+    for quota in _catalog.QUOTAS:
+        questions[f"quota of {quota.name} in {region}"] = partial(_quota, account, quota)
+    return questions
+
+
+def _told(questions: Mapping[str, _Question], region: str) -> Iterator[Finding]:
+    """Run checks in parallel, and yield their findings.
+
+    Failures of one text are one finding. So is all that failed for want of permissions.
+    """
+    denied: dict[str, Exception] = {}
+    failed: dict[str, list[_Failed]] = {}
+    for title, outcome in zip(questions, at_once(lambda ask: list(ask()), questions.values()), strict=True):
+        for each in [_Failed(title, outcome)] if isinstance(outcome, Exception) else outcome:
+            if isinstance(each, Finding):
+                yield each
+            elif permission := _permission(each.error):
+                denied.setdefault(permission, each.error)
+            else:
+                failed.setdefault(str(each.error), []).append(each)
+    yield _permissions(denied, region)
+    for several in failed.values():
+        yield preflight.failure(", ".join(dict.fromkeys(each.what for each in several)), several[0].error)
+
+
+def _permission(error: Exception) -> str:
+    """Return the permission that AWS says is missing, such as "ec2:RunInstances"; "" for any other error.
+
+    If AWS does not name the permission, AWS's text is returned.
+    """
+    if not isinstance(error, ProviderError) or error.code not in _DENIALS:
+        return ""
+    named = re.search(r"not authorized to perform: (\S+)", error.text)
+    return named[1] if named else error.text
+
+
+def _permissions(denied: Mapping[str, Exception], region: str) -> Finding:
+    """Return the finding about permissions.
+
+    Args:
+        denied: a dict from missing permission to the error that tells of it.
+        region: the region in which permissions were tested.
+    """
+    title = f"permissions in {region}"
+    if not denied:
+        return Finding(title, True, "dry runs of all requests are allowed")
+    first, *others = denied
+    finding = preflight.failure(title, denied[first])
+    return replace(finding, text=f"{finding.text}; also missing: {', '.join(others)}") if others else finding
+
+
+# --- permissions ---------------------------------------------------------------------------------------------
+
+
+def _pools(account: Account) -> Iterator[Finding]:
+    """Yield what the user's pools have in the region. This needs the permissions by which `skypool gc` looks."""
+    instances, leftovers = account.listed(account.region)
+    yield Finding(f"pools in {account.region}", True, f"{len(instances)} machines, {len(leftovers)} leftovers")
+
+
+def _creates(account: Account) -> Iterator[Finding | _Failed]:
+    """Yield the failures of dry runs that make what a pool makes beside machines: a key pair, groups, an address."""
+    ec2 = account.client(account.region)
+    said = tags.tags(_order(Need()))
+    asks: dict[str, Callable[[], None]] = {
+        "key pairs": lambda: _requests.may_import_keys(ec2, said),
+        "security groups": lambda: _requests.may_create_security_groups(ec2, account.subnets(ec2)[0]["VpcId"], said),
+        "placement groups": lambda: _requests.may_create_placement_groups(ec2, said),
+        "Elastic IP addresses": lambda: _requests.may_allocate_addresses(ec2, said),
+    }
+    for what, outcome in zip(asks, at_once(lambda ask: ask(), asks.values()), strict=True):
+        if isinstance(outcome, Exception):
+            yield _Failed(f"{what} in {account.region}", outcome)
+
+
+def _dry_runs(account: Account) -> Iterator[Finding | _Failed]:
+    """Yield the results of dry runs of the launch request for a type of each family, on demand and as spot.
+
+    The request is that of a pool, with the accelerator's image, the subnet and the tags. Only the key pair and the
+    groups are missing, because they do not exist before a pool makes them.
+    """
+    ec2 = account.client(account.region)
+    offers = dict(_smallest(account, ec2))
+
+    def may_launch(offer: Offer) -> None:
+        _requests.may_run_instances(ec2, account.launch(offer, _order(Need(market=offer.market))))
+
+    allowed: dict[str, list[str]] = {}
+    for (family, market), outcome in zip(offers, at_once(may_launch, offers.values()), strict=True):
+        if isinstance(outcome, Exception):
+            yield _Failed(f"{family} {market} in {account.region}", outcome)
+        else:
+            allowed.setdefault(market, []).append(family)
+    if allowed:
+        text = "; ".join(f"{market}: {', '.join(families)}" for market, families in allowed.items())
+        yield Finding(f"instances in {account.region}", True, f"dry runs are allowed ({text})")
+
+
+def _smallest(account: Account, ec2: EC2Client) -> Iterator[tuple[tuple[str, Market], Offer]]:
+    """Yield ((name of the family, market), offer) of the smallest type of each family that the region sells.
+
+    The family is named as its quota. If the settings name an image, only types of the image's processor architecture
+    count. If the settings have a capacity reservation, only its offer is yielded.
+
+    Args:
+        account: the account.
+        ec2: the client of the region.
+    """
+    if (held := account.reserved()) is not None:
+        yield ("the reservation", "on-demand"), held
+        return
+    arch = (
+        _requests.image(ec2, _image(account, account.region, account.base))["Architecture"]
+        if _names_image(account)
+        else ""
+    )
+    records = _requests.instance_types(ec2, [*_catalog.accelerated(), *_catalog.patterns(Need())])
+    kinds = {offer.instance_type: offer for offer in map(_catalog.kind, records) if _is_offered(account, offer)}
+    zones: dict[str, str] = {}
+    for row in _requests.offerings(ec2, [*kinds], [subnet["AvailabilityZone"] for subnet in account.subnets(ec2)]):
+        zones.setdefault(row["InstanceType"], row["Location"])
+    for quota in _catalog.QUOTAS:
+        for market in _MARKETS:
+            sold = [
+                kinds[name]
+                for name in zones
+                if kinds[name].quota == quota.name
+                and market in kinds[name].detail["sold"]
+                and arch in ("", kinds[name].arch)
+            ]
+            if sold:
+                least = min(sold, key=_size)
+                place = zones[least.instance_type]
+                yield (quota.name, market), replace(least, region=account.region, zone=place, market=market)
+
+
+def _size(offer: Offer) -> tuple[float, str]:
+    """Return a key that sorts offers by vCPUs."""
+    return offer.vcpus or 0.0, offer.instance_type
+
+
+def _names_image(account: Account) -> bool:
+    """Return True if the settings name one image, which has one processor architecture. A release of Ubuntu has two."""
+    return account.base.startswith(("ami-", "/"))
+
+
+def _is_offered(account: Account, offer: Offer) -> bool:
+    """Return True if the driver offers machines of this type: they have an accelerator that it knows, or none."""
+    if _catalog.needs_grid_driver(offer.instance_type) and not account.base:
+        return False
+    return offer.accelerator is not None or offer.quota == _catalog.PLAIN
+
+
+def _image(account: Account, region: str, name: str) -> str:
+    """Return the id of an image. `name` is that id, or the name of an SSM parameter that holds the id.
+
+    Raises:
+        ProviderError: the region has no such image.
+    """
+    if name.startswith("ami-"):
+        return str(_requests.image(account.client(region), name)["ImageId"])
+    return _requests.image_parameter(_api.ssm(account.profile, region), name)
+
+
+def _order(need: Need) -> Order:
+    """Return an order of one machine, for requests that must not or cannot succeed."""
+    token = f"{secrets.token_hex(8)}-1"
+    return Order(_requests.TRIAL_NAME, token, (0,), need, until=datetime.now(UTC) + _NEEDED)
+
+
+def _quota(account: Account, quota: _catalog.Quota) -> Iterator[Finding]:
+    """Yield the limits of a quota in words: the vCPUs that may run at once on demand and as spot.
+
+    Raises:
+        QuotaError: both limits are 0.
+    """
+    quotas = _api.service_quotas(account.profile, account.region)
+    on_demand = _requests.quota(quotas, quota.on_demand)
+    spot = _requests.quota(quotas, quota.spot)
+    text = f"{on_demand:g} vCPUs at once on demand, {spot:g} as spot"
+    if not (on_demand or spot):
+        what = f"instances of the types {quota.name}"
+        raise _api.REFUSALS.error(what, "VcpuLimitExceeded", text, region=account.region)
+    yield Finding(f"quota of {quota.name} in {account.region}", True, text)
+
+
+# --- images, types and prices --------------------------------------------------------------------------------
+
+
+def _sold(account: Account) -> Iterator[Finding | _Failed]:
+    """Yield the findings about images and instance types in all regions that the settings allow."""
+    regions = account.regions()
+    types: dict[str, set[str]] = {}
+    for region, outcome in zip(regions, at_once(partial(_types, account), regions), strict=True):
+        if isinstance(outcome, Exception):
+            yield _Failed("instance types", outcome)
+        else:
+            types[region] = outcome
+    yield from _images(account, types)
+    if len(types) == len(regions):
+        yield _drift(set().union(*types.values()), len(regions), complete=not account.chooses_regions)
+
+
+def _types(account: Account, region: str) -> set[str]:
+    """Return the names of a region's types of the families with accelerators."""
+    return set(_requests.types_in_region(account.client(region), _catalog.accelerated()))
+
+
+def _images(account: Account, types: Mapping[str, Iterable[str]]) -> Iterator[Finding | _Failed]:
+    """Yield a finding for each image of a type that is sold, about all regions.
+
+    Args:
+        account: the account.
+        types: a dict from region to the names of its types with accelerators.
+    """
+    pairs = [(region, name) for region, names in types.items() for name in _catalog.images_of(names, account.base)]
+    missing: dict[str, list[str]] = {name: [] for _, name in pairs}
+    outcomes = at_once(lambda pair: _image(account, *pair), pairs)
+    for (region, name), outcome in zip(pairs, outcomes, strict=True):
+        if isinstance(outcome, ProviderError) and outcome.code in _NO_IMAGE:
+            missing[name].append(region)
+        elif isinstance(outcome, Exception):
+            yield _Failed(f"image {name}", outcome)
+    for name, lacking in missing.items():
+        regions = [region for region, each in pairs if each == name]
+        if lacking:
+            text = f"missing in {', '.join(lacking)}, where AWS sells instance types that start from it"
+            advice = "name another image with ami= or an Image's base=, or take another region"
+            yield Finding(f"image {name}", False, text, advice)
+        else:
+            yield Finding(f"image {name}", True, _counted(regions))
+
+
+def _counted(regions: Sequence[str]) -> str:
+    """Return the name of a single region, or the number of several regions in words."""
+    return regions[0] if len(regions) == 1 else f"{len(regions)} regions"
+
+
+def _drift(sold: set[str], regions: int, *, complete: bool) -> Finding:
+    """Return the finding that compares AWS's instance types with skypool's catalogue. A difference is no failure.
+
+    Args:
+        sold: the names of the types of the families with accelerators that are sold in the regions.
+        regions: the number of regions.
+        complete: True if these are all regions of the account. Only then can a type be sold nowhere.
+    """
+    known = _catalog.known_types()
+    text = f"AWS sells {len(sold)} in {regions} {'region' if regions == 1 else 'regions'}"
+    new, gone = _short(sold - known, sold), _short(known - sold, known) if complete else ""
+    if new:
+        text += f"; skypool does not know {new}"
+    if gone:
+        text += f"; none of these regions sells {gone} any more"
+    return Finding("instance types with accelerators", True, text, _UPGRADE if new else "")
+
+
+def _short(names: set[str], among: set[str]) -> str:
+    """Return names of instance types as text, in which a family stands for all its types.
+
+    Args:
+        names: the names.
+        among: all names; if it has no further type of a family, the family stands for its types.
+    """
+    families: dict[str, list[str]] = {}
+    for name in sorted(names):
+        families.setdefault(name.partition(".")[0], []).append(name)
+    others = {name.partition(".")[0] for name in among - names}
+    return ", ".join(each for family, some in families.items() for each in (some if family in others else [family]))
+
+
+def _extras(account: Account) -> Iterator[Finding]:
+    """Yield the finding that compares AWS's prices of disks and addresses with skypool's tables.
+
+    Prices of regions that AWS does not tell are not compared. A difference is no failure of the account.
+    """
+    pricing = _api.pricing(account.profile)
+    regions = set(account.regions())
+    disks = _catalog.by_region(_requests.disk_prices(pricing), "EBS:VolumeUsage.gp3")
+    addresses = _catalog.by_region(_requests.address_prices(pricing), "PublicIPv4:InUseAddress")
+    known = _catalog.ADDRESS_USD_PER_HOUR
+    differences = [
+        f"a GB and month of disk in {region} costs {usd:g} USD, not {_catalog.disk_usd(region):g}"
+        for region, usd in sorted(disks.items())
+        if region in regions and abs(usd - _catalog.disk_usd(region)) > _PRECISION
+    ] + [
+        f"an hour of a public address in {region} costs {usd:g} USD, not {known:g}"
+        for region, usd in sorted(addresses.items())
+        if region in regions and abs(usd - known) > _PRECISION
+    ]
+    title = "prices of disks and addresses"
+    if differences:
+        text = f"AWS's price list differs from skypool's tables: {', '.join(differences)}"
+        yield Finding(title, True, text, f"{_UPGRADE}; until then, offers are off by that")
+    else:
+        yield Finding(title, True, "AWS's price list and skypool's tables agree")
+
+
+# --- level "write" -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Impossible:
+    """A launch that EC2 must refuse: in words, the changed request, and the expected code and class of the error."""
+
+    what: str
+    request: _requests.InstanceRequest
+    code: str
+    kind: type[ProviderError]
+
+
+def refusals(account: Account) -> Iterator[Finding]:
+    """Send launches that EC2 must refuse, in parallel, and yield a finding for each. Does not raise.
+
+    Before, the launches of all families are tested by dry runs. What EC2 launches all the same is terminated.
+    """
+    questions: dict[str, _Question] = {f"instances in {account.region}": partial(_dry_runs, account)}
+    try:
+        impossible = _impossible(account)
+    except SkypoolError as e:
+        questions["launches that must be refused"] = partial(_raise, e)
+    else:
+        questions |= {each.what: partial(_refused, account, each) for each in impossible}
+    yield from _told(questions, account.region)
+
+
+def _impossible(account: Account) -> list[_Impossible]:
+    """Return the launches that EC2 must refuse, each of the cheapest machine with one part that does not exist.
+
+    A price that is too low for spot is not among them: a dry run does not look at the price.
+    """
+    ec2 = account.client(account.region)
+    offers = [offer for (_, market), offer in _smallest(account, ec2) if market == "on-demand"]
+    if not offers:
+        raise ProviderError(
+            f"AWS sells no instance type for the image {account.base} in {account.region}; take another region",
+            provider="aws",
+        )
+    least = min(offers, key=_size)
+
+    def launch() -> _requests.InstanceRequest:
+        return account.launch(least, _order(Need()))
+
+    nothing, name = "0" * 17, f"{_requests.TRIAL_NAME}-{secrets.token_hex(4)}"
+    return [
+        _Impossible(
+            "an unknown instance type",
+            replace(launch(), instance_type="p99.skypool"),
+            "InvalidParameterValue",
+            ProviderError,
+        ),
+        _Impossible(
+            "an unknown image", replace(launch(), ami=f"ami-{nothing}"), "InvalidAMIID.NotFound", ProviderError
+        ),
+        _Impossible(
+            "an unknown subnet",
+            replace(launch(), subnet=f"subnet-{nothing}"),
+            "InvalidSubnetID.NotFound",
+            ProviderError,
+        ),
+        _Impossible("an unknown key pair", replace(launch(), key_name=name), "InvalidKeyPair.NotFound", ProviderError),
+        _Impossible(
+            "an unknown security group",
+            replace(launch(), security_group=f"sg-{nothing}"),
+            "InvalidGroup.NotFound",
+            ProviderError,
+        ),
+        _Impossible(
+            "an unknown placement group",
+            replace(launch(), placement_group=name),
+            "InvalidPlacementGroup.Unknown",
+            ProviderError,
+        ),
+    ]
+
+
+def _refused(account: Account, launch: _Impossible) -> Iterator[Finding]:
+    """Send a launch that EC2 must refuse, and yield what EC2 said.
+
+    Raises:
+        StillRunning: EC2 launched an instance, whose end could not be proved.
+        ProviderError: EC2 refused for another reason than the expected one, or did not answer, or launched an instance.
+            The instance is terminated before.
+    """
+    try:
+        made = _requests.run_instances(account.client(account.region), launch.request)
+    except ProviderError as e:
+        if type(e) is launch.kind and e.code == launch.code:
+            yield Finding(f"{launch.what} is refused", True, f"{e.text.strip()} ({e.code})")
+            return
+        if isinstance(e, (AccessError, CredentialsError, NoAnswer, RateLimitError)):
+            raise
+        raise ProviderError(
+            f"{e.text.strip()} ({e.code}), raised as {type(e).__name__}, but skypool expects {launch.code} as "
+            f"{launch.kind.__name__}; report this message to skypool's authors",
+            provider="aws",
+            code=e.code,
+        ) from e
+    account.terminate(made)
+    ids = ", ".join(each["InstanceId"] for each in made)
+    raise ProviderError(
+        f"AWS launched {ids} in {account.region}, which should be impossible; skypool has terminated it; "
+        "report this message to skypool's authors",
+        provider="aws",
+    )
+
+
+def _raise(error: Exception) -> Iterator[Finding]:
+    """Raise the error."""
+    raise error
+
+
+# --- the bill ------------------------------------------------------------------------------------------------
+
+
+def bill(profile: str | None, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
+    """Return where AWS tells the cost of instances. The sum is always None, and no request is sent.
+
+    AWS tells costs in Cost Explorer only, whose data it updates up to three times a day
+    (https://docs.aws.amazon.com/cost-management/latest/userguide/ce-api-best-practices.html). Costs of single instances
+    are shown for 14 days, if the account's owner has switched that on
+    (https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_GetCostAndUsageWithResources.html). Each
+    request costs 0.01 USD (https://aws.amazon.com/aws-cost-management/aws-cost-explorer/faqs). All read 2026-11-24.
+
+    Args:
+        profile: a profile of the AWS configuration; None leaves the choice to boto3.
+        instances: the ids of the instances.
+        since: a time before the first instance was launched.
+        until: a time after the last instance had ended.
+    """
+    days = {
+        "Start": f"{since.astimezone(UTC):%Y-%m-%d}",
+        "End": f"{until.astimezone(UTC) + timedelta(days=1):%Y-%m-%d}",
+    }
+    command = [
+        "aws", "ce", "get-cost-and-usage-with-resources", "--region", "us-east-1",
+        "--time-period", ",".join(f"{name}={day}" for name, day in days.items()),
+        "--granularity", "DAILY", "--metrics", "UnblendedCost",
+        "--filter", json.dumps({"Dimensions": {"Key": "RESOURCE_ID", "Values": list(instances)}}),
+        "--group-by", "Type=DIMENSION,Key=RESOURCE_ID",
+    ]  # fmt: skip
+    if profile is not None:
+        command += ["--profile", profile]
+    return Bill(
+        None,
+        "AWS tells the cost of single instances hours later, and charges 0.01 USD for each request, so skypool does "
+        "not ask. Switch on resource-level data at https://console.aws.amazon.com/costmanagement/home#/settings, and "
+        f"run tomorrow, within 14 days: {shlex.join(command)}",
+    )

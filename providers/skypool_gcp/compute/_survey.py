@@ -1,0 +1,152 @@
+"""Checks of what Compute Engine has for a project, for `skypool doctor` and `skypool prove`: networks, quotas, types.
+
+Each function sends requests that only read, and returns the text of a finding. It raises an error for a failed check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from skypool.accelerators import parse
+from skypool.errors import ProviderError, UnknownAccelerator
+from skypool_gcp import _api, billing, catalog
+from skypool_gcp.catalog import FACTS
+from skypool_gcp.compute._asked import ComputeApi, look
+
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+_WITH_GPUS = "[ag][0-9]+x?-.*"
+"""A regular expression for the names of machine types with built-in GPUs, of present and coming families."""
+
+_MOST = 4
+"""The most names that a text lists; the others are counted."""
+
+
+def network(calls: ComputeApi, regions: Sequence[str]) -> str:
+    """Check that the network of the settings has a subnetwork in each region in which machines may be rented.
+
+    Args:
+        calls: The API.
+        regions: The names of the regions.
+
+    Raises:
+        ProviderError: There is no such network, or it has no subnetwork in a region, or Google did not answer.
+    """
+    settings = calls.settings
+    record = look(calls.network, settings.network)
+    name = settings.subnetwork
+    if name is None and not record.auto_create_subnetworks:
+        raise ProviderError(
+            f"the network {settings.network} has no automatic subnetworks, so Google cannot choose one; name the "
+            "subnetwork with GCP(subnetwork=…)",
+            provider="gcp",
+        )
+    there = {
+        _api.last_part(each.region)
+        for each in look(calls.subnetworks, f'name eq "{name or settings.network}"')
+        if _api.last_part(each.network) == settings.network
+    }
+    missing = sorted(set(regions) - there)
+    if missing:
+        raise ProviderError(
+            f"the network {settings.network} has no subnetwork {name or settings.network} in {_some(missing)}; create "
+            "it there, or name the zones of other regions with GCP(zones=…)",
+            provider="gcp",
+        )
+    return f"subnetwork {name or settings.network} in all {len(regions)} regions"
+
+
+def quotas(calls: ComputeApi, regions: Sequence[str]) -> str:
+    """Return the largest quota of each family of GPUs in one region, and in how many regions it is not zero.
+
+    Compute Engine's API tells the quotas of older GPUs only.
+
+    Args:
+        calls: The API.
+        regions: The regions in which machines may be rented.
+
+    Raises:
+        QuotaError: All the quotas are zero.
+        ProviderError: Google did not answer.
+    """
+    metrics = sorted({each for each in FACTS["metrics"].values() if each.startswith("NVIDIA_")})
+    limits: dict[str, list[float]] = {}
+    for region in look(calls.regions):
+        for quota in region.quotas if region.name in regions else ():
+            if quota.metric in metrics:
+                limits.setdefault(quota.metric, []).append(quota.limit)
+    parts, silent = [], []
+    for metric in metrics:
+        called = metric.removeprefix("NVIDIA_").removesuffix("_GPUS").replace("_", " ")
+        several = [each for each in limits.get(metric, ()) if each]
+        if metric not in limits:
+            silent.append(called)
+        elif several:
+            parts.append(f"{called}: up to {max(several):g} in {len(several)} regions")
+        else:
+            parts.append(f"{called}: none")
+    if limits and not any(each for several in limits.values() for each in several):
+        text = f"{', '.join(parts)}; limit 0 in every region"
+        raise _api.REFUSALS.error("GPUs on demand", "QUOTA_EXCEEDED", text, project=calls.project)
+    told = f" (Compute Engine's API does not tell those of {', '.join(silent)})" if silent else ""
+    return f"{', '.join(parts)}{told}"
+
+
+def types(records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1.AcceleratorType]) -> str:
+    """Compare Google's machine types with GPUs, and its GPUs, with those that this version of skypool knows.
+
+    Args:
+        records: Google's machine types of the families with GPUs, in all zones.
+        models: Google's types of accelerators, in all zones.
+
+    Raises:
+        ProviderError: Google has one that is not known.
+    """
+    known = {*billing.machines(), *FACTS["more types"], *FACTS["unpriced"], *FACTS["unsold"]}
+    theirs = {each.name for each in records}
+    strange = sorted(theirs - known)
+    strange += sorted({each.name for each in models if not _is_known(each.name)})
+    if strange:
+        raise ProviderError(
+            f"Google has {_some(strange)}, which this version of skypool does not know; install a later version to "
+            "rent these, too",
+            provider="gcp",
+        )
+    return f"all {len(theirs)} machine types with GPUs are known"
+
+
+def _is_known(model: str) -> bool:
+    """Return True if skypool knows a GPU by Google's name, or if the name is that of another thing than a GPU."""
+    if not model.startswith("nvidia-") or model.endswith("-vws"):
+        return True
+    try:
+        parse(model, dialect="gcp")
+    except UnknownAccelerator:
+        return False
+    return True
+
+
+def fabric(places: Mapping[str, catalog.Place] | None) -> str:
+    """Return where the networks for GPUs of several machines can be used, or what is missing without the setting.
+
+    Args:
+        places: The networks of the settings; None if the settings name none.
+    """
+    if places is None:
+        kinds = ", ".join(FACTS["fabric"])
+        return f"GCP(networks=…) is not set, so GPUs of several {kinds} have one ordinary interface between them"
+    mrdma = sum(bool(each.profile) for each in places.values())
+    return f"{len(places)} subnetworks, {mrdma} of them for RDMA"
+
+
+def filter() -> str:
+    """Return the filter of the API for machine types with built-in GPUs."""
+    return f'name eq "{_WITH_GPUS}"'
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, joined by commas, and the number of the others."""
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"{', '.join(names[:_MOST])}{more}"
