@@ -79,11 +79,12 @@ def test_the_head_is_the_same_for_all_of_its_functions(report: Report) -> None:
 def test_what_it_made_ends(report: Report, world: AWS) -> None:
     assert report.shown["left"] == {}
     assert "mine-sg" in report.shown["groups"]
+    assert "mine-sg" not in report.shown["groups_left"]
     world.wait(lambda: "instances" not in world.left(), 60)
 
 
 def test_refusals_of_ec2_are_errors_of_skypilot(report: Report) -> None:
-    assert "Failed to launch instances" in report.refusals["no stock"][0]
+    assert "InsufficientInstanceCapacity" in report.refusals["no stock"][0]
     assert "nobody-4567 not found" in report.refusals["bad id"][0]
     assert "AuthFailure" in report.refusals["bad key"][0]
 

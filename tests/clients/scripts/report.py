@@ -27,13 +27,13 @@ class Report:
         return function(*args, **options)
 
     def refused(self, operation, function, *args, as_=None, **options):
-        """Call a client's function that must raise; the report has type and text of the exception."""
+        """Call a client's function that must raise; the report has type and text of the exception and its causes."""
         called = as_ or name(function)
         self._note(operation, called)
         try:
             returned = function(*args, **options)
         except Exception as error:  # noqa: BLE001 - which one it is, the test says
-            self.refusals.setdefault(operation, []).append(f"{type(error).__name__}: {error}")
+            self.refusals.setdefault(operation, []).append(" < ".join(_chain(error)))
             return error
         raise AssertionError(f"{called} was not refused: {returned!r}")
 
@@ -55,6 +55,13 @@ class Report:
     def __exit__(self, *about):
         self._stdout.__exit__(*about)
         json.dump({"called": self.called, "shown": self.shown, "refusals": self.refusals}, sys.stdout, default=str)
+
+
+def _chain(error):
+    """Yield type and text of an exception, of its cause, and so on."""
+    while error is not None:
+        yield f"{type(error).__name__}: {error}"
+        error = error.__cause__
 
 
 def name(function):

@@ -83,4 +83,5 @@ with Report() as report:
             break
         time.sleep(0.1)
     report.call("end", instance.cleanup_ports, NAME, ["8265"], provider)
-    report.show(left=states())
+    groups = ec2.describe_security_groups()["SecurityGroups"]
+    report.show(left=states(), groups_left=[each["GroupName"] for each in groups])
