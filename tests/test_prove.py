@@ -183,6 +183,16 @@ def test_a_machine_that_is_made_all_the_same_is_named_and_ended(prove: Run, home
     assert cloud.count() == 0
 
 
+def test_ssh_is_a_fact_of_this_computer_and_is_not_said_again_by_a_driver(
+    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [Finding("API: ssh on this machine", True, "OpenSSH_9.2"), Finding("credentials", True, "yes")]
+    monkeypatch.setattr(FakeCloud, "check", lambda self: told)
+    titles = [each.what for each in findings.read(cloud).findings]
+    assert titles[0] == "credentials"
+    assert not [each for each in titles if "ssh" in each]
+
+
 def test_failures_with_the_same_advice_are_said_once() -> None:
     several = [
         Finding("a", True, "x"),

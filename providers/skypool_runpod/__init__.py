@@ -338,7 +338,7 @@ class RunPod(Regional):
         RunPod does not tell if a key may write, or if an image exists: `prove_creates` and a pod show that.
         """
         return preflight.findings(
-            {"ssh on this machine": preflight.openssh, "account": self._account},
+            {preflight.SSH: preflight.openssh, "account": self._account},
             {
                 "clock": lambda: preflight.clock(self._api().date()),
                 "places": self._settled_places,

@@ -244,7 +244,7 @@ class VastAI:
         Vast.ai refuses the key, only that is told.
         """
         return preflight.findings(
-            {"ssh on this machine": preflight.openssh, "credentials and credit": self._who},
+            {preflight.SSH: preflight.openssh, "credentials and credit": self._who},
             {
                 "clock": lambda: preflight.clock(self._account.date()),
                 "GPUs": self._gpus,

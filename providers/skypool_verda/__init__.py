@@ -235,7 +235,7 @@ class Verda(Regional):
         refuses the credentials, only that is told.
         """
         return preflight.findings(
-            {"ssh on this machine": preflight.openssh, "credentials and funds": self._funds},
+            {preflight.SSH: preflight.openssh, "credentials and funds": self._funds},
             {
                 "locations": lambda: ", ".join(self._locations()),
                 "clock": lambda: preflight.clock(self._date()),

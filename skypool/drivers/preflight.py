@@ -26,6 +26,9 @@ from skypool.errors import (
 )
 from skypool.model import Finding, Instance, Need, Order
 
+SSH = "ssh on this machine"
+"""The title of the check of the SSH programs. The commands leave it out, as they check them for all providers."""
+
 # Seconds by which this computer's clock may differ. Signatures of requests are valid for 300 s, so a minute is left.
 _SKEW = 240.0
 
@@ -168,7 +171,7 @@ def basics(
         A dict from the title of each finding to the function that performs the check.
     """
     return {
-        "ssh on this machine": openssh,
+        SSH: openssh,
         "networks that may log in": lambda: ", ".join(networks(given)),
         "credentials": identity,
         "clock": lambda: clock(date()),

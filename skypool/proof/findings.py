@@ -15,6 +15,7 @@ from datetime import UTC, date, datetime
 from importlib import metadata
 from pathlib import Path
 
+from skypool.drivers import preflight
 from skypool.drivers.contract import Checks, Driver, Proves
 from skypool.drivers.preflight import failure
 from skypool.errors import CredentialsError, LedgerError
@@ -135,11 +136,11 @@ def once(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _told(driver: Driver) -> list[Finding]:
-    """Return the driver's own findings; [] if the driver checks nothing."""
+    """Return the driver's own findings; [] if the driver checks nothing. `of_this_computer` tells about ssh."""
     if not isinstance(driver, Checks):
         return []
     try:
-        return list(driver.check())
+        return [each for each in driver.check() if not each.what.endswith(preflight.SSH)]
     except Exception as e:  # noqa: BLE001 - any error is a finding to show
         return [failure("checks of the driver", e)]
 
