@@ -1,0 +1,4 @@
+"""Gangs: calls that run as processes on all their nodes, and that start, fail and run again as a whole.
+
+`states` has the values of a pure state machine: events, actions and the state in between.
+"""
