@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from skypool.offers.plan import plan
     from skypool.offers.ranking import Plan
     from skypool.pool.pool import ComputePool
+    from skypool.pool.views import PoolView
     from skypool.rental.budget import Budget, Receipt
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool.wire.codec import Captured
@@ -83,6 +84,7 @@ _HOME = {
     "LedgerError": "skypool.errors",
     "NoOffers": "skypool.errors",
     "NodeInterrupted": "skypool.errors",
+    "NodeRetired": "skypool.errors",
     "PickleError": "skypool.errors",
     "PoolClosed": "skypool.errors",
     "PythonMismatch": "skypool.errors",
@@ -96,6 +98,7 @@ _HOME = {
     "WorkerDied": "skypool.errors",
     "CallFuture": "skypool.calls.futures",
     "ComputePool": "skypool.pool.pool",
+    "PoolView": "skypool.pool.views",
     "Plan": "skypool.offers.ranking",
     "Ref": "skypool.calls.arguments",
     "plan": "skypool.offers.plan",
@@ -125,9 +128,11 @@ __all__ = [
     "LedgerError",
     "NoOffers",
     "NodeInterrupted",
+    "NodeRetired",
     "PickleError",
     "Plan",
     "PoolClosed",
+    "PoolView",
     "PythonMismatch",
     "Receipt",
     "Ref",
