@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ConnectionLost,
         LedgerError,
         NodeInterrupted,
+        NodeRetired,
         NoOffers,
         PickleError,
         PoolClosed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -162,7 +162,8 @@ def test_a_size_that_is_set_before_the_start_or_during_it_is_the_size_of_the_sta
         assert starting.result(60) is pool
         assert sorted(pool.nodes.values()) == ["ready"] * 3
     pool.stop()
-    for refused in (lambda: pool.resize(2), lambda: pool.retire(0), lambda: pool.wait_ready()):
+    uses: list[Callable[[], object]] = [lambda: pool.resize(2), lambda: pool.retire(0), pool.wait_ready]
+    for refused in uses:
         with pytest.raises(PoolClosed, match="has ended"):
             refused()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.server
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -82,9 +82,16 @@ def test_nodes_that_a_pool_does_not_have_are_refused_when_the_view_is_used(pool:
     for view in (pool[7], pool[[0, 7]]):
         with pytest.raises(UsageError, match=r"has no node 7; its nodes are \[0, 1, 2\]"):
             where() >> view
-    for use in (lambda v: where() >> v, lambda v: where() > v, lambda v: where() @ v, lambda v: v.map(where, [""])):
+    missing = pool[5:8]
+    uses: list[Callable[[], object]] = [
+        lambda: where() >> missing,
+        lambda: where() > missing,
+        lambda: where() @ missing,
+        lambda: missing.map(where, [""]),
+    ]
+    for use in uses:
         with pytest.raises(UsageError, match=r"has no node in the range of .*\[5:8\]>; its nodes are \[0, 1, 2\]"):
-            use(pool[5:8])
+            use()
 
 
 @pytest.mark.parametrize(
@@ -104,14 +111,14 @@ def test_a_view_starts_and_stops_nothing_and_a_pool_is_not_iterable(pool: sky.Co
     assert not hasattr(view, "start")
     assert not hasattr(view, "stop")
     with pytest.raises(TypeError, match="not iterable"):
-        iter(unstarted)  # type: ignore[call-overload]  # as users may
+        iter(unstarted)
     with pytest.raises(TypeError):
         list(view)  # type: ignore[call-overload]  # as users may
     assert not isinstance(unstarted, Iterable)
     with pytest.raises(UsageError, match="takes a call"):
-        3 >> view  # type: ignore[operator]  # as users may
+        3 >> view
     with pytest.raises(UsageError, match="takes a call"):
-        [where()] @ view  # type: ignore[operator]  # as users may
+        [where()] @ view
     with pytest.raises(UsageError, match="generator"):
         _ = count(3) > pool[0]
     with pytest.raises(TypeError, match="can be used only in the process"):

@@ -9,6 +9,7 @@
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
+- `network`: checks that the nodes reach each other.
 - `node_listener`: passes the messages of a node on.
 - `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
@@ -20,6 +21,7 @@ __all__ = [
     "engine",
     "forwards",
     "lifecycle",
+    "network",
     "node_listener",
     "pool",
     "replacement",

@@ -6,7 +6,7 @@ A node is a rented machine of a pool. Nodes are numbered from 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
 from skypool.calls import call as calls
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked
@@ -16,14 +16,35 @@ from skypool.checks import whole
 from skypool.errors import UsageError
 from skypool.link.forward import Forward
 
-if TYPE_CHECKING:
-    from skypool.pool.pool import ComputePool
-
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 Selection = int | slice | tuple[int, ...]
 """The nodes of a view: a number, a range of numbers, or several numbers in ascending order."""
+
+
+class Pool(Protocol):
+    """What a view needs of its pool, which is a `ComputePool`. That class describes the methods."""
+
+    name: str
+
+    @property
+    def nodes(self) -> Mapping[int, str]: ...
+    def run_all(self, call: Call[T]) -> list[T]: ...
+    def send(self, call: Call[T], *, node: Sequence[int]) -> CallFuture[list[T]]: ...
+    def map(
+        self,
+        fn: ComputeFunction[..., T],
+        *iterables: Iterable[object],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+    ) -> Iterator[T]: ...
+    def forward(self, port: int, node: int = 0, *, host: str = "localhost", here: int = 0) -> Forward: ...
+    def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]: ...
+    def _node_numbers(self, named: Sequence[int] | None = None) -> tuple[int, ...]: ...
+    def _run_on(self, call: Call[T], node: int | tuple[int, ...] | None) -> T: ...
+    def _send_to(self, call: Call[T], node: int | tuple[int, ...] | None) -> CallFuture[T]: ...
 
 
 class PoolView:
@@ -41,13 +62,10 @@ class PoolView:
     `call @ view` on each of them, `call > view` returns a future, and `(a & b) >> view` runs several calls at once. If
     the option `node` of a call is a number or a list, these nodes must be in the view; "all" means every node of the
     view.
-
-    Attributes:
-        pool: the pool.
     """
 
-    def __init__(self, pool: ComputePool, selection: Selection) -> None:
-        self.pool = pool
+    def __init__(self, pool: Pool, selection: Selection) -> None:
+        self._pool = pool
         self._selection = selection
 
     # --- which nodes -----------------------------------------------------------------------------------------
@@ -55,7 +73,7 @@ class PoolView:
     @property
     def nodes(self) -> Mapping[int, str]:
         """The state of each node of the view, by its number, as `pool.nodes` has it. Also nodes that have ended."""
-        return {node: word for node, word in self.pool.nodes.items() if self._has(node)}
+        return {node: word for node, word in self._pool.nodes.items() if self._has(node)}
 
     def _has(self, node: int) -> bool:
         match self._selection:
@@ -76,15 +94,15 @@ class PoolView:
             PoolClosed: the pool has ended.
         """
         if isinstance(self._selection, slice):
-            there = self.pool._node_numbers()
+            there = self._pool._node_numbers()
             numbers = tuple(node for node in there if self._has(node))
             if not numbers:
                 raise UsageError(
-                    f"pool {self.pool.name!r} has no node in the range of {self!r}; its nodes are {list(there)}"
+                    f"pool {self._pool.name!r} has no node in the range of {self!r}; its nodes are {list(there)}"
                 )
             return numbers
         numbers = (self._selection,) if isinstance(self._selection, int) else self._selection
-        self.pool._node_numbers(numbers)
+        self._pool._node_numbers(numbers)
         return numbers
 
     def _chosen(self, call: Call[Any]) -> tuple[int, ...]:
@@ -120,7 +138,7 @@ class PoolView:
         """
         if call_asked(call).options.is_broadcast:
             return cast(T, self.run_all(call))
-        return self.pool._run_on(call, _one_of(self._chosen(call)))
+        return self._pool._run_on(call, _one_of(self._chosen(call)))
 
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node of the view, wait for all, and return the list of values. So does `call @ view`.
@@ -133,7 +151,7 @@ class PoolView:
         numbers = self._chosen(call)
         narrowed = Call(call.function, call.args, call.kwargs, call.options.but({"node": numbers}))
         narrowed.sent = True
-        return self.pool.run_all(narrowed)
+        return self._pool.run_all(narrowed)
 
     def send(self, call: Call[T]) -> CallFuture[T]:
         """Send a call to one node of the view, and return its future at once. `call > view` does the same.
@@ -146,8 +164,8 @@ class PoolView:
         """
         numbers = self._chosen(call)
         if call.options.is_broadcast:
-            return cast(CallFuture[T], self.pool.send(call, node=numbers))
-        return self.pool._send_to(call, _one_of(numbers))
+            return cast(CallFuture[T], self._pool.send(call, node=numbers))
+        return self._pool._send_to(call, _one_of(numbers))
 
     def run_group(self, group: Group[R]) -> R:
         """Run the calls of a group at the same time on nodes of the view, and wait for all. So does `group >> view`.
@@ -165,6 +183,10 @@ class PoolView:
             return cast(R, tuple(results_of(futures)))
         return cast(R, in_order(futures) if group.ordered else as_they_end(futures))
 
+    @overload
+    def submit(self, fn: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
     def submit(self, fn: ComputeFunction[P, T] | Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
         """Send `fn(*args, **kwargs)` to one node of the view, and return its future without waiting for the result.
 
@@ -173,9 +195,27 @@ class PoolView:
         Raises:
             UsageError: the pool does not have a node of the view, or `fn` names a node that is not in the view.
         """
-        function = self.pool._function(fn)
+        function = self._pool._function(fn)
         return self.send(Call(function, args, kwargs, function.options))
 
+    @overload
+    def map(
+        self,
+        fn: ComputeFunction[..., T],
+        *iterables: Iterable[object],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+    ) -> Iterator[T]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[object],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+    ) -> Iterator[T]: ...
     def map(
         self,
         fn: ComputeFunction[..., T] | Callable[..., T],
@@ -191,9 +231,9 @@ class PoolView:
         Raises:
             UsageError: the pool does not have a node of the view, or `fn` names a node that is not in the view.
         """
-        function = self.pool._function(fn)
+        function = self._pool._function(fn)
         numbers = self._chosen(Call(function, (), {}, function.options))
-        return self.pool.map(
+        return self._pool.map(
             function.with_options(node=numbers),
             *iterables,
             timeout=timeout,
@@ -216,8 +256,8 @@ class PoolView:
         """
         numbers = self.numbers()
         if node is not None and node not in numbers:
-            raise no_such_node(self.pool.name, [node], numbers)
-        return self.pool.forward(port, numbers[0] if node is None else node, host=host, here=here)
+            raise no_such_node(self._pool.name, [node], numbers)
+        return self._pool.forward(port, numbers[0] if node is None else node, host=host, here=here)
 
     # --- operators with a left operand that is not a call ----------------------------------------------------
 
@@ -255,7 +295,7 @@ class PoolView:
                 inside = str(list(numbers))
             case number:
                 inside = str(number)
-        return f"<ComputePool {self.pool.name!r}[{inside}]>"
+        return f"<ComputePool {self._pool.name!r}[{inside}]>"
 
 
 def _one_of(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
