@@ -7,6 +7,7 @@
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
+- `observed`: what other processes of the user can see of a pool.
 - `node_listener`: passes the messages of a node on.
 - `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
@@ -19,6 +20,7 @@ __all__ = [
     "forwards",
     "lifecycle",
     "node_listener",
+    "observed",
     "pool",
     "replacement",
     "shutdown",
