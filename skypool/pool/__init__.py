@@ -11,6 +11,7 @@
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `network`: checks that the nodes reach each other.
 - `node_listener`: passes the messages of a node on.
+- `observed`: what other processes of the user can see of a pool.
 - `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.
@@ -23,6 +24,7 @@ __all__ = [
     "lifecycle",
     "network",
     "node_listener",
+    "observed",
     "pool",
     "replacement",
     "resizing",
