@@ -46,6 +46,7 @@ In a worker's process:
 - `worker_channel`, `packets`: the packets between worker and agent.
 - `capture`: captures everything that a call prints, if the call's options ask for that.
 - `shield`: lets the stop of a call wait while the worker's own code holds a lock.
+- `left_behind`: finds what a failed call has left, so that a new process replaces the worker.
 - `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators.
 - `modules`: imports the user's own modules.
 """
@@ -62,6 +63,7 @@ __all__ = [
     "connection",
     "health",
     "lease",
+    "left_behind",
     "loader",
     "modules",
     "node",

@@ -367,7 +367,8 @@ class PoolEngine:
                 f"pool {self.terms.name!r} has at most {state.maximum} nodes, so {wanted} are never ready: make it "
                 f"larger with pool.resize({wanted})"
             )
-        if state.phase is not Phase.PLANNED and state.count(*LIVING) < wanted <= state.minimum:
+        grows = self._may_grow and wanted > state.minimum
+        if state.phase is not Phase.PLANNED and state.count(*LIVING) < wanted and not grows:
             errors = [each.error for _, each in sorted(state.nodes.items()) if each.error is not None]
             why = f": {errors[-1]}" if errors else ""
             raise LaunchError(
