@@ -72,6 +72,7 @@ class Welcome:
         cpu_calls: the ids of the calls that run on CPU slots.
         health: the state of the machine, such as its devices and free disk space.
         trust: "full" if the node pickles results, "data" if it writes them in a format that cannot run code.
+        services: the ids of the calls that are services, which take no slot.
     """
 
     slots: int
@@ -85,6 +86,7 @@ class Welcome:
     cpu_calls: tuple[int, ...] = ()
     health: NodeHealth = field(default_factory=NodeHealth)
     trust: str = "full"
+    services: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,6 +607,7 @@ def _welcome(f: Frame) -> Welcome:
         tuple(_numbers(what, h, "cpu_calls")),
         _health(health),
         "data" if h.get("trust") == "data" else "full",
+        tuple(_numbers(what, h, "services")) if "services" in h else (),
     )
 
 

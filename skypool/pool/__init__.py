@@ -7,6 +7,7 @@
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
+- `service`: `Service`, a long-lived call or program that takes no slot; `services`: starts those of a pool again.
 - `node_listener`: passes the messages of a node on.
 - `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
@@ -21,6 +22,8 @@ __all__ = [
     "node_listener",
     "pool",
     "replacement",
+    "service",
+    "services",
     "shutdown",
     "spot",
     "states",

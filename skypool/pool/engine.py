@@ -27,6 +27,7 @@ from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.replacement import alike
+from skypool.pool.services import Services
 from skypool.pool.spot import Departures
 from skypool.pool.states import Phase
 from skypool.pool.trust_levels import TrustLevels
@@ -66,6 +67,7 @@ class PoolEngine:
         departures: follows each node whose provider has announced that it takes the machine back, until it is gone.
         inherited: the futures of the calls of a former client, after an attach; otherwise empty.
         forwards: the ports of this computer that lead to ports of nodes.
+        services: the services that run on nodes beside all calls.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -102,6 +104,7 @@ class PoolEngine:
         self._no_growth = ""
         self._feeders: dict[tuple[int, int], Feeder] = {}
         self.forwards = Forwards(self._connector.ways, self._notice)
+        self.services = Services(terms.name, self.dispatch, stream, self._trust_levels.is_stranger)
 
     def words(self) -> dict[int, str]:
         """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
@@ -183,7 +186,10 @@ class PoolEngine:
             StillRunning, ErrorGroup: the end of some machines is not confirmed.
         """
         name = self.terms.name
-        self.dispatch.close(reason or PoolClosed(f"pool {name!r} was stopped before the call ended"))
+        reason = reason or PoolClosed(f"pool {name!r} was stopped before the call ended")
+        self.dispatch.end_calls(reason)
+        await self.services.close()
+        self.dispatch.close(reason)
         self.apply(states.Stop())
         await self._until(Phase.ENDED)
         closing = [self._closing] if self._closing else []
@@ -275,10 +281,12 @@ class PoolEngine:
             case states.Admit(node):
                 self.departures.admitted(node)
                 self.dispatch.add(node, self._welcomes[node], self._links[node])
+                self.services.admitted(node)
                 self._trust_levels.announce()
             case states.Drain(node, at):
                 self.emit(events.NodeInterruption(pool=self.terms.name, node=node, at=at))
                 self.dispatch.drain(node)
+                self.services.leaving(node)
                 link = self._links[node]
                 self._spawn(self.departures.follow(node, at, lambda: link.is_up))
             case states.Dismiss(node, error, others):
@@ -293,7 +301,9 @@ class PoolEngine:
                 self.emit(events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail))
                 if phase in (Phase.DRAINING, Phase.ENDED):
                     self.rental.stopping.set()
-                    self.dispatch.close(self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended"))
+                    error = self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
+                    self.services.end(error)
+                    self.dispatch.close(error)
                 if phase is Phase.ENDED:
                     self._closing = self._spawn(self._close())
 
@@ -551,6 +561,7 @@ class PoolEngine:
         """
         if self.terms.attach and node not in self.dispatch.node_queues:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
+            self.services.inherit(node)
 
     async def _watch_pressure(self) -> None:
         """Make the pool grow while calls wait: report `Pressure` to the state machine after each second of waiting.
@@ -598,7 +609,12 @@ class PoolEngine:
             self.dispatch.drain(each.node)
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
-        """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this."""
+        """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this.
+
+        Do nothing for a service, whose end `Services` tells.
+        """
+        if pending.service:
+            return
         name = self.terms.name
         words = f"{type(error).__name__}: {blame.text_of(error)}"
         self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=words))
