@@ -8,6 +8,7 @@
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `service`: `Service`, a long-lived call or program that takes no slot; `services`: starts those of a pool again.
+- `network`: checks that the nodes reach each other.
 - `node_listener`: passes the messages of a node on.
 - `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
@@ -19,6 +20,7 @@ __all__ = [
     "engine",
     "forwards",
     "lifecycle",
+    "network",
     "node_listener",
     "pool",
     "replacement",

@@ -7,6 +7,7 @@ the thread of `skypool.event_loop`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -25,6 +26,7 @@ from skypool.model import Instance
 from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
+from skypool.pool.network import NetworkCheck, advice_for
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.replacement import alike
 from skypool.pool.services import Services
@@ -68,6 +70,7 @@ class PoolEngine:
         inherited: the futures of the calls of a former client, after an attach; otherwise empty.
         forwards: the ports of this computer that lead to ports of nodes.
         services: the services that run on nodes beside all calls.
+        network: makes sure that nodes reach each other.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -105,6 +108,7 @@ class PoolEngine:
         self._feeders: dict[tuple[int, int], Feeder] = {}
         self.forwards = Forwards(self._connector.ways, self._notice)
         self.services = Services(terms.name, self.dispatch, stream, self._trust_levels.is_stranger)
+        self.network = NetworkCheck(self.dispatch, terms.check, self._network_advice, self._notice)
 
     def words(self) -> dict[int, str]:
         """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
@@ -143,12 +147,28 @@ class PoolEngine:
                 self._spawn(self._tend())
                 self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
+                if self.state.phase is Phase.READY and self.terms.need.private_network:
+                    await self._check_network()
             except BaseException:
                 await asyncio.shield(self.stop())
                 raise
             if self.state.phase is Phase.ENDED:
                 raise await self._why_it_ended()
         self._spawn(self._watch_pressure())
+
+    async def _check_network(self) -> None:
+        """Check that the nodes reach each other. If a node is lost meanwhile, the first call on several nodes does it.
+
+        Raises:
+            NetworkError: a node cannot connect to another one.
+        """
+        with contextlib.suppress(ConnectionLost):
+            await asyncio.to_thread(lambda: self.network.ensure(self.dispatch.nodes()))
+
+    def _network_advice(self, node: int) -> str:
+        """Return a sentence that says what the user can open if this node cannot be reached by others."""
+        driver = self.rental.driver_of(self.state.instance_of(node))
+        return advice_for(driver, self.terms.need.private_network)
 
     async def _why_it_ended(self) -> BaseException:
         """End what is left of a pool that ended before it was ready, and return the error that ended the pool.

@@ -30,12 +30,14 @@ from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
+from skypool.gangs.network import Check
 from skypool.link.forward import Forward
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
+from skypool.pool.network import check_asked
 from skypool.pool.service import Service
 from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
@@ -77,6 +79,7 @@ class PoolOptions(NodeTerms, total=False):
     budget: Budget | float | None
     trust: Trust | None
     allow_results: Sequence[str | type]
+    check: Check | None
 
 
 class ComputePool(Executor):
@@ -127,6 +130,9 @@ class ComputePool(Executor):
             for strangers, "full" for all others. See docs/trust.md.
         allow_results: classes that results may contain with `trust="data"`: classes, or names such as "mypkg.Point" and
             "mypkg.*". Default (): none.
+        check: what is checked before nodes need each other: when a pool with `private_network=True` starts, and before
+            the first gang. "network" (the default) makes a TCP connection from each node to each other one. None
+            checks nothing.
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
             `max_usd_per_hour`: the highest price of one node (or TPU slice), in US dollars. Default None: no limit.
@@ -163,6 +169,7 @@ class ComputePool(Executor):
         budget: Budget | float | None = None,
         trust: Trust | None = None,
         allow_results: Sequence[str | type] = (),
+        check: Check | None = "network",
         **node: Unpack[NodeTerms],
     ) -> None:
         minimum, maximum = nodes_asked(nodes)
@@ -188,6 +195,7 @@ class ComputePool(Executor):
             grace=seconds("grace", grace),
             wait=0.0 if wait is None else seconds("wait", wait),
             image=image_,
+            check=check_asked(check),
         )
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
@@ -592,6 +600,8 @@ class ComputePool(Executor):
     def _worlds(self, named: NamedNodes) -> dict[int, World]:
         """Choose the nodes of a call that runs on several nodes. Start the pool if it was not started.
 
+        In a pool with `private_network=True`, nodes that were not checked yet try to reach each other first.
+
         If the call names no node and all nodes are being replaced, block until a new node is ready.
 
         Args:
@@ -604,6 +614,7 @@ class ComputePool(Executor):
 
         Raises:
             UsageError: the pool does not have a node that is named.
+            NetworkError: the pool has `private_network=True`, and these nodes cannot reach each other.
             PoolClosed: the pool has ended.
         """
         numbers: tuple[int, ...] | None = None
@@ -615,6 +626,8 @@ class ComputePool(Executor):
         while not there:
             threading.Event().wait(0.02)
             there = self._working().dispatch.nodes(numbers)
+        if self._terms.need.private_network:
+            self._working().network.ensure(there)
         addresses = list(there.values())
         return {node: (place, addresses) for place, node in enumerate(there)}
 
@@ -820,7 +833,7 @@ class ComputePool(Executor):
         the process runs.
 
         Args:
-            call: the call, such as `serve(8000)` or `sky.cmd("ray", "start", "--head", "--block")`. Its options timeout,
+            call: the call, such as `serve(8)` or `sky.cmd("ray", "start", "--head", "--block")`. Its options timeout,
                 output, grace, devices and on_interruption count.
             node: the number of the node. "all" or a list of numbers starts a service on each of these nodes. Default
                 None: the call's own `node` option; without one, node 0.
