@@ -10,6 +10,7 @@
 - `service`: `Service`, a long-lived call or program that takes no slot; `services`: starts those of a pool again.
 - `network`: checks that the nodes reach each other.
 - `node_listener`: passes the messages of a node on.
+- `observed`: what other processes of the user can see of a pool.
 - `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.
@@ -22,6 +23,7 @@ __all__ = [
     "lifecycle",
     "network",
     "node_listener",
+    "observed",
     "pool",
     "replacement",
     "service",

@@ -23,11 +23,13 @@ from skypool.event_loop import Loop
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
 from skypool.model import Instance
+from skypool.observers.server import ObserverServer
 from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
 from skypool.pool.network import NetworkCheck, advice_for
 from skypool.pool.node_listener import NodeListener
+from skypool.pool.observed import Observed
 from skypool.pool.replacement import alike
 from skypool.pool.services import Services
 from skypool.pool.spot import Departures
@@ -108,6 +110,19 @@ class PoolEngine:
         self._feeders: dict[tuple[int, int], Feeder] = {}
         self.forwards = Forwards(self._connector.ways, self._notice)
         self.services = Services(terms.name, self.dispatch, stream, self._trust_levels.is_stranger)
+        observed = Observed(
+            terms,
+            stream,
+            lambda: self._performed,
+            self.words,
+            self._welcomes,
+            self._connector.ways,
+            self._reports,
+            self.rental,
+            self.dispatch,
+            self.forwards,
+        )
+        self._observers = ObserverServer(terms.name, observed)
         self.network = NetworkCheck(self.dispatch, terms.check, self._network_advice, self._notice)
 
     def words(self) -> dict[int, str]:
@@ -136,6 +151,7 @@ class PoolEngine:
         """
         if self.terms.attach:
             await self._adopt()
+            self._spawn(self._serve_observers())
             self._spawn(self._tend())
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
@@ -144,6 +160,7 @@ class PoolEngine:
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
             try:
+                self._spawn(self._serve_observers())
                 self._spawn(self._tend())
                 self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
@@ -242,6 +259,7 @@ class PoolEngine:
             StillRunning: the end of one or more machines is not confirmed. The error is that of the first machine.
             ErrorGroup: all known machines have ended, but several other resources of the pool are left.
         """
+        self._observers.close()
         self.forwards.close()
         for link in self._links.values():
             link.bid_farewell()
@@ -446,6 +464,13 @@ class PoolEngine:
                     link.allow(left)
             await self._pause(min(left, self.rental.pulse))
 
+    async def _serve_observers(self) -> None:
+        """Begin to serve observers: other processes of the user. If that fails, tell the user; the pool goes on."""
+        try:
+            await asyncio.to_thread(self._observers.open)
+        except OSError as e:
+            self._notice(f"other terminals cannot look into this pool: its socket cannot be made: {e}")
+
     async def _close(self) -> None:
         """Remove what the pool still has at its providers, such as keys, and close its record in the ledger.
 
@@ -454,6 +479,7 @@ class PoolEngine:
         Raises:
             StillRunning, ErrorGroup: something could not be removed.
         """
+        await asyncio.to_thread(self._observers.close)
         await asyncio.to_thread(self.forwards.close)
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
