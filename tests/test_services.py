@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -163,7 +164,8 @@ def test_a_cancelled_program_gets_sigterm_and_then_its_group_is_killed(pool: sky
     time.sleep(0.1)  # for the shell of `future` to set its trap
     future.cancel()
     hard.cancel()
-    assert future.wait_stopped(30) and told_file.read_text() == "told\n"
+    assert future.wait_stopped(30)
+    assert told_file.read_text() == "told\n"
     assert hard.wait_stopped(30)
     eventually(lambda: processes_of(str(ready)) == [], 30)
 
@@ -235,7 +237,8 @@ def test_a_closed_service_leaves_no_process(pool: sky.ComputePool, tmp_path: Pat
         eventually(lambda: "forked" in service.output, 30)
         assert len(sleeping()) == 3
     assert sleeping() == []
-    assert service.wait(0) and not service.is_running
+    assert service.wait(0)
+    assert not service.is_running
     service.close()  # does nothing
 
 
@@ -259,7 +262,9 @@ def test_a_service_that_is_killed_leaves_no_process_and_is_told_once(
 def test_a_program_that_dies_ends_its_service(pool: sky.ComputePool, told: list[events.Event]) -> None:
     service = pool.service(sky.cmd("sh", "-c", "setsid sleep 98765 & echo gone wrong; exit 7"))
     error = service.exception(30)
-    assert isinstance(error, sky.CommandFailed) and error.returncode == 7 and error.tail == "gone wrong\n"
+    assert isinstance(error, sky.CommandFailed)
+    assert error.returncode == 7
+    assert error.tail == "gone wrong\n"
     assert sleeping() == []
     assert service.output == "gone wrong\n"
     assert [each.error.splitlines()[0] for each in ends(told)] == [f"CommandFailed: {str(error).splitlines()[0]}"]
@@ -286,7 +291,8 @@ def test_a_service_that_waits_to_start_again_can_be_closed(pool: sky.ComputePool
     with pytest.raises(CancelledError):
         service.result()
     time.sleep(0.6)  # the pause that was under way
-    assert service.restarts == 0 and not service.is_running
+    assert service.restarts == 0
+    assert not service.is_running
 
 
 def test_a_service_is_waited_for_until_its_port_answers(pool: sky.ComputePool, tmp_path: Path) -> None:
@@ -395,30 +401,35 @@ CLIENT = """
 import os, sys, time
 import skypool as sky
 
-pool = sky.ComputePool(name="orphans", slots=1, lease=sys.argv[2], console="off")
+pool = sky.ComputePool(name=sys.argv[3], slots=1, lease=sys.argv[2], console="off")
 pool.start()
 ends = "trap '' TERM; echo up; while :; do sleep 0.1; done"
 services = [pool.service(sky.cmd("sh", "-c", ends, "sh", sys.argv[1])) for _ in range(2)]
 services.append(pool.service(sky.cmd("setsid", "sh", "-c", ends, "sh", sys.argv[1]), restart=True))
 while not all(each.output for each in services):
     time.sleep(0.01)
-print("up", flush=True)
+print("all are up", flush=True)
 time.sleep(3600)
 """
 
 
-def client(mark: str, lease: str) -> subprocess.Popen[str]:
-    """A program with a pool and three services whose command lines contain `mark`."""
-    made = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", CLIENT, mark, lease], stdout=subprocess.PIPE, text=True
-    )
-    assert made.stdout is not None and made.stdout.readline() == "up\n"
-    return made
+@contextlib.contextmanager
+def client(mark: str, lease: str, name: str) -> Iterator[subprocess.Popen[str]]:
+    """A program with a pool and three services whose command lines contain `mark`. It is killed at the end."""
+    argv = [sys.executable, "-W", "ignore", "-c", CLIENT, mark, lease, name]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout is not None
+            lines = iter(program.stdout.readline, "")
+            assert any("all are up" in line for line in lines)
+            yield program
+        finally:
+            program.kill()
 
 
 def test_services_of_a_client_that_is_killed_end_with_the_lease(tmp_path: Path) -> None:
-    mark = f"services-of-{tmp_path.name}"
-    with client(mark, "2s") as program:
+    mark = str(tmp_path / "mark")
+    with client(mark, "2s", "killed") as program:
         assert len(processes_of(mark)) >= 3
         program.kill()
         program.wait(30)
@@ -426,19 +437,19 @@ def test_services_of_a_client_that_is_killed_end_with_the_lease(tmp_path: Path) 
 
 
 def test_services_end_with_the_program_that_started_them(tmp_path: Path) -> None:
-    mark = f"services-of-{tmp_path.name}"
-    with client(mark, "60s") as program:
+    mark = str(tmp_path / "mark")
+    with client(mark, "60s", "ended") as program:
         program.terminate()
         program.wait(60)
     eventually(lambda: processes_of(mark) == [], 30, "the end of the services")
 
 
 def test_services_of_a_former_program_go_on_and_can_be_closed(tmp_path: Path) -> None:
-    mark = f"services-of-{tmp_path.name}"
-    with client(mark, "60s") as program:
+    mark = str(tmp_path / "mark")
+    with client(mark, "60s", "former") as program:
         program.kill()
         program.wait(30)
-    with sky.ComputePool.attach("orphans", console="off") as pool:
+    with sky.ComputePool.attach("former", console="off") as pool:
         assert pool.inherited == []
         assert sorted(each.name for each in pool.services) == ["setsid", "sh", "sh"]
         first, *_ = pool.services
