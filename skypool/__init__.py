@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         ConnectionLost,
         LedgerError,
         NodeInterrupted,
+        NodeRetired,
         NoOffers,
         PickleError,
         PoolClosed,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from skypool.offers.ranking import Plan
     from skypool.pool.pool import ComputePool
     from skypool.pool.service import Service
+    from skypool.pool.views import PoolView
     from skypool.rental.budget import Budget, Receipt
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool.wire.codec import Captured
@@ -88,6 +90,7 @@ _HOME = {
     "LedgerError": "skypool.errors",
     "NoOffers": "skypool.errors",
     "NodeInterrupted": "skypool.errors",
+    "NodeRetired": "skypool.errors",
     "PickleError": "skypool.errors",
     "PoolClosed": "skypool.errors",
     "PythonMismatch": "skypool.errors",
@@ -101,6 +104,7 @@ _HOME = {
     "WorkerDied": "skypool.errors",
     "CallFuture": "skypool.calls.futures",
     "ComputePool": "skypool.pool.pool",
+    "PoolView": "skypool.pool.views",
     "Plan": "skypool.offers.ranking",
     "Service": "skypool.pool.service",
     "Ref": "skypool.calls.arguments",
@@ -132,9 +136,11 @@ __all__ = [
     "LedgerError",
     "NoOffers",
     "NodeInterrupted",
+    "NodeRetired",
     "PickleError",
     "Plan",
     "PoolClosed",
+    "PoolView",
     "PythonMismatch",
     "Receipt",
     "Ref",

@@ -20,7 +20,7 @@ from skypool.calls.futures import CallFuture, Returned
 from skypool.calls.options import Options
 from skypool.calls.pending import PendingCall, World
 from skypool.calls.program import await_port
-from skypool.errors import NodeInterrupted, PoolClosed, UsageError
+from skypool.errors import NodeInterrupted, NodeRetired, PoolClosed, UsageError
 from skypool.event_loop import Loop
 from skypool.pool.service import Run, Service
 from skypool.wire import blame
@@ -72,7 +72,7 @@ class Services:
     """The services of one pool. Any thread may use this.
 
     A service that may start again does so on its node, after a pause. If its node is lost, it waits for a node to join:
-    the services of the node that was lost first move to the next node that joins.
+    the services of the node that was lost first move to the next node that joins. Services of a retired node end.
 
     Args:
         pool: the name of the pool.
@@ -126,7 +126,7 @@ class Services:
         Raises:
             PickleError: the function or an argument cannot be pickled.
             UsageError: the pool does not have the node, the node is not trusted, or an argument is an iterator.
-            NodeInterrupted: the provider takes the node's machine back.
+            NodeInterrupted, NodeRetired: the node gets no new calls.
             PoolClosed: the pool has ended.
         """
         self._dispatch.nodes([node])  # raises UsageError for a node that does not exist
@@ -151,7 +151,7 @@ class Services:
         """Send a service to its node, for a first or further run. Do nothing if it is being closed.
 
         Raises:
-            UsageError, NodeInterrupted, PoolClosed: the service cannot start on its node.
+            UsageError, NodeInterrupted, NodeRetired, PoolClosed: the service cannot start on its node.
         """
         pending = replace(service._call, outlet=Run(service, self._on_end), node=service._node)
         with service._changed:
@@ -210,7 +210,7 @@ class Services:
         pending = PendingCall(call.function.code(), payload, future, options, node=node, service=True)
         try:
             self._dispatch.start_service(pending)
-        except (UsageError, NodeInterrupted, PoolClosed) as e:
+        except (UsageError, NodeInterrupted, NodeRetired, PoolClosed) as e:
             future.finish(e)
         return future
 
@@ -227,7 +227,7 @@ class Services:
                 return
             service._running = None
             closing = service._closing or self._ending
-            restarts = not closing and service.restarts < service.restart
+            restarts = not closing and not isinstance(end, NodeRetired) and service.restarts < service.restart
             if restarts:
                 long = time.monotonic() - run.began >= _LONG
                 service._pauses = 0 if long else service._pauses + 1
@@ -268,7 +268,7 @@ class Services:
         try:
             service.restarts += 1
             self._begin(service)
-        except (UsageError, NodeInterrupted):
+        except (UsageError, NodeInterrupted, NodeRetired):
             service.restarts -= 1
             self._await_node(service)
         except PoolClosed as e:
