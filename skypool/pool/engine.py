@@ -40,10 +40,9 @@ from skypool.pool.forwards import Forwards
 from skypool.pool.network import NetworkCheck, advice_for
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
-from skypool.pool.replacement import alike
-from skypool.pool.services import Services
 from skypool.pool.replacement import LIVING, alike
 from skypool.pool.resizing import check_retirement
+from skypool.pool.services import Services
 from skypool.pool.spot import Departures
 from skypool.pool.states import Phase
 from skypool.pool.trust_levels import TrustLevels
