@@ -24,7 +24,8 @@
     │   ├── ProtocolError                  the received bytes are not a valid message
     │   ├── LoginRefused                   the machine answers but rejects the login
     │   ├── NodeInterrupted                the provider took the machine back, for example a spot machine
-    │   └── HostKeyMismatch                the machine has another host key than expected; nothing was sent
+    │   ├── HostKeyMismatch                the machine has another host key than expected; nothing was sent
+    │   └── TakenOver                      another process owns the pool now; this one has given it up
     ├── PoolClosed (RuntimeError)          a call on a pool that has ended
     ├── PickleError (TypeError)            an object cannot be pickled; carries the path to it
     ├── PythonMismatch                     client and node run different minor versions of Python
@@ -72,6 +73,7 @@ __all__ = [
     "SkypoolError",
     "SpoolFull",
     "StillRunning",
+    "TakenOver",
     "UnknownAccelerator",
     "UntrustedResult",
     "UsageError",
@@ -276,6 +278,13 @@ class ProtocolError(ConnectionLost):
 
 class NodeInterrupted(ConnectionLost):
     """The error for a node whose provider took the machine back, as a provider may do with spot machines."""
+
+
+class TakenOver(ConnectionLost):
+    """The error for a pool that another process has taken over with `ComputePool.attach`, so that it is its owner now.
+
+    The former owner, such as a process that was suspended, sends no more calls. It does not end the machines.
+    """
 
 
 class LoginRefused(ConnectionLost):

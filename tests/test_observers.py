@@ -498,6 +498,7 @@ with sky.ComputePool(name="owned", console="off", lease="20s", liveness=5) as po
 """
 
 
+@pytest.mark.slow
 def test_an_owner_that_is_stopped_or_killed_is_told_of(page: int) -> None:
     with ended(subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)) as owner:
         assert owner.stdout is not None
