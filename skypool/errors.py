@@ -25,7 +25,8 @@
     │   ├── LoginRefused                   the machine answers but rejects the login
     │   ├── NodeInterrupted                the provider took the machine back, for example a spot machine
     │   ├── NodeRetired                    the node was retired, so that the pool has fewer nodes
-    │   └── HostKeyMismatch                the machine has another host key than expected; nothing was sent
+    │   ├── HostKeyMismatch                the machine has another host key than expected; nothing was sent
+    │   └── TakenOver                      another process owns the pool now; this one has given it up
     ├── PoolClosed (RuntimeError)          a call on a pool that has ended
     ├── PickleError (TypeError)            an object cannot be pickled; carries the path to it
     ├── PythonMismatch                     client and node run different minor versions of Python
@@ -74,6 +75,7 @@ __all__ = [
     "SkypoolError",
     "SpoolFull",
     "StillRunning",
+    "TakenOver",
     "UnknownAccelerator",
     "UntrustedResult",
     "UsageError",
@@ -278,6 +280,13 @@ class ProtocolError(ConnectionLost):
 
 class NodeInterrupted(ConnectionLost):
     """The error for a node whose provider took the machine back, as a provider may do with spot machines."""
+
+
+class TakenOver(ConnectionLost):
+    """The error for a pool that another process has taken over with `ComputePool.attach`, so that it is its owner now.
+
+    The former owner, such as a process that was suspended, sends no more calls. It does not end the machines.
+    """
 
 
 class NodeRetired(ConnectionLost):

@@ -24,6 +24,7 @@ from skypool.errors import (
     LaunchError,
     PoolClosed,
     StillRunning,
+    TakenOver,
     UsageError,
     retired,
     together,
@@ -107,6 +108,7 @@ class PoolEngine:
         self._links = self._connector.links
         self._welcomes = self._connector.welcomes
         self._closing: asyncio.Task[None] | None = None
+        self._given_away: frozenset[int] | None = None  # nodes of a new owner; None while this process is the owner
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaching: dict[int, asyncio.Task[None]] = {}
         self._heard: dict[int, float] = {}
@@ -268,6 +270,8 @@ class PoolEngine:
         """
         self._observers.close()
         self.forwards.close()
+        if self._given_away is not None:
+            return
         for link in self._links.values():
             link.bid_farewell()
         failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
@@ -571,6 +575,9 @@ class PoolEngine:
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
             try:
                 left = await asyncio.to_thread(self.rental.tend)
+            except TakenOver as e:
+                await self._hand_over(e)
+                return
             except (BudgetExceeded, PoolClosed) as e:
                 self.apply(states.Stop(e))
                 return
@@ -596,6 +603,8 @@ class PoolEngine:
         """
         await asyncio.to_thread(self._observers.close)
         await asyncio.to_thread(self.forwards.close)
+        if self._given_away is not None:  # what is left is the new owner's
+            return
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
@@ -603,10 +612,16 @@ class PoolEngine:
 
         Attempts are repeated every 5 s, until the provider confirms the end of all machines. Once the pool is ending,
         only one attempt follows. A machine of the user's own that was lost and cannot be reached counts as ended;
-        the user is told.
+        the user is told. Nodes of a pool that was given away are left running.
         """
         from tenacity import AsyncRetrying, retry_if_result
 
+        for node in nodes:
+            if node in (self._given_away or ()):
+                self.apply(states.Terminated(node))
+        nodes = tuple(node for node in nodes if node not in (self._given_away or ()))
+        if not nodes:
+            return
         await asyncio.gather(*(self._leave(node) for node in nodes))
         left = {node: self.state.instance_of(node) for node in nodes}
         lost = {node for node in nodes if isinstance(self.state.nodes[node].error, ConnectionLost)}
@@ -794,7 +809,41 @@ class PoolEngine:
 
     def _on_lost(self, node: int, error: ConnectionLost) -> None:
         """Handle the loss of a node that its link (connection) has given up. Returns at once; a task does the rest."""
-        self._spawn(self.departures.lost(node, error))
+        self._spawn(self._lose(node, error))
+
+    async def _lose(self, node: int, error: ConnectionLost) -> None:
+        """Report a lost node to the state machine, or give the pool up if another process has taken it over.
+
+        That a node says so counts only if it is trusted: a stranger's machine could say so to be left running.
+        """
+        try:
+            if isinstance(error, TakenOver) and not self._trust_levels.is_stranger(node):
+                raise error
+            await asyncio.to_thread(self.rental.check_owner)
+        except TakenOver as e:
+            await self._hand_over(e)
+            return
+        await self.departures.lost(node, error)
+
+    async def _hand_over(self, error: TakenOver) -> None:
+        """Give the pool up, because another process owns it now. Ready nodes are left alone, and keep running.
+
+        Machines that are still being set up are ended, as the new owner does not have them. Does nothing if the pool is
+        ending or has ended.
+
+        Args:
+            error: the error of the calls that have not ended, and of later ones.
+        """
+        if self._given_away is not None or self.state.phase in (Phase.DRAINING, Phase.ENDED):
+            return
+        self._given_away = frozenset(n.node for n in self.state.nodes.values() if n.phase is Phase.READY)
+        self.dispatch.close(error)
+        self._notice(f"this process gives the pool up, and leaves its machines to the new owner: {error}")
+        for node in self._given_away:
+            link = self._links.pop(node, None)
+            if link is not None:
+                await link.close(bye=False)
+        self.apply(states.Stop(error))
 
     def _on_drained(self, node: int) -> None:
         Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
