@@ -567,9 +567,11 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
     Args:
         lost: number of the node that was lost.
         node: number of the node that ends with it.
-        error: the error of the lost node. If that is a NodeInterrupted, the result is a NodeInterrupted, too. Otherwise
-            the result is a ConnectionLost.
+        error: the error of the lost node. If that is a NodeInterrupted or NodeRetired, the result is one, too.
+            Otherwise the result is a ConnectionLost.
     """
+    if isinstance(error, NodeRetired):
+        return retired(node)
     if isinstance(error, NodeInterrupted):
         return taken_back(node, error)
     gone = ConnectionLost(

@@ -16,12 +16,15 @@ def holds_process_group() -> bool:
     Both can be initialised only once in a process. Nothing is imported: a library that is not loaded is not
     initialised.
     """
-    for name in ("torch.distributed", "jax.distributed"):
-        is_initialized = getattr(sys.modules.get(name), "is_initialized", None)
-        with contextlib.suppress(Exception):  # another module of that name may have another function
-            if is_initialized is not None and is_initialized() is True:
-                return True
-    return False
+    return any(map(_is_initialized, ("torch.distributed", "jax.distributed")))
+
+
+def _is_initialized(library: str) -> bool:
+    asked = getattr(sys.modules.get(library), "is_initialized", None)
+    try:
+        return asked is not None and asked() is True
+    except Exception:  # noqa: BLE001 - it is another module of that name, and says nothing
+        return False
 
 
 def left_processes(since: float) -> bool:
