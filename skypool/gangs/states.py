@@ -161,7 +161,11 @@ class NodeIdle:
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """An event: the number of nodes that are being rented or set up has changed."""
+    """An event: the number of nodes that are being rented or set up has changed.
+
+    A gang that waits may give up when this is 0. So the `NodeUp` of a node comes before the `Coming` that no longer
+    counts it, and the `Coming` that counts a replacement comes before the `NodeGone` of the node that it replaces.
+    """
 
     count: int
 
@@ -310,12 +314,15 @@ class Node:
         devices: the number of its devices.
         idle: True if it runs no call that belongs to no gang.
         leaving: True if the provider takes its machine back.
+        silent: True if it has not answered an empty call, or if a process was lost with it. No gang may use it until
+            it is up anew or reported as idle.
         gang: the gang that holds it, waiting or running; None if no gang does.
     """
 
     devices: int = 0
     idle: bool = True
     leaving: bool = False
+    silent: bool = False
     gang: int | None = None
 
 
@@ -330,11 +337,13 @@ class Gang:
         run: the present run, or the last one while the gang waits; None before the first.
         answered: the nodes that have answered, while the gang asks.
         ended: how each rank ended that has ended, in the order in which the ends came.
+        presumed: the ranks that count as lost because their node is gone, and whose own end has not been reported.
         again: the ranks whose exception is one of the user's `retry_on`.
         retried: how many retries are used up.
         end: why the gang stops, once that is decided: "failed", "timeout" or "cancelled".
         blamed: the rank that failed first, once that is decided.
         failed: the ranks that had failed when the blame was decided, in the order in which their failures came.
+            For "timeout", the ranks that had not ended.
         late: True once the time for which a re-run waits for more nodes than `Order.least` is over.
         last: the failure after which the gang waits to run again; None in its first run.
     """
@@ -344,6 +353,7 @@ class Gang:
     run: Run | None = None
     answered: frozenset[int] = frozenset()
     ended: Mapping[int, How] = field(default_factory=dict[int, How])
+    presumed: frozenset[int] = frozenset()
     again: frozenset[int] = frozenset()
     retried: int = 0
     end: Literal["failed", "timeout", "cancelled"] | None = None
