@@ -232,6 +232,7 @@ class GangRunner:
         self._numbers = itertools.count(1)
         self._events: deque[Event] = deque()
         self._is_stepping = False
+        self._finished: list[tuple[GangFuture[Any], BaseException | Returned]] = []
 
     @property
     def unfinished(self) -> int:
@@ -369,6 +370,10 @@ class GangRunner:
                     self._step(NodeIdle(*changed) if changed else self._events.popleft())
             finally:
                 self._is_stepping = False
+            finished = self._finished
+            self._finished = []
+        for future, end in finished:  # without the lock, as callbacks of the user may run
+            future.finish(end)
 
     def _step(self, event: Event) -> None:
         self._state, actions = step(self._state, event)
@@ -537,21 +542,21 @@ class GangRunner:
         self._forget_timers(call)
         self._forget_ranks(call)
         name = call.code.name
+        end: BaseException | Returned
         match verdict.kind:
             case "returned":
-                call.future.finish(Returned(()))
+                end = Returned(())
             case "failed":
-                call.future.finish(self._tell_failure(call, verdict, again=False))
+                end = self._tell_failure(call, verdict, again=False)
             case "timeout":
-                call.future.finish(self._timed_out(call, verdict))
+                end = self._timed_out(call, verdict)
             case "cancelled":
-                call.future.finish(SkypoolError(f"{name} was cancelled"))
+                end = SkypoolError(f"{name} was cancelled")
             case "no nodes":
-                call.future.finish(
-                    ConnectionLost(
-                        f"{name} was not run: pool {self._pool!r} no longer has all nodes that the call named"
-                    )
+                end = ConnectionLost(
+                    f"{name} was not run: pool {self._pool!r} no longer has all nodes that the call named"
                 )
+        self._finished.append((call.future, end))
 
     def _timed_out(self, call: _Call, verdict: Verdict) -> CallTimeout:
         run = verdict.run
