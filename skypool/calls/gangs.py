@@ -98,7 +98,7 @@ class GangFuture(CallFuture[T]):
             CancelledError: the call was cancelled.
             PickleError: the value of a rank cannot be unpickled here.
         """
-        super().result(timeout)
+        Future.result(self, timeout)
         return cast(T, results_of(self.ranks) if self._every else self.ranks[0].result())
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -113,7 +113,7 @@ class GangFuture(CallFuture[T]):
             TimeoutError: the gang has not ended within `timeout` seconds. It keeps running.
             CancelledError: the call was cancelled.
         """
-        error = super().exception(timeout)
+        error = Future.exception(self, timeout)
         if error is None:
             try:
                 self.result()
