@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
