@@ -14,7 +14,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.errors import CallTimeout, ConnectionLost, PoolClosed, UsageError, WorkerDied
+from skypool.errors import CallTimeout, ConnectionLost, PoolClosed, RemoteError, UsageError, WorkerDied
 from tests.conftest import eventually
 from tests.test_bad_luck import agent_of
 
@@ -194,7 +194,7 @@ def gone(folder: Path) -> bool:
     ("how", "kind"),
     [
         ("raise", KeyError),
-        ("exit", SystemExit),
+        ("exit", RemoteError),
         ("_exit", WorkerDied),
         ("SIGKILL", WorkerDied),
         ("SIGSEGV", WorkerDied),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import skypool as sky
 from skypool import events
-from skypool.errors import CallTimeout, ConnectionLost, WorkerDied
+from skypool.errors import CallTimeout, ConnectionLost, RemoteError, WorkerDied
 from tests.lab.machines import Lab, Machine, unavailable
 
 NODES = 4
@@ -54,7 +54,7 @@ class Way:
 
 WAYS = (
     Way("raise", KeyError),
-    Way("exit", SystemExit),
+    Way("exit", RemoteError),
     Way("_exit", WorkerDied),
     Way("SIGKILL", WorkerDied),
     Way("SIGSEGV", WorkerDied),
