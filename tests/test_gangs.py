@@ -194,10 +194,10 @@ def gone(folder: Path) -> bool:
     ("how", "kind"),
     [
         ("raise", KeyError),
-        ("exit", RemoteError),
-        ("_exit", WorkerDied),
+        pytest.param("exit", RemoteError, marks=pytest.mark.slow),
+        pytest.param("_exit", WorkerDied, marks=pytest.mark.slow),
         ("SIGKILL", WorkerDied),
-        ("SIGSEGV", WorkerDied),
+        pytest.param("SIGSEGV", WorkerDied, marks=pytest.mark.slow),
     ],
 )
 def test_the_rank_that_began_is_named_and_the_others_are_gone(

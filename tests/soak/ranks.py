@@ -127,6 +127,8 @@ class Machines:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
         self.there = [lab.machine(keys=[lab.public_key]) for _ in range(NODES + 1)]  # one to replace another
+        for each in self.there:
+            each.wait_for_ssh()
 
     def provider(self) -> sky.SSH:
         hosts = [sky.Host(each.address, host_key=each.host_key) for each in self.there]
@@ -154,10 +156,10 @@ def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, li
     troubles: list[str] = []
     failures: list[events.GangFailed] = []
     with sky.ComputePool(machines.provider(), nodes=NODES, console="off", liveness=LIVENESS, lease=60) as pool:
-        addresses = sorted(pool.nodes)
-        where = {node: sky.compute(_address)().with_options(node=node) >> pool for node in addresses}
+        ready = sorted(node for node, word in pool.nodes.items() if word == "ready")
+        where = {node: sky.compute(_address)().with_options(node=node) >> pool for node in ready}
         pool.events.listen(lambda e: failures.append(e) if isinstance(e, events.GangFailed) else None)
-        victim = rank // PROCS
+        victim = ready[rank // PROCS]
         options = {"retries": 1, "retry_on": KeyError} if again else {}
         call = together(way.name, rank).with_options(node="all", timeout=TIMEOUT if way.name == "hang" else 120)
         future = call.with_options(**options) > pool
@@ -182,7 +184,7 @@ def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, li
             elif values != [list(range(WORLD))] * WORLD:
                 troubles.append(f"wrong values: {values}")
         named = [(each.rank, each.node) for each in failures]
-        first = PROCS * victim if way.whole else rank
+        first = rank - rank % PROCS if way.whole else rank
         if way.name != "hang" and named[:1] != [(first, victim)]:
             troubles.append(f"blamed {named}, and rank {first} began")
         _until(lambda: not any("gang" in each for each in _names(machines, but=where[victim])), "processes gone")
