@@ -164,7 +164,10 @@ def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, li
         call = together(way.name, rank).with_options(node="all", timeout=TIMEOUT if way.name == "hang" else 120)
         future = call.with_options(**options) > pool
         if way.whole:
-            _until(lambda: sum("gang" in each for each in _names(machines)) >= WORLD or future.done(), "all ranks")
+            _until(
+                lambda: sum(each.startswith("skypool-rank") for each in _names(machines)) >= WORLD or future.done(),
+                "all ranks",
+            )
             time.sleep(0.5)
             machine = machines.of(where[victim])
             machine.kill() if way.name == "power" else machine.cut()
@@ -187,7 +190,10 @@ def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, li
         first = rank - rank % PROCS if way.whole else rank
         if way.name != "hang" and named[:1] != [(first, victim)]:
             troubles.append(f"blamed {named}, and rank {first} began")
-        _until(lambda: not any("gang" in each for each in _names(machines, but=where[victim])), "processes gone")
+        _until(
+            lambda: not any(each.startswith("skypool-rank") for each in _names(machines, but=where[victim])),
+            "processes gone",
+        )
     return spent, troubles
 
 
