@@ -158,6 +158,7 @@ class _Call:
         tails: the last characters that each rank has printed, by rank.
         ports: the free ports of each node that has answered before this run.
         timers: the timers that run.
+        note: the note of the last failure.
     """
 
     code: Code
@@ -169,6 +170,7 @@ class _Call:
     tails: dict[int, str] = field(default_factory=dict)
     ports: dict[int, list[int]] = field(default_factory=dict)
     timers: dict[Timer, threading.Timer] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def rank_options(self) -> Options:
@@ -588,7 +590,10 @@ class GangRunner:
             end = ConnectionLost(f"{name} was lost with node {place.node}", place.node)
         others = [each for rank in verdict.others if isinstance(each := call.ends.get(rank), BaseException)]
         with contextlib.suppress(AttributeError, TypeError):  # as a frozen dataclass raises
-            end.add_note(self._note(call, run, verdict))
+            if call.note in getattr(end, "__notes__", ()):  # of the same failure, when the gang was to run again
+                end.__notes__.remove(call.note)
+            call.note = self._note(call, run, verdict)
+            end.add_note(call.note)
             vars(end).update(rank=place.rank, node=place.node, others=[each for each in others if each is not end])
         self._on_failed(GangFailure(name, end, others, place.rank, place.node, run.attempt, again))
         return end

@@ -137,14 +137,12 @@ class Machines:
     def of(self, address: str) -> Machine:
         return next(each for each in self.there if each.address == address)
 
-    def mend(self) -> None:
-        """Bring every machine back to where a pool can use it."""
-        for each in self.there:
-            each.mend()
-            if not each.is_running:
-                each.reap()
-                each.boot()
-                each.wait_for_ssh()
+    def replace(self, machine: Machine) -> None:
+        """Destroy a machine, and make another one in its place."""
+        machine.destroy()
+        self.there.remove(machine)
+        self.there.append(self._lab.machine(keys=[self._lab.public_key]))
+        self.there[-1].wait_for_ssh()
 
 
 def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, list[str]]:
@@ -163,13 +161,13 @@ def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, li
         options = {"retries": 1, "retry_on": KeyError} if again else {}
         call = together(way.name, rank).with_options(node="all", timeout=TIMEOUT if way.name == "hang" else 120)
         future = call.with_options(**options) > pool
+        machine = machines.of(where[victim])
         if way.whole:
             _until(
                 lambda: sum(each.startswith("skypool-rank") for each in _names(machines)) >= WORLD or future.done(),
                 "all ranks",
             )
             time.sleep(0.5)
-            machine = machines.of(where[victim])
             machine.kill() if way.name == "power" else machine.cut()
         began = time.monotonic()
         limit = way.detection + GRACE + 2 + SLACK
@@ -201,11 +199,10 @@ def _address() -> str:
     return sky.instance_info().address
 
 
-def _names(machines: Machines, but: str = "") -> list[str]:
-    """Return the command lines of all processes on the machines that run, except one."""
-    return [
-        line for each in machines.there if each.is_running and each.address != but for line in each.processes().values()
-    ]
+def _ranks(machines: Machines, but: str = "") -> int:
+    """Return how many processes of gangs there are on the machines that run, except one."""
+    running = [each for each in machines.there if each.is_running and each.address != but]
+    return sum(name.startswith("skypool-rank") for each in running for name in each.processes().values())
 
 
 def _until(check: Callable[[], object], what: str, within: float = 60.0) -> None:
@@ -250,7 +247,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             times = []
             for number in range(asked.runs):
                 rank = draw.randrange(WORLD)
-                machines.mend()
                 spent, troubles = run(machines, way, rank, again=number % 2 == 1)
                 times.append(spent)
                 for trouble in troubles:
