@@ -163,10 +163,7 @@ def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, li
         future = call.with_options(**options) > pool
         machine = machines.of(where[victim])
         if way.whole:
-            _until(
-                lambda: sum(each.startswith("skypool-rank") for each in _names(machines)) >= WORLD or future.done(),
-                "all ranks",
-            )
+            _until(lambda: _ranks(machines) >= WORLD or future.done(), "all ranks")
             time.sleep(0.5)
             machine.kill() if way.name == "power" else machine.cut()
         began = time.monotonic()
@@ -188,10 +185,9 @@ def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, li
         first = rank - rank % PROCS if way.whole else rank
         if way.name != "hang" and named[:1] != [(first, victim)]:
             troubles.append(f"blamed {named}, and rank {first} began")
-        _until(
-            lambda: not any(each.startswith("skypool-rank") for each in _names(machines, but=where[victim])),
-            "processes gone",
-        )
+        _until(lambda: not _ranks(machines, but=where[victim] if way.whole else ""), "processes gone")
+    if way.whole:
+        machines.replace(machine)
     return spent, troubles
 
 
