@@ -27,6 +27,7 @@ from skypool.errors import CallTimeout, ConnectionLost, NodeInterrupted, PickleE
 from skypool.gangs import step
 from skypool.gangs.ports import free_ports
 from skypool.gangs.states import (
+    SETTLING,
     Action,
     Again,
     Answered,
@@ -534,9 +535,23 @@ class GangRunner:
     def _on_timer(self, gang: int, timer: Timer) -> None:
         with self._lock:
             call = self._calls.get(gang)
-            if call is not None and call.timers.get(timer) is threading.current_thread():
-                del call.timers[timer]
+            if call is None or call.timers.get(timer) is not threading.current_thread():
+                return
+            del call.timers[timer]
+            if timer == "settle" and self._awaits_a_node(call):
+                self._set_timer(gang, timer, SETTLING)
+            else:
                 self._apply(Fired(gang, timer))
+
+    def _awaits_a_node(self, call: _Call) -> bool:
+        """Return True if a node that still runs ranks of a gang is not connected.
+
+        Its loss may be why another rank has failed. The node is connected again or given up within the pool's
+        `liveness`.
+        """
+        left = {pending.at for pending in call.pending if not pending.ended}
+        queues = self._sender.node_queues
+        return any(node in queues and not queues[node].is_reachable for node in left)
 
     # --- ends ------------------------------------------------------------------------------------------------
 
