@@ -16,6 +16,7 @@
     ├── LaunchError                        all offers were tried and failed
     ├── BootstrapError                     a setup step on a node failed; carries step, command, tail, advice
     ├── HostBusy                           the machine serves another pool
+    ├── NetworkError                       nodes cannot reach each other; carries the pair, the port and advice
     ├── BudgetExceeded                     the budget is spent
     ├── LedgerError                        the list of rented machines cannot be read or written: nothing is rented
     ├── StillRunning                       instances that may not have ended; carries them
@@ -55,6 +56,7 @@ __all__ = [
     "LaunchError",
     "LedgerError",
     "LoginRefused",
+    "NetworkError",
     "NoAnswer",
     "NoOffers",
     "NodeInterrupted",
@@ -292,6 +294,37 @@ class HostKeyMismatch(ConnectionLost):
 
 class HostBusy(SkypoolError):
     """The error for a machine that serves one pool at a time and already serves another one."""
+
+
+class NetworkError(SkypoolError):
+    """The error for nodes of a pool that cannot reach each other over the network. Found before a call needs it.
+
+    Attributes:
+        source: number of the first node that could not connect.
+        target: number of the node that it could not reach.
+        address: the address of the target; "" if unknown.
+        port: the TCP port on which the target listened. The check uses any free port, as libraries do.
+        outcome: how the connection failed: "timeout", "refused", "unreachable", "broken", "silent", "stranger",
+            "stalled" or "no address".
+        advice: what to open, and how.
+        report: what each node found, as a `skypool.gangs.network.NetworkReport`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        source: int = -1,
+        target: int = -1,
+        address: str = "",
+        port: int = 0,
+        outcome: str = "",
+        advice: str = "",
+        report: object = None,
+    ) -> None:
+        self.source, self.target, self.address, self.port = source, target, address, port
+        self.outcome, self.advice, self.report = outcome, advice, report
+        super().__init__(message)
 
 
 class PoolClosed(SkypoolError, RuntimeError):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import textwrap
+from pathlib import Path
 
 import pytest
 
 import skypool as sky
 from skypool.agent import own_name
+from skypool.devices import network
 from tests.lab import work
 from tests.lab.aws import AWS
 from tests.lab.machines import Lab
@@ -43,13 +45,18 @@ def test_other_names_of_a_loopback_line_stay() -> None:
 
 
 def test_the_interface_of_an_address_is_found() -> None:
-    assert own_name.interface("127.0.0.1") == "lo"
-    assert own_name.interface("192.0.2.77") == ""
+    assert network.interface("127.0.0.1") == "lo"
+    assert network.interface("192.0.2.77") == ""
+
+
+def test_the_mtu_of_an_interface_is_read_and_that_of_none_is_unknown() -> None:
+    assert network.mtu("lo") == int(Path("/sys/class/net/lo/mtu").read_text())
+    assert network.mtu("no-such-one") is None
 
 
 def test_a_name_that_leads_to_the_address_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    if own_name.found("localhost") != {"127.0.0.1"}:
+    if network.found("localhost") != {"127.0.0.1"}:
         pytest.skip("this machine has another address for localhost, too")
     assert own_name.prepare("127.0.0.1", False, {"A": "b"}) == {}
 

@@ -93,7 +93,13 @@ class SSH:
     python: str | None = None
     strict: bool = False
     name: ClassVar[str] = "ssh"
-    abilities: ClassVar[Abilities] = Abilities(private_network=True)
+    abilities: ClassVar[Abilities] = Abilities(
+        private_network=True,
+        network_advice=(
+            "Allow TCP on all ports between these machines in their firewalls, such as ufw or firewalld, and in those "
+            "of your network, because libraries choose free ports"
+        ),
+    )
 
     def __post_init__(self) -> None:
         settings.plain(self, inventory=Path, config=Path, identity=Path, python=Path, strict=bool)

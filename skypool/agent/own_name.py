@@ -7,12 +7,12 @@ and send the result to other nodes, which cannot reach that address.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
-import struct
 import sys
 from collections.abc import Collection, Mapping
+
+from skypool.devices.network import found, interface
 
 HOSTS = "/etc/hosts"
 MARK = "# skypool:"
@@ -22,8 +22,6 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IF
 
 With such a variable, these libraries do not look up the machine's own name.
 """
-_SIOCGIFADDR = 0x8915
-"""The ioctl request for the address of a network interface."""
 
 
 def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str]:
@@ -51,14 +49,6 @@ def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str
     if not name:
         return {}
     return {each: name for each in INTERFACE_VARIABLES if each not in os.environ and each not in env}
-
-
-def found(name: str) -> set[str]:
-    """Return the addresses that a host name resolves to, as texts. Returns an empty set if it does not resolve."""
-    try:
-        return {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return set()
 
 
 def _mend(address: str) -> bool:
@@ -137,21 +127,3 @@ def _write(text: str) -> None:
 
     argv = ["sudo", "-n", "sh", "-c", f"cat > {HOSTS}"]
     subprocess.run(argv, input=text, text=True, check=True, capture_output=True, timeout=20)
-
-
-def interface(address: str) -> str:
-    """Return the name of the network interface that has this IPv4 or IPv6 address. Returns "" if none has it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                told = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(told[20:24]) == address:
-                    return name
-    import ipaddress
-
-    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
-        for line in file:
-            digits, *_, name = line.split()
-            if str(ipaddress.ip_address(int(digits, 16))) == address:
-                return name
-    return ""

@@ -12,6 +12,7 @@ standard library. Without a device or a vendor's tool, its functions report no d
 - `cuda` (NVIDIA), `rocm` (AMD), `neuron` (Trainium), `tpu` (Google), `hpu` (Gaudi), `host` (CPU, Apple): the families.
 - `identity`: finds the accelerator of skypool's catalogue for a device.
 - `tools`: runs the vendors' command-line tools.
+- `network`: the network interfaces of this machine.
 - `elsewhere`: detects the accelerators of another machine.
 """
 

@@ -45,6 +45,8 @@ class Abilities:
         lists_all: True if `instances` returns all of the user's machines at this provider, whichever client calls it.
             False if it returns only the machines of the client's own host or folder. A machine that is missing from
             the list may then still run.
+        network_advice: a sentence without a full stop that says what to open if machines of one pool cannot reach each
+            other. "" for general advice. skypool adds the sentence to its NetworkError.
     """
 
     ends_itself: bool = True
@@ -53,6 +55,7 @@ class Abilities:
     trust: Trust | None = None
     billed_from: Literal["create", "running"] = "create"
     lists_all: bool = True
+    network_advice: str = ""
 
 
 def abilities(driver: Driver) -> Abilities:

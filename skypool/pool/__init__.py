@@ -7,7 +7,9 @@
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
+- `network`: checks that the nodes reach each other.
 - `node_listener`: passes the messages of a node on.
+- `observed`: what other processes of the user can see of a pool.
 - `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.
@@ -18,7 +20,9 @@ __all__ = [
     "engine",
     "forwards",
     "lifecycle",
+    "network",
     "node_listener",
+    "observed",
     "pool",
     "replacement",
     "shutdown",

@@ -7,6 +7,7 @@ the thread of `skypool.event_loop`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -23,10 +24,13 @@ from skypool.event_loop import Loop
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
 from skypool.model import Instance
+from skypool.observers.server import ObserverServer
 from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
+from skypool.pool.network import NetworkCheck, advice_for
 from skypool.pool.node_listener import NodeListener
+from skypool.pool.observed import Observed
 from skypool.pool.replacement import alike
 from skypool.pool.spot import Departures
 from skypool.pool.states import Phase
@@ -67,6 +71,7 @@ class PoolEngine:
         departures: follows each node whose provider has announced that it takes the machine back, until it is gone.
         inherited: the futures of the calls of a former client, after an attach; otherwise empty.
         forwards: the ports of this computer that lead to ports of nodes.
+        network: makes sure that nodes reach each other.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -112,6 +117,20 @@ class PoolEngine:
         self._no_growth = ""
         self._feeders: dict[tuple[int, int], Feeder] = {}
         self.forwards = Forwards(self._connector.ways, self._notice)
+        observed = Observed(
+            terms,
+            stream,
+            lambda: self._performed,
+            self.words,
+            self._welcomes,
+            self._connector.ways,
+            self._reports,
+            self.rental,
+            self.dispatch,
+            self.forwards,
+        )
+        self._observers = ObserverServer(terms.name, observed)
+        self.network = NetworkCheck(self.dispatch, terms.check, self._network_advice, self._notice)
 
     def is_stranger(self, node: int) -> bool:
         """Return True if the results of a node are read as plain data only. Any thread may call this."""
@@ -143,6 +162,7 @@ class PoolEngine:
         """
         if self.terms.attach:
             await self._adopt()
+            self._spawn(self._serve_observers())
             self._spawn(self._tend())
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
@@ -151,15 +171,32 @@ class PoolEngine:
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
             try:
+                self._spawn(self._serve_observers())
                 self._spawn(self._tend())
                 self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
+                if self.state.phase is Phase.READY and self.terms.need.private_network:
+                    await self._check_network()
             except BaseException:
                 await asyncio.shield(self.stop())
                 raise
             if self.state.phase is Phase.ENDED:
                 raise await self._why_it_ended()
         self._spawn(self._watch_pressure())
+
+    async def _check_network(self) -> None:
+        """Check that the nodes reach each other. If a node is lost meanwhile, the first call on several nodes does it.
+
+        Raises:
+            NetworkError: a node cannot connect to another one.
+        """
+        with contextlib.suppress(ConnectionLost):
+            await asyncio.to_thread(lambda: self.network.ensure(self.dispatch.nodes()))
+
+    def _network_advice(self, node: int) -> str:
+        """Return a sentence that says what the user can open if this node cannot be reached by others."""
+        driver = self.rental.driver_of(self.state.instance_of(node))
+        return advice_for(driver, self.terms.need.private_network)
 
     async def _why_it_ended(self) -> BaseException:
         """End what is left of a pool that ended before it was ready, and return the error that ended the pool.
@@ -230,6 +267,7 @@ class PoolEngine:
             StillRunning: the end of one or more machines is not confirmed. The error is that of the first machine.
             ErrorGroup: all known machines have ended, but several other resources of the pool are left.
         """
+        self._observers.close()
         self.forwards.close()
         for link in self._links.values():
             link.bid_farewell()
@@ -435,6 +473,13 @@ class PoolEngine:
                     link.allow(left)
             await self._pause(min(left, self.rental.pulse))
 
+    async def _serve_observers(self) -> None:
+        """Begin to serve observers: other processes of the user. If that fails, tell the user; the pool goes on."""
+        try:
+            await asyncio.to_thread(self._observers.open)
+        except OSError as e:
+            self._notice(f"other terminals cannot look into this pool: its socket cannot be made: {e}")
+
     async def _close(self) -> None:
         """Remove what the pool still has at its providers, such as keys, and close its record in the ledger.
 
@@ -443,6 +488,7 @@ class PoolEngine:
         Raises:
             StillRunning, ErrorGroup: something could not be removed.
         """
+        await asyncio.to_thread(self._observers.close)
         await asyncio.to_thread(self.forwards.close)
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 

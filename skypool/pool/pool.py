@@ -32,12 +32,14 @@ from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
+from skypool.gangs.network import Check
 from skypool.link.forward import Forward
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
+from skypool.pool.network import check_asked
 from skypool.pool.states import Phase
 from skypool.rental.budget import Budget, Receipt
 from skypool.rental.ledger import Ledger
@@ -77,6 +79,7 @@ class PoolOptions(NodeTerms, total=False):
     budget: Budget | float | None
     trust: Trust | None
     allow_results: Sequence[str | type]
+    check: Check | None
 
 
 class ComputePool(Executor):
@@ -127,6 +130,9 @@ class ComputePool(Executor):
             for strangers, "full" for all others. See docs/trust.md.
         allow_results: classes that results may contain with `trust="data"`: classes, or names such as "mypkg.Point" and
             "mypkg.*". Default (): none.
+        check: what is checked before nodes need each other: when a pool with `private_network=True` starts, and before
+            the first gang. "network" (the default) makes a TCP connection from each node to each other one. None
+            checks nothing.
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
             `max_usd_per_hour`: the highest price of one node (or TPU slice), in US dollars. Default None: no limit.
@@ -163,6 +169,7 @@ class ComputePool(Executor):
         budget: Budget | float | None = None,
         trust: Trust | None = None,
         allow_results: Sequence[str | type] = (),
+        check: Check | None = "network",
         **node: Unpack[NodeTerms],
     ) -> None:
         minimum, maximum = nodes_asked(nodes)
@@ -188,6 +195,7 @@ class ComputePool(Executor):
             grace=seconds("grace", grace),
             wait=0.0 if wait is None else seconds("wait", wait),
             image=image_,
+            check=check_asked(check),
         )
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
@@ -650,6 +658,8 @@ class ComputePool(Executor):
     def _worlds(self, named: NamedNodes) -> dict[int, World]:
         """Choose the nodes of a call that runs on several nodes. Start the pool if it was not started.
 
+        In a pool with `private_network=True`, nodes that were not checked yet try to reach each other first.
+
         If the call names no node and all nodes are being replaced, block until a new node is ready.
 
         Args:
@@ -662,6 +672,7 @@ class ComputePool(Executor):
 
         Raises:
             UsageError: the pool does not have a node that is named.
+            NetworkError: the pool has `private_network=True`, and these nodes cannot reach each other.
             PoolClosed: the pool has ended.
         """
         numbers: tuple[int, ...] | None = None
@@ -673,6 +684,8 @@ class ComputePool(Executor):
         while not there:
             threading.Event().wait(0.02)
             there = self._working().dispatch.nodes(numbers)
+        if self._terms.need.private_network:
+            self._working().network.ensure(there)
         addresses = list(there.values())
         return {node: (place, addresses) for place, node in enumerate(there)}
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypedDict, get_args
 from skypool.checks import one_of
 from skypool.drivers.contract import Driver, ends_itself
 from skypool.errors import UsageError
+from skypool.gangs.network import Check
 from skypool.model import Need, Offer, Trust
 from skypool.offers.need import hosts_alike
 from skypool.offers.ordering import OrderBy
@@ -54,6 +55,7 @@ class Terms:
         trust: "full" if results of nodes may be unpickled, "data" if they are read as plain data only. None: the offer
             of each machine decides.
         allow_results: names of the classes that results may contain besides plain data, if they are read as data.
+        check: what is checked among the nodes: "network" for connections, or None for nothing.
 
     Raises:
         UsageError: `maximum` is above 1, and the accelerators have different numbers of machines.
@@ -76,6 +78,7 @@ class Terms:
     budget: Budget | None = None
     trust: Trust | None = None
     allow_results: frozenset[str] = frozenset()
+    check: Check | None = "network"
 
     def __post_init__(self) -> None:
         hosts_alike(self.need.accelerators, self.maximum)

@@ -1,0 +1,252 @@
+"""The node's part of the network check: a function that listens on a TCP port, and connects to all other nodes.
+
+A node is a rented machine that runs calls. The client sends `probe` to all nodes at once, and tells each node the
+addresses and ports of the others. `skypool.gangs.network` has the values that the client makes of the answers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+BULK = 64 << 10
+"""The number of bytes that are sent over each connection. They fill the largest packets of usual networks."""
+WITHIN = 3.0
+"""Seconds in which a connection must be made, and again seconds in which the bytes must have arrived."""
+_AT_ONCE = 64
+"""The most connections that a node makes at the same time."""
+_TOKEN = 32
+"""The number of characters of a token: random text by which a node knows that it has reached the right listener."""
+_DONE = b"."
+"""What a listener sends when all bytes have arrived."""
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
+
+Target = tuple[int, str, int, str]
+"""(node, address, port, token): where a node listens, and the token that its listener expects and sends back."""
+
+
+def probe(address: str, token: str, targets: Iterator[Sequence[Target]], within: float) -> Iterator[object]:
+    """Listen on a free port, then connect to other nodes that do the same. The port is closed at the end.
+
+    Args:
+        address: this node's address, at which others connect; "" if unknown.
+        token: 32 random characters for this node. A connection that does not begin with them is closed.
+        targets: an iterator. Its first item is the list of nodes to connect to. Its end says that all nodes are done.
+        within: seconds in which a connection must be made, and again seconds in which the bytes must have arrived.
+
+    Yields:
+        First a dict with facts about this node (see `facts`) and its `port`. Then the list of outcomes: for each target
+        the result of `connect`, in no particular order.
+    """
+    with Listener(token, socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        yield {**facts(address), "port": listener.port}
+        yield connect_all(next(targets, ()), within)
+        for _ in targets:
+            continue
+
+
+def facts(address: str) -> dict[str, object]:
+    """Return what is known about the network of this machine.
+
+    Args:
+        address: this node's address; "" if unknown.
+
+    Returns:
+        A dict with these keys. `hostname`: this machine's own name. `found`: a list of the addresses to which that name
+            resolves. `interface`: the name of the interface that has `address`, or "". `mtu`: the size in bytes of the
+            largest packet of that interface, or None. `told`: the interface that GLOO_SOCKET_IFNAME names, or "".
+    """
+    from skypool.devices import network
+
+    hostname = socket.gethostname()
+    interface = network.interface(address) if address else ""
+    return {
+        "hostname": hostname,
+        "found": sorted(network.found(hostname)),
+        "interface": interface,
+        "mtu": network.mtu(interface) if interface else None,
+        "told": os.environ.get("GLOO_SOCKET_IFNAME", ""),
+    }
+
+
+class Listener:
+    """A TCP port of this machine that answers everybody who sends the right token, while a `with` block runs.
+
+    For each connection, a thread reads the token and sends it back in reverse. Then it reads `BULK` further bytes, and
+    sends a full stop. A single thread serves all connections.
+
+    Args:
+        token: the token, 32 characters.
+        family: `socket.AF_INET`, or `socket.AF_INET6` to accept connections of both kinds.
+
+    Attributes:
+        port: the number of the port.
+    """
+
+    def __init__(self, token: str, family: socket.AddressFamily) -> None:
+        self._token = token.encode()
+        self._socket = socket.create_server(
+            ("", 0),
+            family=family,
+            backlog=128,
+            dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6(),
+        )
+        self._socket.setblocking(False)
+        self.port = int(self._socket.getsockname()[1])
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name="skypool-probe", daemon=True)
+
+    def __enter__(self) -> Listener:
+        """Start to serve connections."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the port and all connections. Returns when the thread has ended."""
+        self._wake.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        """Serve connections until the other end of `_woken` is closed."""
+        received: dict[socket.socket, bytes] = {}
+        with selectors.DefaultSelector() as selector, self._woken, self._socket:
+            selector.register(self._socket, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._woken:
+                        for each in received:
+                            each.close()
+                        return
+                    if key.fileobj is self._socket:
+                        self._accept(selector, received)
+                    elif isinstance(key.fileobj, socket.socket) and not self._answer(key.fileobj, received):
+                        selector.unregister(key.fileobj)
+                        del received[key.fileobj]
+                        key.fileobj.close()
+
+    def _accept(self, selector: selectors.BaseSelector, received: dict[socket.socket, bytes]) -> None:
+        """Accept a connection, if one is there. Add it to `selector` and, with no bytes, to `received`."""
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:  # the peer has given up already
+            return
+        connection.setblocking(False)
+        received[connection] = b""
+        selector.register(connection, selectors.EVENT_READ)
+
+    def _answer(self, connection: socket.socket, received: dict[socket.socket, bytes]) -> bool:
+        """Read what a connection has sent, and answer it if due. Return False if the connection must be closed.
+
+        Args:
+            connection: the connection, which has something to read.
+            received: what each connection has sent so far. The new bytes are added.
+        """
+        before = received[connection]
+        try:
+            more = connection.recv(BULK)
+            got = received[connection] = before + more
+            if not more or not self._token.startswith(got[:_TOKEN]):
+                return False
+            if len(before) < _TOKEN <= len(got):
+                connection.sendall(self._token[::-1])
+            if len(got) >= _TOKEN + BULK:
+                connection.sendall(_DONE)
+                return False
+        except OSError:  # the peer has closed it
+            return False
+        return True
+
+
+def connect_all(targets: Iterable[Target], within: float) -> list[tuple[int, str, float, str]]:
+    """Connect to all targets, up to 64 at the same time, and return the result of `connect` for each.
+
+    Args:
+        targets: the nodes to connect to.
+        within: seconds in which a connection must be made, and again seconds in which the bytes must have arrived.
+    """
+    left = list(targets)
+    outcomes: list[tuple[int, str, float, str]] = []
+
+    def work() -> None:
+        """Connect to one target after the other, until none is left."""
+        while True:
+            try:
+                target = left.pop()
+            except IndexError:
+                return
+            outcomes.append(connect(target, within))
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(len(left), _AT_ONCE))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def connect(target: Target, within: float) -> tuple[int, str, float, str]:
+    """Connect to a listener of another node, and exchange the token and `BULK` bytes with it.
+
+    Args:
+        target: the node, its address, its port and its token.
+        within: seconds in which a connection must be made, and again seconds in which the bytes must have arrived.
+
+    Returns:
+        (node, outcome, seconds, text). The outcome is one of `skypool.gangs.network.Outcome`. `seconds` is the time
+            until the connection was made, about one round trip; 0.0 if none was made. `text` is the error of the
+            operating system, or "".
+    """
+    node, address, port, token = target
+    if not address:
+        return node, "no address", 0.0, ""
+    begun = time.monotonic()
+    try:
+        connection = socket.create_connection((address, port), timeout=within)
+    except OSError as e:
+        return node, _failure(e), 0.0, str(e)
+    took = time.monotonic() - begun
+    with connection:
+        try:
+            return node, _exchange(connection, token, within), took, ""
+        except OSError as e:
+            return node, "stalled" if isinstance(e, TimeoutError) else "broken", took, str(e)
+
+
+def _failure(error: OSError) -> str:
+    """Return the outcome for an error of connecting."""
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    return "unreachable" if error.errno in _UNREACHABLE else "broken"
+
+
+def _exchange(connection: socket.socket, token: str, within: float) -> str:
+    """Send a token and `BULK` bytes, and return the outcome: "ok", "silent" or "stranger".
+
+    Raises:
+        TimeoutError: the token was answered, but the bytes have not arrived in time.
+        OSError: the connection broke.
+    """
+    until = time.monotonic() + within
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(token.encode())
+    expected = token.encode()[::-1]
+    answer = b""
+    while len(answer) < len(expected):
+        try:
+            more = connection.recv(len(expected) - len(answer))
+        except TimeoutError:
+            return "silent"
+        answer += more
+        if not more or not expected.startswith(answer):
+            return "stranger"
+    connection.settimeout(max(0.1, until - time.monotonic()))
+    connection.sendall(bytes(BULK))
+    return "ok" if connection.recv(1) == _DONE else "stranger"

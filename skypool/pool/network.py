@@ -1,0 +1,267 @@
+"""`NetworkCheck`: makes sure that the nodes of a pool reach each other, before a call needs that.
+
+A node is a rented machine that runs calls. Each node listens on a free TCP port and connects to all others. The check
+is one call on each node, which needs no device.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import cast, get_args
+
+from skypool.calls.call import ComputeFunction
+from skypool.calls.dispatch import Dispatch
+from skypool.calls.futures import Items
+from skypool.calls.options import Options
+from skypool.calls.pending import PendingCall
+from skypool.drivers.contract import Driver, abilities
+from skypool.errors import UsageError
+from skypool.gangs.network import (
+    Check,
+    Connection,
+    NetworkReport,
+    NodeNetwork,
+    connections_of,
+    error_of,
+    node_network,
+)
+from skypool.gangs.probe import WITHIN, Target, probe
+
+BUSY = 10.0
+"""Seconds for which the check waits for nodes that are busy with other calls."""
+_SPARE = 2.0
+"""Seconds that a node may take for its answer in addition to twice `WITHIN`."""
+_STOPPING = 1.0
+"""Seconds for which the end of the calls is awaited. They have nothing left to do then but to close their ports."""
+
+_PROBE: ComputeFunction[..., object] = ComputeFunction(
+    probe, Options(devices=0, output="silent", timeout=BUSY + 2 * WITHIN + _SPARE, grace=1.0)
+)
+"""The function that nodes run. Because of its timeout, they close their ports also if this process is gone."""
+
+
+def check_asked(check: object) -> Check | None:
+    """Return the `check` argument of a pool if it is valid.
+
+    Raises:
+        UsageError: it is something else than "network" or None.
+    """
+    if check is None or check in get_args(Check):
+        return cast("Check | None", check)
+    raise UsageError(f"check must be 'network' to try that nodes reach each other, or None for no check, not {check!r}")
+
+
+def advice_for(driver: Driver, private_network: bool) -> str:
+    """Return a sentence without a full stop: what a user can do if machines of a driver cannot reach each other.
+
+    Args:
+        driver: the driver that rented the machine that cannot be reached.
+        private_network: True if the pool asks for a private network.
+    """
+    can = abilities(driver)
+    ports = "TCP on all ports between the machines of this pool, because libraries choose free ports"
+    if can.network_advice:
+        advice = can.network_advice
+    elif not can.private_network:
+        advice = f"Machines of {driver.name} have no network among them: choose another provider"
+    elif private_network:
+        advice = (
+            f"The pool has private_network=True, so look for a firewall in the machines themselves, or for a rule of "
+            f"the account or its network that blocks them, and allow {ports}"
+        )
+    else:
+        advice = (
+            f"ComputePool(private_network=True) asks {driver.name} for machines with a network among them; otherwise "
+            f"add a rule to its firewall or security group that allows {ports}"
+        )
+    return f"{advice}. ComputePool(check=None) leaves this check out"
+
+
+class Unanswered(Exception):
+    """Nodes did not answer in time, for example because they are busy with other calls.
+
+    Args:
+        nodes: the numbers of the nodes that have not answered.
+    """
+
+    def __init__(self, nodes: Collection[int]) -> None:
+        names = ", ".join(map(str, sorted(nodes)))
+        super().__init__(f"{'node' if len(nodes) == 1 else 'nodes'} {names} did not answer in time")
+
+
+class NetworkCheck:
+    """The network check of one pool. It remembers which nodes reach each other.
+
+    Any thread may call the methods, except the thread of the event loop, which carries the answers.
+
+    Args:
+        dispatch: sends calls to the nodes.
+        check: what to check; None for nothing.
+        advice: called with the number of a node that cannot be reached. Returns a sentence that says what to open.
+        tell: called with a sentence for the user.
+    """
+
+    def __init__(
+        self, dispatch: Dispatch, check: Check | None, advice: Callable[[int], str], tell: Callable[[str], None]
+    ) -> None:
+        self._dispatch = dispatch
+        self._check = check
+        self._advice = advice
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._groups: list[frozenset[int]] = []
+        self._pairs: set[tuple[int, int]] = set()
+        self._told: set[str] = set()
+
+    def ensure(self, nodes: Collection[int]) -> NetworkReport | None:
+        """Raise a NetworkError unless each of these nodes can connect to each other one. Blocks until that is known.
+
+        Pairs that were found to be good are not tried again, so that most calls return at once. The user is told of
+        what may become a problem, such as different MTUs. If a node is busy for 10 s, the user is told so. The next
+        call of this method tries again then.
+
+        Args:
+            nodes: the numbers of the nodes.
+
+        Returns:
+            The report, or None if there was nothing to check.
+
+        Raises:
+            NetworkError: a node cannot connect to another one. The next call of this method tries again.
+            ConnectionLost: a node was lost.
+            PoolClosed: the pool has ended.
+            UsageError: the pool does not have one of the nodes.
+        """
+        group = frozenset(nodes)
+        if self._check is None or len(group) < 2 or any(group <= known for known in self._groups):
+            return None
+        with self._lock:
+            if any(group <= known for known in self._groups):
+                return None
+            addresses = self._dispatch.nodes(sorted(group))
+            try:
+                report = check_network(self._dispatch, addresses, self._pairs)
+            except Unanswered as e:
+                self._tell_once(
+                    f"the network between the nodes was not checked, because {e}, as when other calls keep a node "
+                    "busy; it is checked before the next call that needs it"
+                )
+                return None
+            for warning in report.warnings:
+                self._tell_once(warning)
+            self._pairs |= {(each.source, each.target) for each in report.connections if each.outcome == "ok"}
+            if report.failed and (error := error_of(report, self._advice(report.failed[0].target))) is not None:
+                raise error
+            self._groups = [*(known for known in self._groups if not known <= group), group]
+            return report
+
+    def _tell_once(self, text: str) -> None:
+        """Tell the user a sentence, unless this was done before."""
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
+
+
+class _Answers:
+    """The call of one node: the answers that come, and the items that the node gets.
+
+    Args:
+        dispatch: sends the call.
+        node: the number of the node.
+        address: its address; "" if unknown.
+    """
+
+    def __init__(self, dispatch: Dispatch, node: int, address: str) -> None:
+        self._targets: queue.SimpleQueue[Sequence[Target] | None] = queue.SimpleQueue()
+        self.token = secrets.token_hex(16)
+        self.items: Items[object] = Items("network check")
+        payload, feeds = _PROBE(address, self.token, self._feed(), WITHIN).payload()
+        dispatch.submit(PendingCall(_PROBE.code(), payload, self.items, _PROBE.options, node=node, feeds=feeds))
+
+    def _feed(self) -> Iterator[Sequence[Target]]:
+        """Yield what `send` was called with, until `end` is called."""
+        while (targets := self._targets.get()) is not None:
+            yield targets
+
+    def send(self, targets: Sequence[Target]) -> None:
+        """Send the node the list of nodes to connect to."""
+        self._targets.put(targets)
+
+    def end(self) -> None:
+        """Let the node close its port and return."""
+        self._targets.put(None)
+
+
+def check_network(
+    dispatch: Dispatch, addresses: Mapping[int, str], known: Collection[tuple[int, int]] = ()
+) -> NetworkReport:
+    """Let nodes connect to each other, and return the report. Blocks for at most about 18 s, mostly far less.
+
+    Args:
+        dispatch: sends calls to the nodes.
+        addresses: the address of each node, by its number; "" if unknown.
+        known: pairs (source, target) that need not be tried.
+
+    Raises:
+        Unanswered: a node was busy with other calls for 10 s, or did not answer in time.
+        ConnectionLost: a node was lost.
+        PoolClosed: the pool has ended.
+        SkypoolError: the check failed on a node for another reason, such as a firewall that stops this machine itself.
+    """
+    calls: dict[int, _Answers] = {}
+    facts: dict[int, NodeNetwork] = {}
+    try:
+        for node, address in addresses.items():
+            calls[node] = _Answers(dispatch, node, address)
+        with _Deadline(BUSY, calls, lambda: Unanswered(calls.keys() - facts.keys())):
+            for node, call in calls.items():
+                facts[node] = node_network(node, addresses[node], next(call.items))
+        wanted = {node: [each for each in calls if each != node and (node, each) not in known] for node in calls}
+        for node, call in calls.items():
+            call.send([(each, addresses[each], facts[each].port, calls[each].token) for each in wanted[node]])
+        found: dict[int, list[Connection]] = {}
+        with _Deadline(2 * WITHIN + _SPARE, calls, lambda: Unanswered(calls.keys() - found.keys())):
+            for node, call in calls.items():
+                found[node] = connections_of(node, wanted[node], next(call.items))
+    except BaseException:
+        for call in calls.values():
+            call.items.close()
+        raise
+    finally:
+        for call in calls.values():
+            call.end()
+    for call in calls.values():
+        call.items.wait_stopped(_STOPPING)
+    return NetworkReport(facts, tuple(each for some in found.values() for each in some))
+
+
+class _Deadline:
+    """A time limit for a `with` block that reads answers. When it is over, reading raises an error.
+
+    Args:
+        seconds: the limit.
+        calls: the calls whose answers are read.
+        error: makes the error.
+    """
+
+    def __init__(self, seconds: float, calls: Mapping[int, _Answers], error: Callable[[], Exception]) -> None:
+        self._calls = calls
+        self._error = error
+        self._timer = threading.Timer(seconds, self._fail)
+        self._timer.daemon = True
+
+    def _fail(self) -> None:
+        error = self._error()
+        for call in self._calls.values():
+            call.items.fail(error)
+
+    def __enter__(self) -> None:
+        """Start the time."""
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the time."""
+        self._timer.cancel()
