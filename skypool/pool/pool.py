@@ -492,6 +492,7 @@ class ComputePool(Executor):
             PickleError: the function or an argument cannot be pickled.
             UsageError: the pool does not have a node that is named, a node is not trusted, an argument is an iterator,
                 or `min_nodes` is more than the nodes of the call.
+            NetworkError: the nodes cannot reach each other.
             PoolClosed: the pool has ended.
         """
         name = call.function.name
@@ -515,6 +516,8 @@ class ComputePool(Executor):
             raise UsageError(
                 f"min_nodes={call.options.min_nodes} is more than the {count} nodes on which {name} is to run"
             )
+        if every:
+            engine.network.ensure(nodes)
         among = None if named in (None, "all") else frozenset(nodes)
         gangs = engine.dispatch.gangs
         return gangs.submit(call.function.code(), payload, call.options, count, among, every)
