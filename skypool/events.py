@@ -216,12 +216,18 @@ class Output(NodeEvent):
         call: the id of the call; 0 if it is not known.
         stream: 1 for stdout, 2 for stderr.
         text: a piece of the output. It may hold several lines, or end in the middle of one.
+        rank: the number of the process in its gang (a call that runs as several processes), from 0; None for output of
+            other calls.
+        label: what tells the process from the gang's others on the node: its devices, such as "gpu1", or else its
+            number on the node. "" if it is the only one there, and for other calls.
     """
 
     slot: int
     call: int
     stream: int
     text: str
+    rank: int | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import os
 import pty
@@ -262,6 +263,20 @@ def test_lines_of_two_slots_are_never_mixed(
     stream.emit(output("other\n", slot=2))
     stream.emit(output("a line\n", slot=1))
     assert shown.out() == "[0.2] other\n[0.1] half a line\n"
+
+
+def test_lines_of_a_gang_are_marked_with_the_device_or_the_number_of_the_process(
+    stream: events.EventStream, plain: Callable[[], None], shown: Shown
+) -> None:
+    stream.emit(phase("ready", slots=1))
+    for rank, label in enumerate(("gpu0", "gpu1", "1", "")):
+        stream.emit(dataclasses.replace(output(f"rank {rank}\nand", slot=9, call=rank), rank=rank, label=label))
+    stream.emit(output("other\n", call=9))
+    assert shown.out() == (
+        "[0:gpu0] rank 0\n[0:gpu0] and\n[0:gpu1] rank 1\n[0:gpu1] and\n[0:1] rank 2\n[0:1] and\n[0] rank 3\n[0] other\n"
+    )
+    plain()
+    assert shown.out() == "[0] and\n"
 
 
 def test_with_two_pools_the_mark_names_the_pool(shown: Shown) -> None:

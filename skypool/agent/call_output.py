@@ -88,7 +88,7 @@ class CallOutput:
         elif unread > OUTPUT_WINDOW:
             return
         if data:
-            self._client.unacknowledged.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
+            self._client.unacknowledged.add_output(_header(slot, id_, fd), data)
 
     def end(self, slot: Slot, call: NodeCall) -> None:
         """Tell the client that output of an ended call was dropped, and send it the last of the dropped bytes.
@@ -100,7 +100,7 @@ class CallOutput:
             last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""
             withheld = call.dropped - len(last)
             line = f"\n[skypool] {call.name} printed too much, too fast: {withheld:,} bytes dropped here\n"
-            self._client.unacknowledged.add_output({"id": call.id, "fd": 2, "slot": slot.number}, line.encode() + last)
+            self._client.unacknowledged.add_output(_header(slot, call.id, 2), line.encode() + last)
             call.dropped = 0
 
     @staticmethod
@@ -110,3 +110,17 @@ class CallOutput:
         Returns "" if the call has printed nothing, or if another call on the same slot has printed since.
         """
         return slot.tail[-TAIL:].decode("utf-8", "replace") if slot.tail_of == call.id else ""
+
+
+def _header(slot: Slot, id_: int, fd: int) -> dict[str, object]:
+    """Return the header of the OUTPUT frame (message) for output of a call, without the frame's number.
+
+    Args:
+        slot: the slot that the output comes from.
+        id_: the id of the call; 0 if no call was running.
+        fd: 1 for stdout, 2 for stderr.
+    """
+    header: dict[str, object] = {"id": id_, "fd": fd, "slot": slot.number}
+    if slot.member is not None:
+        header |= {"rank": slot.member.rank, "label": slot.label}
+    return header

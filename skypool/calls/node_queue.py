@@ -418,6 +418,19 @@ class NodeQueue:
         else:
             self.link.send(said)
 
+    def notice(self, calls: Sequence[int], at: float) -> None:
+        """Tell the processes of gangs on this node that another machine of their gang is taken back. Return at once.
+
+        A gang is one call that runs as several processes. Such a process learns it as it would learn that its own
+        machine is taken back. If the connection is down, the message is lost: send it again when it is back. The node
+        ignores calls that have ended, and tells each process only once.
+
+        Args:
+            calls: the ids of the calls, one for each process.
+            at: the time at which the machine is taken back, in seconds since 1970.
+        """
+        self.link.send(frame(Kind.NOTICE, {"calls": [*calls], "at": at}))
+
     def recall_all(self) -> None:
         """If the node is leaving, ask it to give back every call that it has not begun. Otherwise do nothing."""
         for lane in self.lanes:

@@ -35,6 +35,10 @@ _LONGEST_NAME = 1 << 12
 """The most characters of a name or a key."""
 _LARGEST_VALUE = 1 << 48
 """The limit that the size of one value in bytes must stay below."""
+_MOST_RANKS = 1 << 20
+"""The limit that the rank of a process in its gang must stay below."""
+_LABEL = re.compile(r"[a-z]{0,7}[0-9]{0,5}(-[0-9]{1,5})?")
+"""What tells processes of a gang on one node apart in the console, such as "gpu1", "gpu4-7" or "3"."""
 _PART_KEY = re.compile(r"(\d{1,19}):(\d{1,19})")
 """The key of a piece of a generator's items, "call:number": the id of the call, and the number of the last item."""
 
@@ -203,12 +207,16 @@ class Printed:
         slot: the number of the slot (the place on the node that ran the call), from 0.
         fd: 1 for stdout, 2 for stderr.
         seq: the number of this piece of the node's output, from 1.
+        rank: the number of the process in its gang (a call that runs as several processes); None for other calls.
+        label: what tells the process from the gang's others on the node, such as "gpu1"; "" for nothing.
     """
 
     id: int
     slot: int
     fd: int
     seq: int
+    rank: int | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,13 +529,20 @@ def _printed(f: Frame) -> Printed:
     """Return the `Printed` in an OUTPUT frame: the call that printed the output, and whether to stdout or stderr.
 
     Raises:
-        ProtocolError: a field is missing or not valid. The stream must be 1 (stdout) or 2 (stderr).
+        ProtocolError: a field is missing or not valid. The stream must be 1 (stdout) or 2 (stderr). Only "rank" and
+            "label" may be missing.
     """
     h = f.header
     what = "output"
     slot = _number(what, h, "slot", 0, _MOST_SLOTS)
     fd = _number(what, h, "fd", 1, 3)
-    return Printed(_number(what, h, "id"), slot, fd, _number(what, h, "seq", 1))
+    if "rank" not in h:
+        return Printed(_number(what, h, "id"), slot, fd, _number(what, h, "seq", 1))
+    label = h.get("label")
+    if type(label) is not str or not _LABEL.fullmatch(label):
+        _refuse(what, "label", label)
+    rank = _number(what, h, "rank", 0, _MOST_RANKS)
+    return Printed(_number(what, h, "id"), slot, fd, _number(what, h, "seq", 1), rank, label)
 
 
 def _module(f: Frame) -> ModuleAsked:

@@ -72,7 +72,17 @@ class NodeReports:
             self._unread[node] = 0
             self._acknowledge(node, said.seq)
         text = self._shown(node, said, data)
-        self._emit(events.Output(pool=self._pool, node=node, slot=said.slot, call=said.id, stream=said.fd, text=text))
+        output = events.Output(
+            pool=self._pool,
+            node=node,
+            slot=said.slot,
+            call=said.id,
+            stream=said.fd,
+            text=text,
+            rank=said.rank,
+            label=said.label,
+        )
+        self._emit(output)
 
     def reported(self, node: int, said: Pong) -> None:
         """Acknowledge all output that has come from a node, then emit a `NodeStatus` event for its status report.
