@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,7 +152,7 @@ def test_gangs_never_share_a_node_and_other_calls_wait_for_them(pool: sky.Comput
     def plain(x: int) -> int:
         return x
 
-    futures = []
+    futures: list[sky.CallFuture[Any]] = []
     for x in range(4):
         futures += [exclusive(str(tmp_path)).with_options(node="all") > pool, plain(x) > pool]
     for future in futures:
@@ -215,7 +216,7 @@ def test_the_rank_that_began_is_named_and_the_others_are_gone(
 
 def test_a_gang_that_is_too_slow_names_the_ranks_that_had_not_ended(pool: sky.ComputePool, tmp_path: Path) -> None:
     with pytest.raises(CallTimeout, match=r"gang of 4 processes .* had not ended: rank 3 \(node 1, process 1\)$"):
-        fails("hang", 3, str(tmp_path)).with_options(timeout=2) @ pool
+        fails("hang", 3, str(tmp_path)).with_options(timeout=5) @ pool
     eventually(lambda: gone(tmp_path))
 
 
@@ -277,6 +278,10 @@ def test_only_rank_0_is_heard_if_asked(pool: sky.ComputePool) -> None:
     assert "".join(each.text for each in heard).splitlines() == ["rank 0"]
 
 
+def total(numbers: Iterator[int]) -> int:
+    return sum(numbers)
+
+
 def test_what_a_gang_cannot_do_is_refused_in_one_line(pool: sky.ComputePool) -> None:
     def items() -> Iterator[int]:
         yield 1
@@ -284,8 +289,8 @@ def test_what_a_gang_cannot_do_is_refused_in_one_line(pool: sky.ComputePool) -> 
     with pytest.raises(UsageError, match="generator function, which cannot run as a gang"):
         sky.compute(procs=2)(items)
     with pytest.raises(UsageError, match="iterator among its arguments"):
-        sky.compute(procs=2)(sum)(iter([1])) @ pool
-    with pytest.raises(UsageError, match="procs .* must be at least 1, not 0"):
+        sky.compute(procs=2)(total)(iter([1])) @ pool
+    with pytest.raises(UsageError, match=r"procs .* must be at least 1, not 0"):
         sky.compute(procs=0)
     with pytest.raises(UsageError, match="procs must be at most 128"):
         sky.compute(procs=129)

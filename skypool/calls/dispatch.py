@@ -527,7 +527,7 @@ class Dispatch:
                 lane.recalling = False
                 node_queue.send(self._unknown(node_queue, lane, known))
             node_queue.recall_all()
-            self.gangs.node_changed()
+            self.gangs.resumed(node)
             self._fill(node_queue)
 
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
@@ -673,7 +673,7 @@ class Dispatch:
                 error = NodeInterrupted(words, interrupted.node)
                 error.__cause__ = interrupted
             pending.finish(error)
-            if pending.member is None:
+            if pending.gang is None:
                 self._on_failed(pending, error)
 
     def _requeue(self, pending: PendingCall) -> None:
@@ -764,7 +764,7 @@ class Dispatch:
                 self._fill(node_queue)
             for pending, end in ended:
                 pending.finish(end)
-                if isinstance(end, BaseException) and not pending.stopped and pending.member is None:
+                if isinstance(end, BaseException) and not pending.stopped and pending.gang is None:
                     self._on_failed(pending, end)
         finally:
             with self._lock:

@@ -22,9 +22,10 @@ from skypool.calls.call import ComputeFunction
 from skypool.calls.futures import CallFuture, Returned, results_of
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
-from skypool.calls.pending import Code, Member, PendingCall
+from skypool.calls.pending import Code, PendingCall
 from skypool.errors import CallTimeout, ConnectionLost, NodeInterrupted, PickleError, SkypoolError, WorkerDied
 from skypool.gangs import step
+from skypool.gangs.environment import Member
 from skypool.gangs.ports import free_ports
 from skypool.gangs.states import (
     SETTLING,
@@ -67,6 +68,8 @@ _TAIL = 2000
 """The number of characters of a rank's output that are kept, to show them if the rank fails."""
 _TAIL_LINES = 10
 """The number of lines of a rank's output that an error shows."""
+_ASK_AGAIN = 1.0
+"""Seconds until a node that has failed to answer may be asked again."""
 _PROBE_TIMEOUT = 60.0
 """The longest time in seconds that a node may take for the empty call before a run."""
 
@@ -158,8 +161,10 @@ class _Call:
         ends: how the ranks ended that have ended, by rank.
         tails: the last characters that each rank has printed, by rank.
         ports: the free ports of each node that has answered before this run.
+        asked: the answer of each node that was asked last.
         timers: the timers that run.
         note: the note of the last failure.
+        notices: when machines of the present run are taken back, by node, in seconds since 1970.
     """
 
     code: Code
@@ -170,8 +175,10 @@ class _Call:
     ends: dict[int, BaseException | Returned] = field(default_factory=dict)
     tails: dict[int, str] = field(default_factory=dict)
     ports: dict[int, list[int]] = field(default_factory=dict)
+    asked: dict[int, CallFuture[list[int]]] = field(default_factory=dict)
     timers: dict[Timer, threading.Timer] = field(default_factory=dict)
     note: str = ""
+    notices: dict[int, float] = field(default_factory=dict)
 
     @property
     def rank_options(self) -> Options:
@@ -327,10 +334,23 @@ class GangRunner:
         with self._lock:
             for call in self._calls.values():
                 if any(pending.at == node for pending in call.pending):
-                    for other in {pending.at for pending in call.pending if not pending.ended} - {node}:
-                        ids = [p.id for p in call.pending if p.at == other and not p.ended]
-                        if other in self._sender.node_queues:
-                            self._sender.node_queues[other].notice(ids, at)
+                    call.notices.setdefault(node, at)
+                    for other in {pending.at for pending in call.pending} - {node}:
+                        self._notify(call, other)
+
+    def resumed(self, node: int) -> None:
+        """Repeat what the ranks on a node may have missed while the node was not connected."""
+        with self._lock:
+            for call in self._calls.values():
+                self._notify(call, node)
+            self.node_changed()
+
+    def _notify(self, call: _Call, node: int) -> None:
+        """Tell the ranks of a gang on one node that the machine of another node is taken back, if it is."""
+        at = min((at for other, at in call.notices.items() if other != node), default=None)
+        ids = [pending.id for pending in call.pending if pending.at == node and not pending.ended]
+        if at is not None and ids and node in self._sender.node_queues:
+            self._sender.node_queues[node].notice(ids, at)
 
     def heard(self, id_: int, text: str) -> None:
         """Keep the end of what a rank prints. Does nothing for other calls.
@@ -443,24 +463,33 @@ class GangRunner:
             self._events.append(Answered(gang, attempt, node, ok=False))
             return
         answer: CallFuture[list[int]] = CallFuture(_PROBE.name)
+        self._calls[gang].asked[node] = answer
         answer.add_done_callback(partial(self._on_answer, gang, attempt, node))
         payload, _ = payload_of(_PROBE, (_PORTS,), {})
         options = Options(timeout=_PROBE_TIMEOUT, output="silent")
-        pending = PendingCall(_PROBE.code(), payload, answer, options, node=node, member=Member.probe())
+        pending = PendingCall(_PROBE.code(), payload, answer, options, node=node, gang=gang)
         pending.id = self._sender.new_id()
         node_queue.send([pending])
 
-    def _on_answer(self, gang: int, attempt: int, node: int, answer: Any) -> None:
+    def _on_answer(self, gang: int, attempt: int, node: int, answer: Future[list[int]]) -> None:
         with self._lock:
             call = self._calls.get(gang)
-            if call is None:
+            if call is None or call.asked.get(node) is not answer:
                 return
             try:
                 call.ports[node] = answer.result()
-            except Exception:  # noqa: BLE001 - a node that fails here is told by NodeGone, or is asked again
+            except Exception:  # noqa: BLE001 - a node that fails here is lost soon, or is asked again
                 self._apply(Answered(gang, attempt, node, ok=False))
+                _after(_ASK_AGAIN, partial(self._ask_again, node))
             else:
                 self._apply(Answered(gang, attempt, node))
+
+    def _ask_again(self, node: int) -> None:
+        """Let gangs use a node again that has failed to answer, if it is idle now."""
+        with self._lock:
+            node_queue = self._sender.node_queues.get(node)
+            if node_queue is not None and node_queue.is_reachable and not node_queue.lanes[0].underway:
+                self._apply(NodeIdle(node, True))
 
     def _start(self, gang: int, run: Run) -> None:
         """Send the calls of all ranks to their nodes."""
@@ -468,10 +497,11 @@ class GangRunner:
         self._forget_ranks(call)
         call.ends.clear()
         call.tails.clear()
+        call.notices.clear()
         queues = self._sender.node_queues
         addresses = [queues[node].address if node in queues else "" for node in run.nodes]
         master = addresses[0] or ("127.0.0.1" if len(addresses) == 1 else "")
-        ports = call.ports.get(run.nodes[0], [0] * _PORTS)
+        port, jax_port = call.ports.get(run.nodes[0], [0] * _PORTS)
         local_sizes: dict[int, int] = {}
         for place in run.places:
             local_sizes[place.node] = local_sizes.get(place.node, 0) + 1
@@ -486,12 +516,16 @@ class GangRunner:
                 local=place.local,
                 of=local_sizes[place.node],
                 attempt=run.attempt,
+                position=place.position,
+                nodes=len(run.nodes),
                 changed=run.changed,
-                name=f"{self._pool}-{gang}",
-                master=(master, *ports),
+                gang=f"{self._pool}-{gang}",
+                master=master,
+                port=port,
+                jax_port=jax_port,
             )
             world = (place.position, addresses)
-            pending = PendingCall(call.code, call.payload, outlet, options, place.node, world, member=member)
+            pending = PendingCall(call.code, call.payload, outlet, options, place.node, world, gang=gang, member=member)
             pending.id = self._sender.new_id()
             self._ranks[pending.id] = (call, place.rank)
             outlets.append(outlet)
@@ -527,10 +561,7 @@ class GangRunner:
         running = call.timers.pop(timer, None)
         if running is not None:
             running.cancel()
-        new = threading.Timer(seconds, self._on_timer, (gang, timer))
-        new.daemon = True
-        call.timers[timer] = new
-        new.start()
+        call.timers[timer] = _after(seconds, partial(self._on_timer, gang, timer))
 
     def _on_timer(self, gang: int, timer: Timer) -> None:
         with self._lock:
@@ -652,6 +683,14 @@ class GangRunner:
         for timer in call.timers.values():
             timer.cancel()
         call.timers.clear()
+
+
+def _after(seconds: float, function: Callable[[], None]) -> threading.Timer:
+    """Start a timer that calls a function in a thread of its own, and return it. It does not keep the process alive."""
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _how(end: BaseException | Returned, stopped: bool) -> How:

@@ -11,6 +11,7 @@ from typing import Any
 
 from skypool.calls.futures import CallFuture, Items, ResultCell, Returned
 from skypool.calls.options import Options
+from skypool.gangs.environment import Member
 from skypool.wire.frames import Buffer, members
 
 SMALL = 8 << 10
@@ -38,50 +39,6 @@ class Code:
     buffers: tuple[Buffer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """The part of a gang that one call is. A gang is a call that runs as several processes, which end together.
-
-    Attributes:
-        rank: the number of the process in the gang, from 0; -1 for the empty call that precedes a run.
-        size: the number of processes of the gang.
-        local: the number of the process on its node, from 0.
-        of: the number of processes of the gang on that node.
-        attempt: the number of the run, from 1.
-        changed: True if the gang has another size than in the run before.
-        name: a name of the gang that no other gang has.
-        master: the address of the gang's first node, and free ports there.
-    """
-
-    rank: int
-    size: int = 1
-    local: int = 0
-    of: int = 1
-    attempt: int = 1
-    changed: bool = False
-    name: str = ""
-    master: tuple[str | int, ...] = ()
-
-    @classmethod
-    def probe(cls) -> Member:
-        """Return the part of the empty call that precedes a run. It runs in an ordinary worker process."""
-        return cls(rank=-1)
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """The member "gang" of the header of a CALL frame (message)."""
-        return {
-            "rank": self.rank,
-            "size": self.size,
-            "local": self.local,
-            "of": self.of,
-            "attempt": self.attempt,
-            "changed": self.changed,
-            "id": self.name,
-            "master": self.master,
-        }
-
-
 @dataclass(slots=True, eq=False)
 class PendingCall:
     """A call (function with arguments) that was sent to a node (machine) or waits for one.
@@ -98,7 +55,9 @@ class PendingCall:
         world: the position of this node among several nodes that run the same call, from 0, and the addresses of all
             these nodes. None if only one node runs the call.
         feeds: the iterators among the arguments. Their items are sent while the call runs.
-        member: the part of a gang that this call is; None if it belongs to no gang.
+        gang: the number of the gang that the call is a process of, or that asks a node whether it can run; None if it
+            belongs to no gang. (A gang is one call that runs as several processes, which end together.)
+        member: the process of the gang that the call is, if it is one.
         chunk: the most calls of the same function that may share a frame (message). If None, the number depends on how
             long these calls take.
         id: the id of the call; a new one for each run.
@@ -117,6 +76,7 @@ class PendingCall:
     world: World | None = None
     feeds: Sequence[Iterator[Any]] = ()
     chunk: int | None = None
+    gang: int | None = None
     member: Member | None = None
     id: int = 0
     at: int = -1
@@ -145,7 +105,7 @@ class PendingCall:
             more["world"] = self.world
             if options.output == "head" and self.world[0]:
                 more["output"] = "silent"
-        if self.member is not None and self.member.rank >= 0:
+        if self.member is not None:
             more["gang"] = self.member.header
             if options.output == "rank0" and self.member.rank:
                 more["output"] = "silent"
@@ -160,7 +120,7 @@ class PendingCall:
         None means that the number depends on how long these calls take. The value is 1 for a call that runs in a new
         process (`fresh=True`) or belongs to a gang, otherwise `chunk`.
         """
-        return 1 if self.options.fresh or self.member is not None else self.chunk
+        return 1 if self.options.fresh or self.gang is not None else self.chunk
 
     @property
     def retries(self) -> int:
@@ -177,7 +137,7 @@ class PendingCall:
             begun: True if the call may have begun already. A begun call cannot run again if it has yielded items or has
                 an iterator argument.
         """
-        if self.member is not None:
+        if self.gang is not None:
             return "the processes of a gang run again only together"
         if isinstance(self.node, tuple):
             if not any(node in nodes for node in self.node):
@@ -216,7 +176,7 @@ class PendingCall:
         This needs pickled arguments in a single buffer of at most 8 KiB. The call must have no iterator argument, and
         its function must not be a generator function. A call that belongs to a gang never shares a frame.
         """
-        if self.member is not None:
+        if self.gang is not None:
             return False
         payload = self.payload
         return len(payload) == 1 and len(payload[0]) <= SMALL and not self.feeds and not isinstance(self.outlet, Items)

@@ -1,24 +1,50 @@
-"""The empty call that precedes each run of a gang: the node that answers it can run processes."""
+"""Finds free ports on a node, for the processes of a gang (a call that runs as several processes on its nodes).
+
+The client sends this function as the empty call that each node must answer before a gang runs there.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
+
+_LOWEST = 20_000
+"""The lowest port that is tried. Services on machines seldom listen above it."""
+_EPHEMERAL = 32_768
+"""The first port that Linux gives to outgoing connections, unless the machine is configured otherwise."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Return the numbers of TCP ports of this machine that are free at the moment.
+    """Return the numbers of free TCP ports of this machine. They are free on all of its addresses.
 
-    Another process may take a port before the caller uses it.
+    Another program may take such a port before the caller does. Ports are chosen at random, below those that the system
+    gives to outgoing connections: otherwise connections that wait for the port's listener could take the port.
 
     Args:
-        count: the number of ports.
+        count: how many ports to find. All are bound at the same time, so they differ.
 
     Raises:
-        OSError: there are not enough free ports.
+        OSError: no port is free.
     """
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+    with contextlib.ExitStack() as bound:
+        return [_bind(bound.enter_context(_socket())) for _ in range(count)]
+
+
+def _socket() -> socket.socket:
+    """Return a TCP socket that is bound to IPv4 and IPv6 addresses alike, or to IPv4 ones on machines without IPv6."""
+    with contextlib.suppress(OSError):
+        made = socket.socket(socket.AF_INET6)
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        return made
+    return socket.socket(socket.AF_INET)
+
+
+def _bind(to_bind: socket.socket) -> int:
+    """Bind a socket to a free port on all addresses, and return the port."""
+    for port in random.sample(range(_LOWEST, _EPHEMERAL), 100):
+        with contextlib.suppress(OSError):
+            to_bind.bind(("", port))
+            return port
+    to_bind.bind(("", 0))
+    return int(to_bind.getsockname()[1])

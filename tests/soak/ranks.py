@@ -77,7 +77,7 @@ def together(how: str, rank: int) -> list[int]:
 
     me = sky.instance_info()
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    peers = []
+    peers: list[socket.socket] = []
     if me.rank:
         until = time.monotonic() + 60
         while not peers:
@@ -158,9 +158,8 @@ def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, li
         where = {node: sky.compute(_address)().with_options(node=node) >> pool for node in ready}
         pool.events.listen(lambda e: failures.append(e) if isinstance(e, events.GangFailed) else None)
         victim = ready[rank // PROCS]
-        options = {"retries": 1, "retry_on": KeyError} if again else {}
         call = together(way.name, rank).with_options(node="all", timeout=TIMEOUT if way.name == "hang" else 120)
-        future = call.with_options(**options) > pool
+        future = (call.with_options(retries=1, retry_on=KeyError) if again else call) > pool
         machine = machines.of(where[victim])
         if way.whole:
             _until(lambda: _ranks(machines) >= WORLD or future.done(), "all ranks")
