@@ -288,7 +288,7 @@ class GangRunner:
                         number,
                         count,
                         least=min(count, options.min_nodes or count),
-                        procs=None if options.procs == "per-device" else options.procs,
+                        procs=options.procs if isinstance(options.procs, int) else None,
                         among=among,
                         retries=options.retries,
                         timeout=options.timeout,

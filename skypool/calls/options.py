@@ -193,9 +193,9 @@ class Options:
             if self.output == "rank0":
                 raise UsageError("output='rank0' is for gangs: set procs= too, or use output='head'")
             return
-        if self.procs != "per-device":
+        if not isinstance(self.procs, str) or self.procs != "per-device":
             whole("procs", self.procs, 'the number of processes on each node, or "per-device"', least=1)
-            if self.procs > MOST_PROCS:
+            if int(self.procs) > MOST_PROCS:
                 raise UsageError(f"procs must be at most {MOST_PROCS}, not {self.procs!r}")
         if self.min_nodes is not None:
             whole("min_nodes", self.min_nodes, "the fewest nodes on which the gang may run again", least=1)
