@@ -268,6 +268,24 @@ class CallFailed(NodeEvent):
     error: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceEnded(NodeEvent):
+    """An event: a service of `pool.service` has ended, although it was not closed and its pool has not ended.
+
+    Attributes:
+        node: the number of the node that ran the service.
+        service: the name of the service.
+        error: the type and the message of the error; "" if the service's function returned.
+        restarts: True if the service will start again.
+        delay: the seconds until it starts again; None if it does not, or if it waits for another node to join.
+    """
+
+    service: str
+    error: str
+    restarts: bool = False
+    delay: float | None = None
+
+
 Hear = Callable[[Event], None]
 """A listener: a function that is called with each event."""
 

@@ -276,8 +276,6 @@ def test_lines_of_a_gang_are_marked_with_the_device_or_the_number_of_the_process
     assert shown.out() == (
         "[0:gpu0] rank 0\n[0:gpu0] and\n[0:gpu1] rank 1\n[0:gpu1] and\n[0:1] rank 2\n[0:1] and\n[0] rank 3\n[0] other\n"
     )
-    plain()
-    assert shown.out() == "[0] and\n"
 
 
 def test_with_two_pools_the_mark_names_the_pool(shown: Shown) -> None:

@@ -307,8 +307,8 @@ class Worker:
             Cancelled: the agent (the node's main process) wants the call to stop. No outcome is sent.
             BrokenPipeError, ConnectionResetError: the agent is gone.
         """
-        is_gang = "gang" in packet.header
-        if is_gang or "fresh" in packet.header:
+        is_own = "gang" in packet.header or "service" in packet.header
+        if is_own or "fresh" in packet.header:
             self._worn = True
             if self._served:
                 # this call needs a fresh process: the worker that follows this one runs it
@@ -316,10 +316,10 @@ class Worker:
                 return True
         self._served += 1
         began = time.monotonic()
-        if not is_gang:  # otherwise the agent wrote the call into the page, and may have asked already to stop it
+        if not is_own:  # otherwise the agent wrote the call into the page, and may have asked already to stop it
             self._page.begin(self._slot, id_, began + LOADING)
         self._channel.call = id_
-        if is_gang and self._page.given_up(self._slot):
+        if is_own and self._page.given_up(self._slot):
             raise Cancelled
         self._arguments = None
         if self._page.drops != self._drops:

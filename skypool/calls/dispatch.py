@@ -120,6 +120,39 @@ class Dispatch:
             if pending_calls:
                 self._send_on(pending_calls[-1])
 
+    def start_service(self, pending: PendingCall) -> None:
+        """Send a service, a call that takes no slot, to its node. Return at once.
+
+        The service gets a new id. If the node is not connected, the service is sent when the node connects again. A
+        service that was stopped before is not sent.
+
+        Args:
+            pending: the service, with the number of one node.
+
+        Raises:
+            PoolClosed: the pool has ended.
+            UsageError: the pool does not have the node.
+            NodeInterrupted, NodeRetired: the node gets no new calls.
+        """
+        assert isinstance(pending.node, int)
+        with self._lock:
+            if self._closed is not None:
+                raise self._too_late(pending.name)
+            node_queue = self.node_queues.get(pending.node)
+            if node_queue is None:
+                raise no_such_node(self._pool, [pending.node], self.node_queues)
+            if node_queue.leaving:
+                raise node_queue.why_leaving
+            if pending.stopped:
+                return
+            pending.id = next(self._ids)
+            self._connect(pending)
+            if node_queue.is_up:
+                node_queue.send([pending])
+            else:
+                pending.at = pending.node
+                node_queue.services.underway[pending.id] = pending  # `resume` sends what the node does not know
+
     def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
         """Send a call to one of these nodes, or queue it for them. End it with an error if all of them are leaving.
 
@@ -460,7 +493,7 @@ class Dispatch:
 
         Returns:
             the futures of the calls; [] if no call runs there. Calls of generators are left out, because nobody can
-            read their items any more.
+            read their items any more. Services are left out, too; they go on.
         """
         with self._lock:
             self.add(node, welcome, link)
@@ -470,14 +503,17 @@ class Dispatch:
             known = set(welcome.calls)
             streams = set(welcome.streams)
             on_cpu = set(welcome.cpu_calls)
+            services = set(welcome.services)
             for id_, name in welcome.names.items():
                 if id_ in known - streams:
                     future: CallFuture[object] = CallFuture(name)
                     options = Options(devices=0 if id_ in on_cpu else None)
                     pending = PendingCall(Code("", name, ()), [], future, options, node=node, id=id_, at=node)
+                    pending.service = id_ in services
                     self._connect(pending)
                     node_queue.lane(pending).underway[id_] = pending
-                    futures.append(future)
+                    if not pending.service:
+                        futures.append(future)
             return futures
 
     def awaited(self, node: int) -> Collection[int]:
@@ -487,7 +523,7 @@ class Dispatch:
         empty tuple.
         """
         node_queue = self.node_queues.get(node)
-        return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.lanes))
+        return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.all_lanes))
 
     def pause(self, node: int) -> None:
         """Send no calls to a node until `resume`, because its connection broke. Do nothing for an unknown node.
@@ -523,7 +559,7 @@ class Dispatch:
                 node_queue.drop_object(key)
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
-            for lane in node_queue.lanes:
+            for lane in node_queue.all_lanes:
                 lane.recalling = False
                 node_queue.send(self._unknown(node_queue, lane, known))
             node_queue.recall_all()
@@ -609,6 +645,25 @@ class Dispatch:
                 raise no_such_node(self._pool, missing, self.node_queues)
             return {node: self.node_queues[node].address for node in sorted(nodes)}
 
+    def can_start_on(self, node: int) -> bool:
+        """Return True if a service can start on a node: the pool has the node, and the node is not leaving.
+
+        Return True, too, for a node that is not connected now.
+        """
+        with self._lock:
+            return node in self._staying()
+
+    def service(self, node: int, id_: int) -> PendingCall | None:
+        """Return the service of this id that runs on a node, or None. This takes no lock."""
+        node_queue = self.node_queues.get(node)
+        return None if node_queue is None else node_queue.services.underway.get(id_)
+
+    def services_on(self, node: int) -> list[PendingCall]:
+        """Return the services that run on a node, as a new list; [] if the pool has no such node."""
+        with self._lock:
+            node_queue = self.node_queues.get(node)
+            return [] if node_queue is None else list(node_queue.services.underway.values())
+
     def _staying(self) -> set[int]:
         return {node for node, node_queue in self.node_queues.items() if not node_queue.leaving}
 
@@ -637,7 +692,7 @@ class Dispatch:
                 return
             for node_queue in gone:
                 why = error if node_queue.node == node else gone_with(node, node_queue.node, error)
-                for pending in [*node_queue.underway, *node_queue.pinned]:
+                for pending in [*node_queue.underway, *node_queue.pinned, *node_queue.services.underway.values()]:
                     lost = _lost_with_node(pending, node_queue.node, why)
                     self._lost(pending, lost, begun=node_queue.has(pending))
             for node_queue in gone:
@@ -691,11 +746,11 @@ class Dispatch:
         pending.at = -1
         self._waiting.put_back(pending)
 
-    def close(self, error: BaseException) -> None:
-        """Accept no more calls, and end all unfinished calls with `error`. Do nothing if closed before.
+    def end_calls(self, error: BaseException) -> None:
+        """Accept no more calls, and end all unfinished calls with `error`, but let services go on.
 
-        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. All nodes are
-        removed; nothing is sent to them.
+        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. Nothing is sent to
+        the nodes. Do nothing if this was called before.
         """
         with self._lock:
             if self._closed is not None:
@@ -703,11 +758,29 @@ class Dispatch:
             self._closed = error
             self.gangs.close(error)
             left = list(self._waiting)
+            self._waiting.clear()
             for node_queue in self.node_queues.values():
                 left += [*node_queue.underway, *node_queue.pinned]
+                for lane in node_queue.lanes:
+                    lane.underway.clear()
+                    lane.pinned.clear()
+                    lane.shared.clear()
+        self._end_all(left, error)
+
+    def close(self, error: BaseException) -> None:
+        """Accept no more calls, and end all unfinished calls and services with `error`. All nodes are removed.
+
+        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. Nothing is sent to
+        the nodes. Do nothing if closed before.
+        """
+        self.end_calls(error)
+        with self._lock:
+            left = [each for node_queue in self.node_queues.values() for each in node_queue.services.underway.values()]
             self.node_queues.clear()
-            self._waiting.clear()
-        for pending in left:
+        self._end_all(left, error)
+
+    def _end_all(self, calls: Sequence[PendingCall], error: BaseException) -> None:
+        for pending in calls:
             if not pending.stopped:
                 pending.finish(error)
             else:
@@ -735,7 +808,7 @@ class Dispatch:
 
     @property
     def unfinished(self) -> int:
-        """The number of calls that wait or run, on all nodes.
+        """The number of calls that wait or run, on all nodes. Services do not count.
 
         A cancelled call counts until the node has ended it, or until it is taken from its queue. A gang counts once
         for itself and once for each of its processes.

@@ -183,6 +183,8 @@ class NodeQueue:
     Attributes:
         node: the number of the node.
         lanes: the slots of the node by kind. A node with devices and CPU slots has two lanes, the CPU slots last.
+        services: the services that run on the node, as the calls under way of a lane without slots. They are in none
+            of `lanes`, so that they take no room from other calls.
         link: the connection to the node.
         functions: the keys of the functions that the node has.
         objects: the keys of the values of `pool.put` that the node has.
@@ -216,6 +218,7 @@ class NodeQueue:
     leaving: bool = False
     retired: bool = False
     address: str = ""
+    services: Lane = field(default_factory=lambda: Lane(0))
 
     @property
     def is_up(self) -> bool:
@@ -239,15 +242,23 @@ class NodeQueue:
     def lane(self, pending: PendingCall) -> Lane:
         """Return the lane (the slots of one kind on this node) that may run a call.
 
-        A call that needs no device gets the CPU slots if the node has such a lane. Every other call gets the first
-        lane.
+        A call that needs no device gets the CPU slots if the node has such a lane. A service gets the lane `services`.
+        Every other call gets the first lane.
         """
-        return self.lanes[-1 if pending.options.on_cpu else 0]
+        return self.services if pending.service else self.lanes[-1 if pending.options.on_cpu else 0]
 
     @property
     def underway(self) -> list[PendingCall]:
-        """The calls that were sent to the node and have not ended, as a new list. Those on CPU slots come last."""
+        """The calls that were sent to the node and have not ended, as a new list. Those on CPU slots come last.
+
+        Services are left out.
+        """
         return [pending for lane in self.lanes for pending in lane.underway.values()]
+
+    @property
+    def all_lanes(self) -> tuple[Lane, ...]:
+        """The lanes of the node's slots, and last the lane of its services."""
+        return (*self.lanes, self.services)
 
     @property
     def pinned(self) -> list[PendingCall]:
@@ -258,7 +269,7 @@ class NodeQueue:
     def is_idle(self) -> bool:
         """True if every call that was sent to the node has ended.
 
-        Calls that wait for the node and were not sent to it do not count.
+        Calls that wait for the node and were not sent to it do not count. Nor do services.
         """
         return not any(lane.underway for lane in self.lanes)
 
@@ -272,7 +283,10 @@ class NodeQueue:
     def find(self, id_: int) -> PendingCall | None:
         """Return the call of this id, or None if no such call is under way (sent to the node and not ended)."""
         pending = self.lanes[0].underway.get(id_)
-        return pending if pending is not None or len(self.lanes) == 1 else self.lanes[1].underway.get(id_)
+        if pending is None:
+            for lane in (*self.lanes[1:], self.services):
+                pending = pending or lane.underway.get(id_)
+        return pending
 
     def take(self, id_: int) -> PendingCall | None:
         """Remove the call of this id from those under way (sent to the node and not ended), and return it.

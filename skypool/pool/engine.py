@@ -25,6 +25,7 @@ from skypool.errors import (
     LaunchError,
     PoolClosed,
     StillRunning,
+    TakenOver,
     UsageError,
     retired,
     together,
@@ -43,6 +44,7 @@ from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
 from skypool.pool.replacement import LIVING, alike
 from skypool.pool.resizing import check_retirement
+from skypool.pool.services import Services
 from skypool.pool.spot import Departures
 from skypool.pool.states import Phase
 from skypool.pool.trust_levels import TrustLevels
@@ -82,6 +84,7 @@ class PoolEngine:
         departures: follows each node whose provider has announced that it takes the machine back, until it is gone.
         inherited: the futures of the calls of a former client, after an attach; otherwise empty.
         forwards: the ports of this computer that lead to ports of nodes.
+        services: the services that run on nodes beside all calls.
         network: makes sure that nodes reach each other.
     """
 
@@ -117,6 +120,7 @@ class PoolEngine:
         self._links = self._connector.links
         self._welcomes = self._connector.welcomes
         self._closing: asyncio.Task[None] | None = None
+        self._given_away: frozenset[int] | None = None  # nodes of a new owner; None while this process is the owner
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaching: dict[int, asyncio.Task[None]] = {}
         self._heard: dict[int, float] = {}
@@ -129,6 +133,7 @@ class PoolEngine:
         self._watching: asyncio.Task[None] | None = None
         self._feeders: dict[tuple[int, int], Feeder] = {}
         self.forwards = Forwards(self._connector.ways, self._notice)
+        self.services = Services(terms.name, self.dispatch, stream, self._trust_levels.is_stranger)
         observed = Observed(
             terms,
             stream,
@@ -247,7 +252,10 @@ class PoolEngine:
             StillRunning, ErrorGroup: the end of some machines is not confirmed.
         """
         name = self.terms.name
-        self.dispatch.close(reason or PoolClosed(f"pool {name!r} was stopped before the call ended"))
+        reason = reason or PoolClosed(f"pool {name!r} was stopped before the call ended")
+        self.dispatch.end_calls(reason)
+        await self.services.close()
+        self.dispatch.close(reason)
         self.apply(states.Stop())
         await self._until(Phase.ENDED)
         closing = [self._closing] if self._closing else []
@@ -282,6 +290,8 @@ class PoolEngine:
         """
         self._observers.close()
         self.forwards.close()
+        if self._given_away is not None:
+            return
         for link in self._links.values():
             link.bid_farewell()
         failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
@@ -449,6 +459,7 @@ class PoolEngine:
             case states.Admit(node):
                 self.departures.admitted(node)
                 self.dispatch.add(node, self._welcomes[node], self._links[node])
+                self.services.admitted(node)
                 self._trust_levels.announce()
             case states.Drain(node, None):
                 self.emit(events.NodeRetirement(pool=self.terms.name, node=node))
@@ -456,6 +467,7 @@ class PoolEngine:
             case states.Drain(node, float(at)):
                 self.emit(events.NodeInterruption(pool=self.terms.name, node=node, at=at))
                 self.dispatch.drain(node)
+                self.services.leaving(node)
                 link = self._links[node]
                 self._spawn(self.departures.follow(node, at, lambda: link.is_up))
             case states.Dismiss(node, error, others):
@@ -470,7 +482,9 @@ class PoolEngine:
                 self.emit(events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail))
                 if phase in (Phase.DRAINING, Phase.ENDED):
                     self.rental.stopping.set()
-                    self.dispatch.close(self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended"))
+                    error = self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
+                    self.services.end(error)
+                    self.dispatch.close(error)
                 if phase is Phase.ENDED:
                     self._closing = self._spawn(self._close())
 
@@ -590,6 +604,9 @@ class PoolEngine:
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
             try:
                 left = await asyncio.to_thread(self.rental.tend)
+            except TakenOver as e:
+                await self._hand_over(e)
+                return
             except (BudgetExceeded, PoolClosed) as e:
                 self.apply(states.Stop(e))
                 return
@@ -615,6 +632,8 @@ class PoolEngine:
         """
         await asyncio.to_thread(self._observers.close)
         await asyncio.to_thread(self.forwards.close)
+        if self._given_away is not None:  # what is left is the new owner's
+            return
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
@@ -622,10 +641,16 @@ class PoolEngine:
 
         Attempts are repeated every 5 s, until the provider confirms the end of all machines. Once the pool is ending,
         only one attempt follows. A machine of the user's own that was lost and cannot be reached counts as ended;
-        the user is told.
+        the user is told. Nodes of a pool that was given away are left running.
         """
         from tenacity import AsyncRetrying, retry_if_result
 
+        for node in nodes:
+            if node in (self._given_away or ()):
+                self.apply(states.Terminated(node))
+        nodes = tuple(node for node in nodes if node not in (self._given_away or ()))
+        if not nodes:
+            return
         await asyncio.gather(*(self._leave(node) for node in nodes))
         left = {node: self.state.instance_of(node) for node in nodes}
         lost = {node for node in nodes if isinstance(self.state.nodes[node].error, ConnectionLost)}
@@ -741,6 +766,7 @@ class PoolEngine:
         """
         if self.terms.attach and node not in self.dispatch.node_queues:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
+            self.services.inherit(node)
 
     @property
     def _may_grow(self) -> bool:
@@ -798,7 +824,12 @@ class PoolEngine:
             self.dispatch.gangs.interrupted(each.node, at)
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
-        """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this."""
+        """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this.
+
+        Do nothing for a service, whose end `Services` tells.
+        """
+        if pending.service:
+            return
         name = self.terms.name
         self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=_text_of(error)))
 
@@ -833,7 +864,41 @@ class PoolEngine:
 
     def _on_lost(self, node: int, error: ConnectionLost) -> None:
         """Handle the loss of a node that its link (connection) has given up. Returns at once; a task does the rest."""
-        self._spawn(self.departures.lost(node, error))
+        self._spawn(self._lose(node, error))
+
+    async def _lose(self, node: int, error: ConnectionLost) -> None:
+        """Report a lost node to the state machine, or give the pool up if another process has taken it over.
+
+        That a node says so counts only if it is trusted: a stranger's machine could say so to be left running.
+        """
+        try:
+            if isinstance(error, TakenOver) and not self._trust_levels.is_stranger(node):
+                raise error
+            await asyncio.to_thread(self.rental.check_owner)
+        except TakenOver as e:
+            await self._hand_over(e)
+            return
+        await self.departures.lost(node, error)
+
+    async def _hand_over(self, error: TakenOver) -> None:
+        """Give the pool up, because another process owns it now. Ready nodes are left alone, and keep running.
+
+        Machines that are still being set up are ended, as the new owner does not have them. Does nothing if the pool is
+        ending or has ended.
+
+        Args:
+            error: the error of the calls that have not ended, and of later ones.
+        """
+        if self._given_away is not None or self.state.phase in (Phase.DRAINING, Phase.ENDED):
+            return
+        self._given_away = frozenset(n.node for n in self.state.nodes.values() if n.phase is Phase.READY)
+        self.dispatch.close(error)
+        self._notice(f"this process gives the pool up, and leaves its machines to the new owner: {error}")
+        for node in self._given_away:
+            link = self._links.pop(node, None)
+            if link is not None:
+                await link.close(bye=False)
+        self.apply(states.Stop(error))
 
     def _on_drained(self, node: int) -> None:
         Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))

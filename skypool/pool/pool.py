@@ -40,6 +40,8 @@ from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.network import check_asked
+from skypool.pool.service import Service
+from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
 from skypool.pool.views import PoolView, selection_asked
 from skypool.rental.budget import Budget, Receipt
@@ -894,6 +896,82 @@ class ComputePool(Executor):
             raise UsageError(f"drop() takes a reference returned by put(), not {ref!r:.80}")
         if self._engine is not None:
             self._engine.dispatch.drop(ref.key)
+
+    # --- services --------------------------------------------------------------------------------------------
+
+    @overload
+    def service(
+        self,
+        call: Call[T],
+        *,
+        node: Literal["all"] | Sequence[int],
+        restart: bool | int = False,
+        name: str | None = None,
+    ) -> list[Service[T]]: ...
+    @overload
+    def service(
+        self, call: Call[T], *, node: int | None = None, restart: bool | int = False, name: str | None = None
+    ) -> Service[T]: ...
+    def service(
+        self, call: Call[T], *, node: NodesAsked = None, restart: bool | int = False, name: str | None = None
+    ) -> Service[T] | list[Service[T]]:
+        """Start a long-lived call or program on a node beside all calls, such as a daemon or a web server.
+
+            with pool.service(sky.cmd("python", "-m", "http.server", "8000")) as server:
+                server.wait_ready(8000)
+
+        A service has a process of its own and takes no slot (the part of a node that runs one call at a time). It sees
+        all devices of its node, unless the call has the option `devices=0`. What it prints is shown like the output of
+        calls. It does not hold the end of the pool: the pool closes it. If it ends before, the console says so, and the
+        service's `result` raises its error. If the pool was not started, this starts it first. This does not wait until
+        the process runs.
+
+        Args:
+            call: the call, such as `serve(8)` or `sky.cmd("ray", "start", "--head", "--block")`. Its options timeout,
+                output, grace, devices and on_interruption count.
+            node: the number of the node. "all" or a list of numbers starts a service on each of these nodes. Default
+                None: the call's own `node` option; without one, node 0.
+            restart: True starts the service again whenever it has ended, also if its function returned. A number says
+                how often. The pause before grows from 0.5 s to 30 s. If its node is lost, the service starts on a node
+                that joins in its place. Default False.
+            name: the name of the service in messages. Default None: that of the function or program.
+
+        Returns:
+            a `Service`; for "all" or a list, a list of them, ordered by node number.
+
+        Raises:
+            UsageError: an argument is not valid, the call cannot be a service, or the pool does not have the node. Also
+                raised for nodes with `trust="data"`, on which services do not run.
+            PickleError: the function or an argument cannot be pickled.
+            NodeInterrupted, NodeRetired: the node gets no new calls.
+            PoolClosed: the pool has ended.
+        """
+        call_asked(call).sent = True
+        call_of_service(call)
+        again = restarts_asked(restart)
+        if name is not None and not (isinstance(name, str) and name):
+            raise UsageError(f"name must be a text that names the service in messages, not {name!r}")
+        named: NamedNodes = call.options.node if node is None else node_asked(node)
+        engine = self._working()
+        if not isinstance(named, (str, tuple)):
+            return engine.services.start(call, named or 0, again, name)
+        started: list[Service[T]] = []
+        try:
+            for each, world in self._worlds(named).items():
+                started.append(engine.services.start(call, each, again, name, world))
+        except BaseException:
+            for service in started:
+                engine.services.stop(service)
+            raise
+        return started
+
+    @property
+    def services(self) -> list[Service[object]]:
+        """The services that have not ended, as a new list; [] until `start` has returned and after the pool ended.
+
+        Services of a former process are among them if the pool was taken over with `attach`. They cannot start again.
+        """
+        return [] if self._engine is None else list(self._engine.services.there)
 
     # --- the number of nodes ---------------------------------------------------------------------------------
 
