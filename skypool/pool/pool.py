@@ -32,6 +32,7 @@ from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
+from skypool.gangs.all_reduce import all_reduce
 from skypool.gangs.network import Check
 from skypool.link.forward import Forward
 from skypool.model import SlotsAsked, Trust
@@ -39,7 +40,7 @@ from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_ask
 from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
-from skypool.pool.network import check_asked
+from skypool.pool.network import MEASURING, check_asked
 from skypool.pool.service import Service
 from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
@@ -134,7 +135,8 @@ class ComputePool(Executor):
         allow_results: classes that results may contain with `trust="data"`: classes, or names such as "mypkg.Point" and
             "mypkg.*". Default (): none.
         check: what is checked before nodes need each other: when a pool with `private_network=True` starts, and before
-            the first gang. "network" (the default) makes a TCP connection from each node to each other one. None
+            the first gang. "network" (the default) makes a TCP connection from each node to each other one. "nccl"
+            also measures an all-reduce of 64 MB among the GPUs of the first gang's nodes, and is experimental. None
             checks nothing.
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
@@ -531,10 +533,31 @@ class ComputePool(Executor):
                 f"min_nodes={call.options.min_nodes} is more than the {count} nodes on which {name} is to run"
             )
         if every:
-            engine.network.ensure(nodes)
+            self._check_gang_nodes(nodes)
         among = None if named in (None, "all") else frozenset(nodes)
         gangs = engine.dispatch.gangs
         return gangs.submit(call.function.code(), payload, call.options, count, among, every)
+
+    def _check_gang_nodes(self, nodes: Sequence[int]) -> None:
+        """Check that the nodes of a gang reach each other. With `check="nccl"`, measure an all-reduce the first time.
+
+        Args:
+            nodes: the numbers of the nodes.
+
+        Raises:
+            NetworkError: a node cannot connect to another one.
+            Exception: the all-reduce failed, for example because the GPUs cannot connect. The exception has a note.
+        """
+        network = self._working().network
+        network.ensure(nodes)
+        if not network.begin_measuring():
+            return
+        call = ComputeFunction(all_reduce, MEASURING)().with_options(node=list(nodes))
+        try:
+            network.tell_bandwidth(self._run_gang(call, every=True))
+        except Exception as e:
+            e.add_note('this is the all-reduce of check="nccl" before the first gang; check="network" leaves it out')
+            raise
 
     def _run_gang(self, call: Call[Any], every: bool) -> Any:
         """Run a call as a gang, wait for it, and return its result. Stop the gang if the wait is interrupted."""
