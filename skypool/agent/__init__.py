@@ -49,7 +49,6 @@ In a worker's process:
 - `left_behind`: finds what a failed call has left, so that a new process replaces the worker.
 - `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators.
 - `modules`: imports the user's own modules.
-- `gang_probe`: finds free ports for the processes of a gang.
 """
 
 __all__ = [
@@ -62,7 +61,6 @@ __all__ = [
     "capture",
     "client",
     "connection",
-    "gang_probe",
     "health",
     "lease",
     "left_behind",
