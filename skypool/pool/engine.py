@@ -94,7 +94,13 @@ class PoolEngine:
         self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
         self.rental = Rental(terms, stream.emit)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
-        self._reports = NodeReports(terms.name, self.emit, self.dispatch.acknowledge, self._trust_levels.is_stranger)
+        self._reports = NodeReports(
+            terms.name,
+            self.emit,
+            self.dispatch.acknowledge,
+            self._trust_levels.is_stranger,
+            lambda node, call: self.services.name_of(node, call),
+        )
         self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[object]] = []
         self._connector = Connector(

@@ -172,10 +172,20 @@ class Services:
             self._unlisten = self._stream.listen(self._hear)
 
     def _hear(self, event: events.Event) -> None:
-        if isinstance(event, events.Output):
-            service = self._dispatch.service(event.node, event.call)
-            if service is not None and isinstance(service.outlet, Run):
-                service.outlet.service._printed(event.text)
+        if isinstance(event, events.Output) and event.service:
+            service = self._service_of(event.node, event.call)
+            if service is not None:
+                service._printed(event.text)
+
+    def _service_of(self, node: int, call: int) -> Service[Any] | None:
+        """Return the service whose process runs as the call of this id; None if there is none."""
+        pending = self._dispatch.service(node, call)
+        return pending.outlet.service if pending is not None and isinstance(pending.outlet, Run) else None
+
+    def name_of(self, node: int, call: int) -> str:
+        """Return the name of the service whose process runs as the call of this id; "" if there is none."""
+        service = self._service_of(node, call)
+        return "" if service is None else service.name
 
     def inherit(self, node: int) -> None:
         """Make objects for the services that a former client has started on a node. They cannot start again."""
