@@ -22,7 +22,7 @@ import skypool as sky
 from skypool import errors, events
 from skypool.console.printer import Printer
 from skypool.testing import FakeCloud, Stock
-from tests.conftest import eventually, processes_of
+from tests.conftest import eventually, nodes, processes_of
 from tests.test_link import cut, link_of
 from tests.watched import Watched
 from tests.work import add
@@ -478,6 +478,7 @@ def test_services_of_a_client_that_is_killed_end_with_the_lease(tmp_path: Path) 
         program.kill()
         program.wait(30)
         eventually(lambda: processes_of(mark) == [], 30, "the end of the services")
+        eventually(lambda: nodes("killed") == [], 30, "the end of the node")
 
 
 def test_services_end_with_the_program_that_started_them(tmp_path: Path) -> None:
