@@ -203,6 +203,14 @@ def test_a_program_can_run_without_a_pool() -> None:
     assert call.function.local(*call.args, **call.kwargs) == 4
 
 
+def test_a_program_runs_as_each_process_of_a_gang(pool: sky.ComputePool) -> None:
+    ranks = sky.cmd("sh", "-c", "exit $RANK", check=False).with_options(procs=2) @ pool
+    assert ranks == [0, 1, 2, 3]
+    with pytest.raises(sky.CommandFailed, match="status 3"):
+        sky.cmd("sh", "-c", "[ $RANK = 1 ] && exit 3; exec sleep 98765").with_options(procs=2, grace=1) @ pool
+    eventually(lambda: sleeping() == [], 30)
+
+
 # --- services ---------------------------------------------------------------------------------------------------
 
 
@@ -340,6 +348,8 @@ def test_what_cannot_be_a_service_is_refused(pool: sky.ComputePool) -> None:
         pool.service(add(1, 2).with_options(retries=1))
     with pytest.raises(sky.UsageError, match="capture"):
         pool.service(add(1, 2).with_options(output="capture"))
+    with pytest.raises(sky.UsageError, match="no procs="):
+        pool.service(add(1, 2).with_options(procs=2))
     with pytest.raises(sky.UsageError, match="pass sum a list"):
         pool.service(sky.compute(sum)(iter([1])))  # type: ignore[arg-type]
     with pytest.raises(sky.UsageError, match="has no node 9"):

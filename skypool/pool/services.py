@@ -50,6 +50,10 @@ def call_of_service(call: Call[T]) -> Call[T]:
         raise UsageError(f"{call.function.name} is a generator function, and a service cannot yield items")
     if options.retries or options.retry_on:
         raise UsageError("a service has no retries= and retry_on=; pool.service(restart=…) starts it again")
+    if options.procs is not None:
+        raise UsageError(
+            "a service has no procs=, as it is one process; with torchrun it can be one that starts others"
+        )
     if options.output == "capture":
         raise UsageError('a service cannot have output="capture"; its attribute `output` has the end of its output')
     return call
