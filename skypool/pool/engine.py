@@ -22,7 +22,7 @@ from skypool.errors import BudgetExceeded, ConnectionLost, PoolClosed, StillRunn
 from skypool.event_loop import Loop
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
-from skypool.model import Instance
+from skypool.model import Instance, Trust
 from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
@@ -113,6 +113,10 @@ class PoolEngine:
         A ready node whose connection is down is "reconnecting". Nodes that have ended are included.
         """
         return {node: self._word(state) for node, state in sorted(self._performed.nodes.items())}
+
+    def trusts(self) -> set[Trust]:
+        """Return the trust in the results of the pool's nodes, so far as it is known. Any thread may call this."""
+        return self._trust_levels.trusts()
 
     def _word(self, node: states.Node) -> str:
         link = self._links.get(node.node)
