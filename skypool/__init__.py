@@ -27,15 +27,18 @@ if TYPE_CHECKING:
     from skypool import accelerators, devices
     from skypool.calls.arguments import Ref
     from skypool.calls.call import Call, ComputeFunction, compute, gather
+    from skypool.calls.command import cmd
     from skypool.calls.futures import CallFuture, Stream
     from skypool.engines import joblib
     from skypool.errors import (
         BootstrapError,
         BudgetExceeded,
         CallTimeout,
+        CommandFailed,
         ConnectionLost,
         LedgerError,
         NodeInterrupted,
+        NodeRetired,
         NoOffers,
         PickleError,
         PoolClosed,
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
     from skypool.offers.plan import plan
     from skypool.offers.ranking import Plan
     from skypool.pool.pool import ComputePool
+    from skypool.pool.service import Service
+    from skypool.pool.views import PoolView
     from skypool.rental.budget import Budget, Receipt
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool.wire.codec import Captured
@@ -76,15 +81,18 @@ _HOME = {
     "Receipt": "skypool.rental.budget",
     "Call": "skypool.calls.call",
     "ComputeFunction": "skypool.calls.call",
+    "cmd": "skypool.calls.command",
     "compute": "skypool.calls.call",
     "gather": "skypool.calls.call",
     "BootstrapError": "skypool.errors",
     "BudgetExceeded": "skypool.errors",
     "CallTimeout": "skypool.errors",
+    "CommandFailed": "skypool.errors",
     "ConnectionLost": "skypool.errors",
     "LedgerError": "skypool.errors",
     "NoOffers": "skypool.errors",
     "NodeInterrupted": "skypool.errors",
+    "NodeRetired": "skypool.errors",
     "PickleError": "skypool.errors",
     "PoolClosed": "skypool.errors",
     "PythonMismatch": "skypool.errors",
@@ -98,7 +106,9 @@ _HOME = {
     "WorkerDied": "skypool.errors",
     "CallFuture": "skypool.calls.futures",
     "ComputePool": "skypool.pool.pool",
+    "PoolView": "skypool.pool.views",
     "Plan": "skypool.offers.ranking",
+    "Service": "skypool.pool.service",
     "Ref": "skypool.calls.arguments",
     "plan": "skypool.offers.plan",
     "InstanceInfo": "skypool.runtime",
@@ -120,6 +130,7 @@ __all__ = [
     "CallFuture",
     "CallTimeout",
     "Captured",
+    "CommandFailed",
     "ComputeFunction",
     "ComputePool",
     "ConnectionLost",
@@ -130,13 +141,16 @@ __all__ = [
     "LedgerError",
     "NoOffers",
     "NodeInterrupted",
+    "NodeRetired",
     "PickleError",
     "Plan",
     "PoolClosed",
+    "PoolView",
     "PythonMismatch",
     "Receipt",
     "Ref",
     "RemoteError",
+    "Service",
     "SkypoolError",
     "SpoolFull",
     "StillRunning",
@@ -145,6 +159,7 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "accelerators",
+    "cmd",
     "compute",
     "devices",
     "gather",

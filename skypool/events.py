@@ -184,6 +184,14 @@ class NodeInterruption(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRetirement(NodeEvent):
+    """An event: a node was retired, by `pool.retire` or because the pool was made smaller.
+
+    The node ends its calls and gets no new ones. Its machine is ended after that.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output(NodeEvent):
     """An event: text that a call printed.
 
@@ -193,12 +201,18 @@ class Output(NodeEvent):
         call: the id of the call; 0 if it is not known.
         stream: 1 for stdout, 2 for stderr.
         text: a piece of the output. It may hold several lines, or end in the middle of one.
+        rank: the number of the process in its gang (a call that runs as several processes), from 0; None for output of
+            other calls.
+        label: what tells the process from the gang's others on the node: its devices, such as "gpu1", or else its
+            number on the node. "" if it is the only one there, and for other calls.
     """
 
     slot: int
     call: int
     stream: int
     text: str
+    rank: int | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +243,24 @@ class CallFailed(NodeEvent):
 
     call: str
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceEnded(NodeEvent):
+    """An event: a service of `pool.service` has ended, although it was not closed and its pool has not ended.
+
+    Attributes:
+        node: the number of the node that ran the service.
+        service: the name of the service.
+        error: the type and the message of the error; "" if the service's function returned.
+        restarts: True if the service will start again.
+        delay: the seconds until it starts again; None if it does not, or if it waits for another node to join.
+    """
+
+    service: str
+    error: str
+    restarts: bool = False
+    delay: float | None = None
 
 
 Hear = Callable[[Event], None]

@@ -47,6 +47,14 @@ class InstanceInfo:
         addresses: addresses of all nodes of a call sent with `@`, by node. Empty for any other call. The nodes can
             connect to these addresses if the pool has `private_network=True`, or if the nodes share a network anyway.
         slot_kind: "device" for a slot that has devices of the node, "cpu" for a slot without devices.
+        rank: number of this process among those of the call, from 0. The processes of a call with `procs=` are counted
+            over all of its nodes. In any other call that was sent with `@`, the same as `node`; otherwise 0.
+        world_size: number of processes of the call; 1 in a call that runs on a single node without `procs=`.
+        local_rank: number of this process among the call's processes on this node, from 0.
+        local_world_size: number of the call's processes on this node; 1 without `procs=`.
+        attempt: number of this run of a call with `procs=`, from 1. It counts all runs, also those that were repeated
+            because a machine was taken back. 1 for other calls.
+        world_changed: True if this run of a call with `procs=` has another `world_size` than the run before.
     """
 
     pool: str = ""
@@ -65,6 +73,12 @@ class InstanceInfo:
     address: str = ""
     addresses: tuple[str, ...] = ()
     slot_kind: Literal["device", "cpu"] = "cpu"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    attempt: int = 1
+    world_changed: bool = False
 
     @property
     def slice(self) -> int:
@@ -77,8 +91,8 @@ class InstanceInfo:
 
     @property
     def is_head(self) -> bool:
-        """Return True if `node` is 0. The value is always True outside of a pool."""
-        return self.node == 0
+        """Return True if `node` and `local_rank` are 0. The value is always True outside of a pool."""
+        return self.node == 0 and self.local_rank == 0
 
     @property
     def head_address(self) -> str:
@@ -110,6 +124,8 @@ class InstanceInfo:
 _process: InstanceInfo | None = None
 _call = 0
 _world: tuple[int, Sequence[str]] | None = None
+_in_gang = False
+"""True in a process of a gang, a call with `procs=` that runs as several processes on its nodes."""
 
 
 def instance_info() -> InstanceInfo:
@@ -121,6 +137,8 @@ def instance_info() -> InstanceInfo:
     info = _process or InstanceInfo()
     if _world is not None:
         info = replace(info, node=_world[0], nodes=len(_world[1]), addresses=tuple(_world[1]))
+        if not _in_gang:
+            info = replace(info, rank=info.node, world_size=info.nodes)
     return replace(info, call=_call, accelerators=_devices())
 
 
@@ -136,19 +154,29 @@ def _devices() -> tuple[Device, ...]:
 def is_head() -> bool:
     """Return True if this call runs on node 0 of the pool. The result is always True outside of a pool.
 
-    For a call that was sent with `@` to all nodes, node 0 is the first of the nodes that run it. Use this function for
-    work that only one node should do.
+    For a call that was sent with `@` to all nodes, node 0 is the first of the nodes that run it. In a call with
+    `procs=`, the result is True in the process with rank 0 only. Use this function for work that should be done once.
     """
     return instance_info().is_head
 
 
-def enter(info: InstanceInfo) -> None:
+def enter(info: InstanceInfo, in_gang: bool = False) -> None:
     """Set the place of this worker process, which `instance_info` returns from now on.
 
     The worker process calls this function once, before its first call. The place is the same for all threads.
+
+    Args:
+        info: the place.
+        in_gang: True for a process of a gang, a call that runs as several processes on its nodes. Default False.
     """
-    global _process
+    global _process, _in_gang
     _process = info
+    _in_gang = in_gang
+
+
+def node_number() -> int:
+    """Return the number of this node in its pool; -1 outside of a pool. No device is detected."""
+    return -1 if _process is None else _process.node
 
 
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
@@ -174,6 +202,8 @@ def shard(
 ) -> tuple[Any, ...]: ...
 def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> Any:
     """Return this node's part of `data`: consecutive rows, in parts that are as equal as possible.
+
+    In a call with `procs=`, each process gets a part of its own.
 
     Together, the parts of all nodes have each row exactly once, unless `drop_last` is set. Outside of a pool, the part
     has all rows.
@@ -210,7 +240,8 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
             f"shard() needs sequences of equal length, but their lengths are {lengths}; make them equally long"
         )
     info = instance_info()
-    rows = part(lengths[0], info.node, info.nodes, drop_last)
+    index, parts_of = (info.rank, info.world_size) if _in_gang else (info.node, info.nodes)
+    rows = part(lengths[0], index, parts_of, drop_last)
     order = _shuffled(lengths[0], seed)[rows] if shuffle else None
     parts = tuple(_cut(each, rows) if order is None else _take(each, order) for each in data)
     return parts[0] if len(parts) == 1 else parts

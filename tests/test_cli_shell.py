@@ -85,7 +85,7 @@ def test_what_is_not_there_is_said(here: sky.ComputePool) -> None:
     done = shell("here", "-n", "5")
     assert (done.returncode, done.stderr.strip()) == (
         2,
-        "error: pool 'here' has no running node 5; its running nodes are 0, 1: choose one with --node",
+        "error: pool 'here' has no node 5; its nodes are [0, 1]",
     )
     assert "did you mean here?" in shell("her").stderr
     assert "each from 1 to 65535, not 'http'" in shell("here", "-L", "80:http").stderr

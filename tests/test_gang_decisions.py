@@ -21,6 +21,7 @@ from skypool.gangs.states import (
     Fired,
     Free,
     Hold,
+    How,
     NodeGone,
     NodeIdle,
     NodeLeaving,
@@ -255,9 +256,10 @@ def test_a_rank_that_died_is_blamed_before_one_that_raised_earlier() -> None:
     assert (verdict.rank, verdict.others) == (1, (2, 3, 0))
 
 
-def test_of_ranks_that_raised_the_earliest_is_blamed() -> None:
+@pytest.mark.parametrize("how", ["raised", "died"])
+def test_of_ranks_that_failed_alike_the_earliest_is_blamed(how: How) -> None:
     play = running(two(procs=2), 0, 1)
-    play(Ended(0, 1, 2, "raised"), Ended(0, 1, 1, "raised"), Fired(0, "settle"), Fired(0, "stop"))
+    play(Ended(0, 1, 2, how), Ended(0, 1, 1, how), Fired(0, "settle"), Fired(0, "stop"))
     (verdict,) = play.verdicts
     assert (verdict.rank, verdict.others) == (2, (1,))
 
@@ -275,6 +277,12 @@ def test_a_rank_that_does_not_end_in_time_counts_as_ended_and_its_end_is_ignored
     play(Ended(0, 1, 1, "died"), Fired(0, "settle"), Fired(0, "stop"))
     assert len(play.verdicts) == 1
     assert play(Ended(0, 1, 0, "stopped")) == []
+
+
+def test_a_rank_ends_once() -> None:
+    play = running(two(), 0, 1)
+    play(Ended(0, 1, 1, "returned"), Ended(0, 1, 1, "died"), Ended(0, 1, 0, "returned"))
+    assert [each.kind for each in play.verdicts] == ["returned"]
 
 
 def test_events_of_an_earlier_run_are_ignored() -> None:
@@ -354,6 +362,12 @@ def test_a_rank_that_is_lost_with_a_node_that_was_leaving_is_interrupted(events:
     play = running(two(), 0, 1)
     play(*events, Fired(0, "settle"), Fired(0, "stop"))
     assert any(isinstance(each, Again) for each in play.actions)
+
+
+def test_a_node_is_not_used_between_the_report_of_a_lost_rank_and_its_own() -> None:
+    play = running(two(retries=1), 0, 1)
+    assert play(LOST, Ended(0, 1, 0, "raised"))[-2:] == [Set(0, "wait", 0.0), Free(1)]
+    assert play(NodeGone(1), NodeUp(2))[-1] == Ask(0, 2, (0, 2))
 
 
 def test_a_node_that_goes_after_its_ranks_have_returned_does_not_stop_the_gang() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool.errors import NetworkError, ProtocolError, UsageError
+from skypool.errors import NetworkError, PoolClosed, ProtocolError, UsageError
 from skypool.events import Notice
 from skypool.gangs import probe
 from skypool.gangs.network import Connection, NetworkReport, NodeNetwork, connections_of, error_of, node_network
@@ -232,6 +232,27 @@ def test_busy_nodes_end_the_wait_and_the_check_is_made_later(tmp_path: Path, mon
     assert any("because node 1 did not answer in time" in text for text in notices)
 
 
+def test_a_pool_that_ends_ends_the_check(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+    pool = sky.ComputePool(nodes=2, slots=1, console="off").start()
+    network = engine_of(pool).network
+
+    def check() -> None:
+        try:
+            network.ensure([0, 1])
+        except PoolClosed as e:
+            errors.append(e)
+
+    with contextlib.suppress(PoolClosed):
+        future = work.until(str(tmp_path / "never")).with_options(node=1) > pool
+        thread = threading.Thread(target=check)
+        thread.start()
+        pool.stop()
+        thread.join(30)
+        assert [type(each) for each in errors] == [PoolClosed]
+        future.result()
+
+
 # --- advice --------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +261,10 @@ def test_the_advice_is_that_of_the_driver_or_says_what_the_pool_can_ask_for(tmp_
     assert "ComputePool(private_network=True) asks fake for machines with a network" in advice_for(cloud, False)
     assert "The pool has private_network=True, so look for a firewall" in advice_for(cloud, True)
     assert "Allow TCP on all ports between these machines" in advice_for(sky.SSH(hosts=["a.example"]), True)
-    for driver in (cloud, sky.SSH(hosts=["a.example"])):
+    assert "Let this machine's firewall allow TCP" in advice_for(sky.Local(), False)
+    assert "as by Container(network=…)" in advice_for(sky.Container(), False)
+    assert "Machines of runpod have no network among them" in advice_for(sky.RunPod(), False)
+    for driver in (cloud, sky.SSH(hosts=["a.example"]), sky.Local(), sky.Container(), sky.RunPod()):
         assert advice_for(driver, False).endswith(". ComputePool(check=None) leaves this check out")
 
 

@@ -92,7 +92,13 @@ class Container:
     user: str | None = None
     options: Sequence[str] = ()
     name: ClassVar[str] = "container"
-    abilities: ClassVar[Abilities] = Abilities(private_network=True)
+    abilities: ClassVar[Abilities] = Abilities(
+        private_network=True,
+        network_advice=(
+            "Give the containers a network in which they reach each other, as by Container(network=…), and look for "
+            "rules of this machine's firewall between containers"
+        ),
+    )
 
     def __post_init__(self) -> None:
         settings.plain(self, cpus=float)

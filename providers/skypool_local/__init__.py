@@ -50,7 +50,11 @@ class Local:
     spool: str | None = None
     spool_memory: int | None = None
     name: ClassVar[str] = "local"
-    abilities: ClassVar[Abilities] = Abilities(private_network=True, lists_all=False)
+    abilities: ClassVar[Abilities] = Abilities(
+        private_network=True,
+        lists_all=False,
+        network_advice="Let this machine's firewall allow TCP from this machine to its own address",
+    )
 
     def __post_init__(self) -> None:
         if sys.platform != "linux":

@@ -48,6 +48,7 @@ In a worker's process:
 - `shield`: lets the stop of a call wait while the worker's own code holds a lock.
 - `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators.
 - `modules`: imports the user's own modules.
+- `gang_probe`: finds free ports for the processes of a gang.
 """
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "capture",
     "client",
     "connection",
+    "gang_probe",
     "health",
     "lease",
     "loader",

@@ -48,7 +48,8 @@ class Batch:
         offered: True if the batch is in a queue of the worker processes, or a worker has taken it.
 
     Raises:
-        ProtocolError: the frame's ids or lengths are not valid, or it has no calls or more than `TOGETHER` (512).
+        ProtocolError: the frame's ids or lengths are not valid, or it has no calls or more than `TOGETHER` (512). Also
+            raised for calls that need a worker of their own each.
     """
 
     # The same for all batches; see `NodeCall`.
@@ -71,6 +72,8 @@ class Batch:
         self.silent = header.get("output") == "silent"
         self._singles: list[NodeCall] = []
         self._offered = False
+        if "gang" in header or "service" in header:
+            raise protocol_violation("the client sent several calls of a gang or services in one message")
         numbers = {type(each) for each in (*self.ids, *self._lengths)}
         if numbers != {int} or len(self.ids) != len(self._lengths) or min(*self.ids, *self._lengths) < 0:
             raise protocol_violation("the client sent a message with several calls whose ids or lengths are invalid")

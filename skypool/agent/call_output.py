@@ -11,7 +11,7 @@ import os
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.client import OUTPUT_WINDOW, Client
-from skypool.agent.slots import TAIL, Slot, Slots
+from skypool.agent.slots import SERVICE, TAIL, Slot, Slots
 
 _OUTPUT_LIMIT = 10 << 20
 """The greatest number of bytes of one call's output that are sent to the client."""
@@ -60,9 +60,9 @@ class CallOutput:
     def add(self, slot: Slot, id_: int, fd: int, data: bytes) -> None:
         """Send a call's output to the client, up to two limits, and keep the last bytes of the output in the slot.
 
-        The limits are 10 MiB for each call, and 4 MiB of all calls' output that the client has not acknowledged. Bytes
-        beyond the limits are dropped, and counted in the call's `dropped`. Output of a silent call is not sent, but its
-        last bytes are kept.
+        The limits are 10 MiB for each call, and 4 MiB of all calls' output that the client has not acknowledged. The
+        first one does not apply to services. Bytes beyond the limits are dropped, and counted in the call's `dropped`.
+        Output of a silent call is not sent, but its last bytes are kept.
 
         Args:
             slot: the slot that the output comes from.
@@ -81,14 +81,16 @@ class CallOutput:
         if call is not None and call.silent:
             return
         if call is not None:
-            room = max(0, min(_OUTPUT_LIMIT - call.printed, OUTPUT_WINDOW - unread))
+            room = max(0, OUTPUT_WINDOW - unread)
+            if call.kind != SERVICE:
+                room = max(0, min(room, _OUTPUT_LIMIT - call.printed))
             call.dropped += max(0, len(data) - room)
             data = data[:room]
             call.printed += len(data)
         elif unread > OUTPUT_WINDOW:
             return
         if data:
-            self._client.unacknowledged.add_output({"id": id_, "fd": fd, "slot": slot.number}, data)
+            self._client.unacknowledged.add_output(_header(slot, id_, fd), data)
 
     def end(self, slot: Slot, call: NodeCall) -> None:
         """Tell the client that output of an ended call was dropped, and send it the last of the dropped bytes.
@@ -100,7 +102,7 @@ class CallOutput:
             last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""
             withheld = call.dropped - len(last)
             line = f"\n[skypool] {call.name} printed too much, too fast: {withheld:,} bytes dropped here\n"
-            self._client.unacknowledged.add_output({"id": call.id, "fd": 2, "slot": slot.number}, line.encode() + last)
+            self._client.unacknowledged.add_output(_header(slot, call.id, 2), line.encode() + last)
             call.dropped = 0
 
     @staticmethod
@@ -110,3 +112,17 @@ class CallOutput:
         Returns "" if the call has printed nothing, or if another call on the same slot has printed since.
         """
         return slot.tail[-TAIL:].decode("utf-8", "replace") if slot.tail_of == call.id else ""
+
+
+def _header(slot: Slot, id_: int, fd: int) -> dict[str, object]:
+    """Return the header of the OUTPUT frame (message) for output of a call, without the frame's number.
+
+    Args:
+        slot: the slot that the output comes from.
+        id_: the id of the call; 0 if no call was running.
+        fd: 1 for stdout, 2 for stderr.
+    """
+    header: dict[str, object] = {"id": id_, "fd": fd, "slot": slot.number}
+    if slot.member is not None:
+        header |= {"rank": slot.member.rank, "label": slot.label}
+    return header

@@ -15,7 +15,7 @@ from functools import partial
 
 from skypool.agent.batch import Batch
 from skypool.agent.call import NodeCall
-from skypool.agent.slots import CPU, MAIN, Slot, Slots, WorkerQueue
+from skypool.agent.slots import CPU, OWN, Slot, Slots, WorkerQueue
 from skypool.agent.value_storage import SpareMemory
 
 
@@ -75,6 +75,11 @@ class CallQueue:
         lane.waiting.append(call)
         if not lane.full:  # a full lane is pumped by the loop as soon as there is room
             self._pump(lane)
+
+    def add_begun(self, call: NodeCall) -> None:
+        """Add a call that has a worker process of its own, so that it waits for no slot (place for one call)."""
+        call.offered = True
+        self.calls[call.id] = call
 
     def get(self, id_: int) -> NodeCall | None:
         """Return the record of the call with this id.
@@ -148,19 +153,19 @@ class CallQueue:
         """
         if not self._slots.spare or not self._slots.queues[CPU].has_calls:
             return False
-        there = len(self._slots.all) - self._slots.counts[MAIN]
-        return there < len({id(call) for call in self.calls.values() if call.kind == CPU})
+        return self._slots.cpu_workers < len({id(call) for call in self.calls.values() if call.kind == CPU})
 
     def again(self, ids: Iterable[int]) -> None:
         """Put calls that were offered to worker processes, and have not begun, at the front of the queue again.
 
         These calls come before all other calls, in the given order. They stay in the agent until `pump` moves them to
-        the workers. Calls that have ended, or were not offered, are ignored.
+        the workers. Calls that have ended, or were not offered, are ignored. So are calls with a worker of their own.
 
         Args:
             ids: the ids of the calls.
         """
-        calls = [call for id_ in ids if (call := self.get(id_)) is not None and call.offered]
+        found = [call for id_ in ids if (call := self.get(id_)) is not None]
+        calls = [call for call in found if call.offered and call.kind not in OWN]
         for call in calls:
             call.offered = False
             call.again = True

@@ -156,11 +156,14 @@ class Herald:
             died.
         page: the memory shared with the agent (the node's main process). This memory has the time of the interruption,
             at which the provider takes the machine back.
+        slot: the number of the worker's slot (place for one call). A process of a gang is also told about the machines
+            of the gang's other processes. Default 0.
     """
 
-    def __init__(self, fd: int, page: SharedPage) -> None:
+    def __init__(self, fd: int, page: SharedPage, slot: int = 0) -> None:
         self._fd = fd
         self._page = page
+        self._slot = slot
         self._begin()
 
     def _begin(self) -> None:
@@ -209,7 +212,7 @@ class Herald:
         interruption.
         """
         os.read(self._fd, 1)
-        while at := self._page.interruption:  # 0 if the file descriptor ended because the agent has died
+        while at := self._page.announced(self._slot):  # 0 if the file descriptor ended because the agent has died
             with self._changed:
                 while self._untold is None:
                     self._changed.wait()

@@ -11,6 +11,11 @@ from skypool.devices import pinned
 from skypool.devices.device import Device
 from skypool.wire.handshake import AgentConfig, NodeHealth, SlotPlan
 
+GANG_PROCESSES = 128
+"""The most processes of gangs (calls that run as several processes) that a node runs at once."""
+GANG_ROWS = 2 * GANG_PROCESSES
+"""The number of slots for them. There are more than processes, because a process may still be ending after its call."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
@@ -32,6 +37,18 @@ class NodePlan:
     slots: tuple[SlotPlan, ...]
     cpu_slots: int
     env: Mapping[str, str] = field(repr=False)
+
+    @property
+    def rows(self) -> int:
+        """The number of slots of all kinds, with those for processes of gangs."""
+        return len(self.slots) + self.cpu_slots + GANG_ROWS
+
+    def shares(self, count: int) -> tuple[SlotPlan, ...]:
+        """Return what each of `count` processes of a gang gets of this node's devices, by the number of the process.
+
+        The shares are those of `count` slots. On a node without devices they are empty. Returns () if `count` is 0.
+        """
+        return plan_slots(count, self.health.devices, self.config.slice.hosts) if count else ()
 
 
 def plan_slots(

@@ -20,6 +20,7 @@ _INTERRUPTION = 2
 _TIME = 0
 _CALL = 1
 _GIVEN_UP = 2
+_NOTICE = 3
 _WIDTH = 8
 """The number of eight-byte numbers for each slot: one line of the CPU's cache."""
 
@@ -27,16 +28,17 @@ _WIDTH = 8
 class SharedPage:
     """A page of numbers in memory that forked processes share. All numbers are 0 at first.
 
-    A slot is a place where one call runs at a time. For each slot there are three numbers:
+    A slot is a place where one call runs at a time. For each slot there are four numbers:
 
     - the id of the call that the slot's worker took last,
     - the time from which the duration of that call counts,
-    - the id of the call that the worker process must stop; 0 for none.
+    - the id of the call that the worker process must stop; 0 for none,
+    - the time at which another machine of the call's gang is taken back; 0 for none.
 
-    Times are in seconds of `time.monotonic()`.
+    The last time is in seconds since 1970. Other times are in seconds of `time.monotonic()`.
 
     Args:
-        slots: the number of slots on the node.
+        slots: the number of slots on the node, with those for processes of gangs.
     """
 
     def __init__(self, slots: int) -> None:
@@ -135,3 +137,23 @@ class SharedPage:
         at = _WIDTH * (slot + 1)
         call = self._whole[at + _CALL]
         return bool(call) and call == self._whole[at + _GIVEN_UP]
+
+    def notify(self, slot: int, at: float) -> None:
+        """Write into the page when another machine of the gang of the call on `slot` is taken back.
+
+        A gang is one call that runs as processes on several nodes. The worker process is not told here.
+
+        Args:
+            slot: the number of the slot (place where one call runs at a time).
+            at: the time in seconds since 1970; 0.0 for a new worker, whose gang loses no machine.
+        """
+        self._real[_WIDTH * (slot + 1) + _NOTICE] = at
+
+    def announced(self, slot: int) -> float:
+        """Return the time at which a machine that the call on `slot` needs is taken back, in seconds since 1970.
+
+        Such a machine is this node itself or, for a process of a gang, the machine of another process. The result is
+        the earlier of the two times, and 0.0 if nothing is announced.
+        """
+        times = self._real[_INTERRUPTION], self._real[_WIDTH * (slot + 1) + _NOTICE]
+        return min(times) or max(times)

@@ -3,6 +3,10 @@
 A node with devices has two kinds of slots, each with a queue of its own. Slots of the kind MAIN share out the devices.
 In addition, there is one CPU slot, without devices, for each CPU. Workers of CPU slots are started when calls first
 need them. A node without devices has MAIN slots only.
+
+In addition, each process of a gang (a call that runs as several processes on its nodes) has a slot of the kind GANG. It
+is made for one call and forgotten when its process has ended. So has each service (a long-lived call beside all
+others), with the kind SERVICE.
 """
 
 from __future__ import annotations
@@ -14,32 +18,45 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
 from skypool import devices, runtime
 from skypool.agent.batch import Pipes
+from skypool.agent.call import NodeCall
 from skypool.agent.notice import Herald
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
-from skypool.agent.plan import NodePlan
-from skypool.agent.processes import call_it, usable_cpus
+from skypool.agent.plan import GANG_PROCESSES, GANG_ROWS, NodePlan
+from skypool.agent.processes import call_it, kill_marked, usable_cpus
 from skypool.agent.shared_page import SharedPage
-from skypool.agent.worker import Worker
+from skypool.agent.worker import LOADING, Worker
 from skypool.clock import RunningClock
+from skypool.errors import UsageError
+from skypool.gangs import environment
+from skypool.gangs.environment import Member
 from skypool.wire.frames import Buffer, Frame, parse_frame
+from skypool.wire.handshake import SlotPlan
 
 TAIL = 4096
 """The number of bytes of a call's output that are kept, to show its last lines if its worker dies."""
 Packet = tuple[list[Buffer], list[int], bool]
 MAIN = 0
 CPU = 1
-"""The kinds of slots: CPU for calls that ask for no device, MAIN for all other calls.
+GANG = 2
+SERVICE = 3
+OWN = (GANG, SERVICE)
+"""The kinds of slots: CPU for calls that ask for no device, GANG for one process of a gang, MAIN for all other calls.
 
-A node without devices has MAIN slots only, and all calls run on these.
+SERVICE is for one service. Slots of the kinds `OWN` are made for one call, and not counted.
+
+A node without devices has no CPU slots, and all calls except those of gangs and services run on its MAIN slots.
 """
+SERVICE_MARK = "SKYPOOL_SERVICE"
+"""The variable by which the processes that a service has started are found when it ends. Its value is the call's id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +66,12 @@ class Slot:
     Attributes:
         number: the slot's number on the node, from 0.
         env: environment variables of the slot's worker.
-        kind: MAIN or CPU.
+        kind: MAIN, CPU, GANG or SERVICE.
+        member: the process of a gang that the slot was made for; None for other slots.
+        on_cpu: True for a process of a gang or a service that asks for no devices.
+        label: the text that tells the output of this process from that of the gang's others here; "" if not needed.
+        notice: for a process of a gang, the write end of the pipe that is closed to tell it that a machine is taken
+            back; -1 for other slots, and after that.
         pid: the worker's process id.
         pidfd: a file descriptor for the worker's process.
         channel: the packet socket to the worker.
@@ -59,6 +81,9 @@ class Slot:
         pipes: the pipes through which the agent (the node's main process) follows batches (several calls in one
             message).
         ended: outcomes (results or errors) from these pipes that were not sent to the client yet.
+        answer: the outcome (result or error) of a service, as (packet, True if a large value was sent before, True if
+            the worker no longer uses the arguments). It is kept until all processes of the service are gone. None for
+            other calls.
         tail: the last bytes that the call `tail_of` printed.
         tail_of: the id of the call that printed last; 0 if no call was running then.
         seen: the id of the call that the worker ran at the agent's last check, and the time of the first check that saw
@@ -72,6 +97,10 @@ class Slot:
     number: int
     env: Mapping[str, str]
     kind: int = MAIN
+    member: Member | None = None
+    on_cpu: bool = False
+    label: str = ""
+    notice: int = -1
     pid: int = 0
     pidfd: int = -1
     channel: socket.socket = field(default_factory=socket.socket)
@@ -79,6 +108,7 @@ class Slot:
     waiting: deque[Packet] = field(default_factory=deque)
     pipes: Pipes = field(init=False)
     ended: bytearray = field(default_factory=bytearray)
+    answer: tuple[bytes, bool, bool] | None = None
     tail: bytearray = field(default_factory=bytearray)
     tail_of: int = 0
     seen: tuple[int, float] = (0, 0.0)
@@ -148,6 +178,11 @@ class WorkerQueue:
                 return back
             back.append((parse_frame(memoryview(packet)), descriptors(ancillary)))
 
+    def close(self) -> None:
+        """Close this process's ends of the queue. A worker that was forked before can still take what is in it."""
+        self.end.close()
+        self.taken.close()
+
     @property
     def has_calls(self) -> bool:
         """True if the queue contains a call that no worker process has taken."""
@@ -170,8 +205,9 @@ class Slots:
     Attributes:
         page: the argument `page`.
         counts: the number of slots of each kind on the node: [MAIN slots] or [MAIN slots, CPU slots].
-        queues: a `WorkerQueue` for each kind of slot, in the same order.
-        all: the slots that have a worker, and those that get one when the agent starts.
+        queues: a `WorkerQueue` for each of these kinds, in the same order.
+        all: the slots that have a worker, and those that get one when the agent starts. Slots of the kinds `OWN` are
+            among them.
     """
 
     def __init__(
@@ -191,12 +227,13 @@ class Slots:
         self.queues = [WorkerQueue() for _ in self.counts]
         self._notice, self._notice_end = os.pipe()
         self.all = [Slot(number, slot.env) for number, slot in enumerate(plan.slots)]
+        self._lasting = len(self.all)
         self._files = allow_more_files()
 
     @property
     def spare(self) -> int:
         """The number of CPU slots (slots without a device) that have no worker process yet."""
-        return sum(self.counts) - len(self.all)
+        return sum(self.counts) - self._lasting
 
     def add_cpu_slot(self) -> Slot:
         """Add one more CPU slot (a slot without a device) to `all`, and return it.
@@ -204,15 +241,90 @@ class Slots:
         The slot has no worker process yet: `start` must be called for it. The caller must check that `spare` is above
         0.
         """
-        slot = Slot(len(self.all), devices.hidden(), CPU)
+        slot = Slot(self._lasting, devices.hidden(), CPU)
+        self._lasting += 1
         self.all.append(slot)
         return slot
+
+    @property
+    def cpu_workers(self) -> int:
+        """The number of CPU slots (slots without a device) that have a worker process."""
+        return self._lasting - self.counts[MAIN]
+
+    def add_gang_slot(self, member: Member, on_cpu: bool) -> Slot:
+        """Add a slot for one process of a gang (a call that runs as several processes) to `all`, and return it.
+
+        The slot has no worker process yet: `start` must be called for it.
+
+        Args:
+            member: the process.
+            on_cpu: True if the process asks for no devices. The node's devices are then hidden from it.
+
+        Raises:
+            UsageError: the node runs as many processes of gangs as it can.
+        """
+        on_cpu = on_cpu and len(self.counts) > 1
+        number = self._free_number()
+        if number is None:
+            raise too_many_processes()
+        config = self._plan.config
+        shares = self._plan.shares(0 if on_cpu else member.of) or (SlotPlan(devices.hidden()),) * member.of
+        # the machine's own variables for devices are no choice of the user: the node's devices were detected with them
+        own = {name: value for name, value in shares[member.local].env.items() if name not in config.env}
+        env = environment.variables(
+            member,
+            os.environ,
+            devices=own,
+            cpus=usable_cpus(),
+            hosts=config.slice.hosts,
+            efa=environment.has_efa(),
+        )
+        text = environment.label([share.devices for share in shares], member.local)
+        slot = Slot(number, env, GANG, member, on_cpu, text)
+        self.all.append(slot)
+        return slot
+
+    def add_service_slot(self, call: int, on_cpu: bool) -> Slot:
+        """Add a slot for a service (a long-lived call beside all others) to `all`, and return it.
+
+        The slot has no worker process yet: `start` must be called for it. The service sees all devices of the node.
+
+        Args:
+            call: the id of the service's call.
+            on_cpu: True if the service asks for no devices. The node's devices are then hidden from it.
+
+        Raises:
+            UsageError: the node runs as many services and processes of gangs as it can.
+        """
+        number = self._free_number()
+        if number is None:
+            raise UsageError("this node runs as many services as it can; close some, or use more nodes")
+        on_cpu = on_cpu and len(self.counts) > 1
+        env = {**(devices.hidden() if on_cpu else {}), SERVICE_MARK: str(call)}
+        slot = Slot(number, env, SERVICE, on_cpu=on_cpu)
+        self.all.append(slot)
+        return slot
+
+    def _free_number(self) -> int | None:
+        """Return an unused number for a slot that is made for one call; None if all are used."""
+        first = sum(self.counts)
+        used = {slot.number for slot in self.all if slot.kind in OWN}
+        return next((each for each in range(first, first + GANG_ROWS) if each not in used), None)
+
+    def remove(self, slot: Slot) -> None:
+        """Forget the slot of a service or of a process of a gang. The process has ended, or was never started."""
+        self.all.remove(slot)
 
     def kind_of(self, header: Mapping[str, Any]) -> int:
         """Return the kind of slot that a call needs, from the header of its frame (message).
 
-        Returns CPU if the header has `"devices": 0` and the node has CPU slots, else MAIN.
+        Returns GANG for a process of a gang, and SERVICE for a service. Otherwise returns CPU if the header has
+        `"devices": 0` and the node has CPU slots, else MAIN.
         """
+        if "gang" in header:
+            return GANG
+        if "service" in header:
+            return SERVICE
         return CPU if header.get("devices") == 0 and len(self.counts) > 1 else MAIN
 
     def start(
@@ -221,6 +333,7 @@ class Slots:
         on_packet: Callable[[Slot], None],
         on_output: Callable[[Slot, int], None],
         on_death: Callable[[Slot], None],
+        call: NodeCall | None = None,
     ) -> None:
         """Fork the worker process of a slot (place for one call), and watch it in the agent's event loop.
 
@@ -232,37 +345,85 @@ class Slots:
             on_packet: called with the slot when a packet from the worker can be read.
             on_output: called when output of the worker can be read, with the slot and 1 for stdout or 2 for stderr.
             on_death: called with the slot when the worker's process has ended.
+            call: for a slot of the kinds `OWN`, the only call that the worker runs. None for other slots.
 
         Raises:
             OSError: the process could not be forked, or there are too many open files.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        slot.pipes = Pipes()
-        pipes = {fd: os.pipe2(os.O_CLOEXEC) for fd in (1, 2)}
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.page.begin(slot.number, 0, 0.0)  # from here on only the worker writes these numbers
-        pid = os.fork()
-        if pid == 0:
-            self._become_worker(slot, theirs, {fd: ends[1] for fd, ends in pipes.items()})
-        theirs.close()
-        slot.pipes.keep()
-        for _, write_end in pipes.values():
-            os.close(write_end)
-        ours.setblocking(False)
-        slot.pid = pid
-        slot.pidfd = os.pidfd_open(pid)
-        slot.channel = ours
-        slot.outputs = {fd: ends[0] for fd, ends in pipes.items()}
+        with contextlib.ExitStack() as opened:  # what was opened is closed if the process cannot be started
+            self._fork(slot, call, opened)
+            opened.pop_all()
         self._forget_waiting(slot)
         slot.kill_at = slot.silent_since = None
-        self._watch(ours.fileno(), select.EPOLLIN, partial(on_packet, slot))
+        self._watch(slot.channel.fileno(), select.EPOLLIN, partial(on_packet, slot))
         self._watch(slot.pidfd, select.EPOLLIN, partial(on_death, slot))
         for fd, read_end in slot.outputs.items():
             os.set_blocking(read_end, False)
             self._watch(read_end, select.EPOLLIN, partial(on_output, slot, fd))
 
-    def _become_worker(self, slot: Slot, channel: socket.socket, outputs: dict[int, int]) -> NoReturn:
+    def _fork(self, slot: Slot, call: NodeCall | None, opened: contextlib.ExitStack) -> None:
+        """Fork the worker process of a slot (place for one call). Describe the process in the slot's attributes.
+
+        Args:
+            slot: the slot.
+            call: for a slot of the kinds `OWN`, the only call that the worker runs. It is put into a queue of its own.
+            opened: gets a callback for each thing that must be closed if the process cannot be started.
+
+        Raises:
+            OSError: the process could not be forked, or there are too many open files.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        opened.callback(ours.close)
+        opened.callback(theirs.close)
+        slot.pipes = Pipes()
+        opened.callback(slot.pipes.close)
+        opened.callback(slot.pipes.keep)
+        pipes: dict[int, tuple[int, int]] = {}
+        for fd in (1, 2):
+            pipes[fd] = os.pipe2(os.O_CLOEXEC)
+            opened.callback(_close, [*pipes[fd]])
+        notice = self._notice
+        if call is None:
+            queue = self.queues[slot.kind]
+            self.page.begin(slot.number, 0, 0.0)  # from here on only the worker writes these numbers
+        else:
+            queue = WorkerQueue()
+            opened.callback(queue.close)
+            queue.offer([call.packet], [call.blob.fd] if call.blob else [])
+            notice, slot.notice = os.pipe2(os.O_CLOEXEC)
+            opened.callback(_close, [notice, slot.notice])
+            self.page.notify(slot.number, 0.0)
+            # The worker has its call from the start, so that the call is never without a slot. The worker itself writes
+            # only when the call's function begins.
+            self.page.begin(slot.number, call.id, time.monotonic() + LOADING)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(slot, theirs, {fd: ends[1] for fd, ends in pipes.items()}, queue.taken, notice)
+        slot.pid = pid
+        try:
+            slot.pidfd = os.pidfd_open(pid)
+        except OSError:  # too many open files
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        theirs.close()
+        slot.pipes.keep()
+        for _, write_end in pipes.values():
+            os.close(write_end)
+        ours.setblocking(False)
+        slot.channel = ours
+        slot.outputs = {fd: ends[0] for fd, ends in pipes.items()}
+        if call is not None:
+            queue.close()
+            os.close(notice)
+            if self.page.interruption:
+                _end_notice(slot)
+
+    def _become_worker(
+        self, slot: Slot, channel: socket.socket, outputs: dict[int, int], taken: socket.socket, notice: int
+    ) -> NoReturn:
         """Run a worker process, which takes and runs calls, in this forked process until it ends. Then end the process.
 
         Does not return. All file descriptors that the worker does not need are closed. If the worker raises an
@@ -272,13 +433,14 @@ class Slots:
             slot: the slot that the worker fills.
             channel: the worker's end of its packet socket.
             outputs: the write ends of the pipes that become file descriptors 1 and 2.
+            taken: the socket from which the worker takes calls.
+            notice: the read end of the pipe that ends when the worker must look for a notice in the shared page.
         """
         try:
             os.setsid()
             for fd, write_end in outputs.items():
                 os.dup2(write_end, fd)
-            taken = self.queues[slot.kind].taken
-            keep = {0, 1, 2, channel.fileno(), taken.fileno(), self._notice, *slot.pipes.leave()}
+            keep = {0, 1, 2, channel.fileno(), taken.fileno(), notice, *slot.pipes.leave()}
             for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
                 if fd not in keep:
                     with contextlib.suppress(OSError):
@@ -291,7 +453,7 @@ class Slots:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
             os.environ.update(slot.env)
             # threads for each worker's share of the CPUs, unless the user has set it
-            if self.counts[slot.kind] > 1 and len(self.counts) > 1:
+            if slot.kind not in OWN and self.counts[slot.kind] > 1 and len(self.counts) > 1:
                 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.counts[slot.kind])))
             os.chdir(self._plan.config.cwd)
             self._introduce(slot)
@@ -301,7 +463,7 @@ class Slots:
                 channel,
                 taken,
                 slot.pipes,
-                Herald(self._notice, self.page),
+                Herald(notice, self.page, slot.number),
                 self.page,
                 self._plan.config.spool,
                 self._plan.config.spool_memory,
@@ -316,24 +478,37 @@ class Slots:
         """Set the information about this node and slot that users' functions get from `skypool.runtime`.
 
         Called in a new worker. `slot.number` counts all slots of the node. In the information for users, each kind of
-        slot (with devices, or CPU) is numbered from 0.
+        slot (with devices, or CPU) is numbered from 0. The processes of a gang on a node count as its slots.
+        A service counts as the only slot.
         """
         config = self._plan.config
         place = config.slice
+        member = slot.member
+        number = slot.number - (self.counts[MAIN] if slot.kind == CPU else 0)
         info = runtime.InstanceInfo(
             pool=config.pool,
             node=config.node,
             nodes=config.nodes,
-            slot=slot.number - (self.counts[MAIN] if slot.kind == CPU else 0),
-            slots=self.counts[slot.kind],
-            slot_kind="device" if slot.kind == MAIN and len(self.counts) > 1 else "cpu",
+            slot=member.local if member is not None else 0 if slot.kind == SERVICE else number,
+            slots=member.of if member is not None else 1 if slot.kind == SERVICE else self.counts[slot.kind],
+            slot_kind="device" if slot.kind != CPU and not slot.on_cpu and len(self.counts) > 1 else "cpu",
             address=self._plan.health.address,
             host=place.host,
             hosts=place.hosts,
             chips=place.chips,
             slice_chips=place.slice_chips,
         )
-        runtime.enter(info)
+        if member is not None:
+            info = replace(
+                info,
+                rank=member.rank,
+                world_size=member.size,
+                local_rank=member.local,
+                local_world_size=member.of,
+                attempt=member.attempt,
+                world_changed=member.changed,
+            )
+        runtime.enter(info, in_gang=member is not None)
 
     def ignore(self, fd: int) -> None:
         """Stop watching a file descriptor in the agent's event loop, because nothing more will arrive on it.
@@ -352,6 +527,23 @@ class Slots:
         """
         self.page.interruption = at
         os.close(self._notice_end)
+        for slot in self.all:
+            _end_notice(slot)
+
+    def notify(self, calls: Collection[int], at: float) -> None:
+        """Tell the processes of gangs that run these calls that another machine of their gang is taken back.
+
+        Calls that have ended, or that belong to no gang, are ignored. A later notice for the same call changes only the
+        time.
+
+        Args:
+            calls: the ids of the calls.
+            at: the time at which the machine is taken back, in seconds since 1970.
+        """
+        for slot in self.all:
+            if slot.kind == GANG and self.page.running(slot.number)[0] in calls:
+                self.page.notify(slot.number, at)
+                _end_notice(slot)
 
     # --- packets ---------------------------------------------------------------------------------------------
 
@@ -458,11 +650,15 @@ class Slots:
     def bury(self, slot: Slot) -> int:
         """Reap a dead worker process, kill all that is left in its process group, and close the agent's files for it.
 
+        Of a service, all other processes that it has started are killed, too, and waited for.
+
         Returns the worker's wait status, as from `os.waitpid`. If the worker is still alive, it is killed, and this
         method waits for its end. Afterwards, `start` can give the slot a new worker.
         """
         self.signal(slot, signal.SIGKILL)
         _, status = os.waitpid(slot.pid, 0)
+        if slot.kind == SERVICE:
+            kill_marked(os.getppid(), SERVICE_MARK, slot.env[SERVICE_MARK])
         for fd in (slot.channel.fileno(), slot.pidfd, *slot.outputs.values()):
             self._watch(fd, 0, _nothing)
         slot.channel.close()
@@ -470,6 +666,7 @@ class Slots:
             os.close(fd)
         slot.pipes.close()
         slot.outputs = {}
+        _end_notice(slot)
         return status
 
     def stopped(self, slot: Slot) -> bool:
@@ -491,6 +688,21 @@ def allow_more_files() -> tuple[int, int]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     return before
+
+
+def too_many_processes() -> UsageError:
+    """Return the error for one process of a gang (a call that runs as several processes) too many on this node."""
+    return UsageError(
+        f"this node runs {GANG_PROCESSES} processes of calls with procs= already, which is the most that a node can; "
+        "use fewer processes on each node"
+    )
+
+
+def _end_notice(slot: Slot) -> None:
+    """Close the pipe whose end makes a process of a gang look for a notice. Does nothing if it is closed already."""
+    if slot.notice >= 0:
+        os.close(slot.notice)
+        slot.notice = -1
 
 
 def _close(fds: list[int]) -> None:

@@ -182,7 +182,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
     from skypool.agent.shared_page import SharedPage
 
     plan = _plan(config)
-    page = SharedPage(len(plan.slots) + plan.cpu_slots)
+    page = SharedPage(plan.rows)
     page.deadline = time.monotonic() + config.lease
     agent = os.fork()
     if agent == 0:

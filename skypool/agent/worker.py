@@ -40,7 +40,7 @@ _UNTOLD = 16 << 10
 """The number of bytes of outcomes in the pipe after which the agent is asked to read them, before the pipe is full."""
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
 """The greatest size in bytes of the serialized value or error of a batched call that is sent through the pipe."""
-_LOADING = 60.0
+LOADING = 60.0
 """Seconds to load a call's function, modules and arguments. Only longer loading counts towards the call's timeout."""
 _OWN_FRAMES = 2
 """The number of stack frames in a call's traceback that belong to this module."""
@@ -136,7 +136,7 @@ class Worker:
         sys.argv = ["skypool-worker"]
         self._user_modules.install()
         runtime.pull = self._pull
-        runtime.taken = lambda: self._page.interruption
+        runtime.taken = lambda: self._page.announced(self._slot)
         codec.resolve_object = self._object
         signal.signal(signal.SIGTERM, self._on_sigterm)
         os.register_at_fork(before=self._note_fork, after_in_child=self._forget)
@@ -307,7 +307,8 @@ class Worker:
             Cancelled: the agent (the node's main process) wants the call to stop. No outcome is sent.
             BrokenPipeError, ConnectionResetError: the agent is gone.
         """
-        if "fresh" in packet.header:
+        is_own = "gang" in packet.header or "service" in packet.header
+        if is_own or "fresh" in packet.header:
             self._worn = True
             if self._served:
                 # this call needs a fresh process: the worker that follows this one runs it
@@ -315,8 +316,11 @@ class Worker:
                 return True
         self._served += 1
         began = time.monotonic()
-        self._page.begin(self._slot, id_, began + _LOADING)
+        if not is_own:  # otherwise the agent wrote the call into the page, and may have asked already to stop it
+            self._page.begin(self._slot, id_, began + LOADING)
         self._channel.call = id_
+        if is_own and self._page.given_up(self._slot):
+            raise Cancelled
         self._arguments = None
         if self._page.drops != self._drops:
             self._drops = self._page.drops

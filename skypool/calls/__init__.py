@@ -1,6 +1,7 @@
 """Calls on the client's side: how `train(10) >> pool` gets to a node, and its result back to the caller.
 
 - `call`: `@compute`, `Call`, and the operators that send a call to a pool.
+- `command`: `cmd`, which makes a call that runs a program of the node; `program`: runs it there.
 - `arguments`: pickles the arguments of a call; `upstream`: sends the items of iterator arguments one by one.
 - `options`: the options that `@compute` takes, such as timeout, retries and output.
 - `pending`: the client's record of a call until it ends.
@@ -14,6 +15,7 @@
 __all__ = [
     "arguments",
     "call",
+    "command",
     "dispatch",
     "futures",
     "map",
@@ -21,6 +23,7 @@ __all__ = [
     "options",
     "parts",
     "pending",
+    "program",
     "progress",
     "upstream",
     "waiting",

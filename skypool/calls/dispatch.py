@@ -26,10 +26,10 @@ from skypool.calls.waiting import WaitingCalls
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
+    NodeRetired,
     PoolClosed,
     SkypoolError,
     gone_with,
-    taken_back,
 )
 from skypool.link.connection import Link
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
@@ -50,8 +50,8 @@ class Dispatch:
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
         on_drained: called with the number of a leaving node when that node has no call left. (A leaving node is one
-            whose machine the provider takes back.) This function may be called several times for a node. It must not
-            block.
+            that was retired, or whose machine the provider takes back.) This function may be called several times for a
+            node. It must not block.
 
     Attributes:
         node_queues: a dict from the number of each node to its queue.
@@ -104,12 +104,45 @@ class Dispatch:
                 elif (node_queue := self.node_queues.get(pending.node)) is None:
                     raise no_such_node(self._pool, [pending.node], self.node_queues)
                 elif node_queue.leaving:
-                    self._lost(pending, taken_back(pending.node), begun=False)
+                    self._lost(pending, node_queue.why_leaving, begun=False)
                 else:
                     node_queue.lane(pending).pinned.append(pending)
                     self._fill(node_queue)
             if pending_calls:
                 self._send_on(pending_calls[-1])
+
+    def start_service(self, pending: PendingCall) -> None:
+        """Send a service, a call that takes no slot, to its node. Return at once.
+
+        The service gets a new id. If the node is not connected, the service is sent when the node connects again. A
+        service that was stopped before is not sent.
+
+        Args:
+            pending: the service, with the number of one node.
+
+        Raises:
+            PoolClosed: the pool has ended.
+            UsageError: the pool does not have the node.
+            NodeInterrupted, NodeRetired: the node gets no new calls.
+        """
+        assert isinstance(pending.node, int)
+        with self._lock:
+            if self._closed is not None:
+                raise self._too_late(pending.name)
+            node_queue = self.node_queues.get(pending.node)
+            if node_queue is None:
+                raise no_such_node(self._pool, [pending.node], self.node_queues)
+            if node_queue.leaving:
+                raise node_queue.why_leaving
+            if pending.stopped:
+                return
+            pending.id = next(self._ids)
+            self._connect(pending)
+            if node_queue.is_up:
+                node_queue.send([pending])
+            else:
+                pending.at = pending.node
+                node_queue.services.underway[pending.id] = pending  # `resume` sends what the node does not know
 
     def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
         """Send a call to one of these nodes, or queue it for them. End it with an error if all of them are leaving.
@@ -129,7 +162,7 @@ class Dispatch:
             raise no_such_node(self._pool, nodes, self.node_queues)
         staying = [node_queue for node_queue in there if not node_queue.leaving]
         if not staying:
-            self._lost(pending, taken_back(there[0].node), begun=False)
+            self._lost(pending, there[0].why_leaving, begun=False)
             return
         self._waiting.shared(nodes, pending.options.on_cpu).append(pending)
         for node_queue in sorted(staying, key=lambda each: each.lane(pending).load):
@@ -438,7 +471,7 @@ class Dispatch:
 
         Returns:
             the futures of the calls; [] if no call runs there. Calls of generators are left out, because nobody can
-            read their items any more.
+            read their items any more. Services are left out, too; they go on.
         """
         with self._lock:
             self.add(node, welcome, link)
@@ -448,14 +481,17 @@ class Dispatch:
             known = set(welcome.calls)
             streams = set(welcome.streams)
             on_cpu = set(welcome.cpu_calls)
+            services = set(welcome.services)
             for id_, name in welcome.names.items():
                 if id_ in known - streams:
                     future: CallFuture[object] = CallFuture(name)
                     options = Options(devices=0 if id_ in on_cpu else None)
                     pending = PendingCall(Code("", name, ()), [], future, options, node=node, id=id_, at=node)
+                    pending.service = id_ in services
                     self._connect(pending)
                     node_queue.lane(pending).underway[id_] = pending
-                    futures.append(future)
+                    if not pending.service:
+                        futures.append(future)
             return futures
 
     def awaited(self, node: int) -> Collection[int]:
@@ -465,7 +501,7 @@ class Dispatch:
         empty tuple.
         """
         node_queue = self.node_queues.get(node)
-        return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.lanes))
+        return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.all_lanes))
 
     def pause(self, node: int) -> None:
         """Send no calls to a node until `resume`, because its connection broke. Do nothing for an unknown node.
@@ -501,7 +537,7 @@ class Dispatch:
                 node_queue.drop_object(key)
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
-            for lane in node_queue.lanes:
+            for lane in node_queue.all_lanes:
                 lane.recalling = False
                 node_queue.send(self._unknown(node_queue, lane, known))
             node_queue.recall_all()
@@ -528,27 +564,36 @@ class Dispatch:
             if pending.stopped:
                 self._end_stopped(pending)
             elif node_queue.leaving:
-                self._lost(pending, taken_back(node_queue.node), begun=False)
+                self._lost(pending, node_queue.why_leaving, begun=False)
             else:
                 again.append(pending)
         return again
 
-    def drain(self, node: int) -> None:
-        """Send no more calls to a node, because its provider takes the machine back.
+    def drain(self, node: int, *, retired: bool = False) -> None:
+        """Send no more calls to a node, because it was retired or its provider takes the machine back.
 
         Calls that run on the node go on. The node is asked to give back the calls that it has not begun, which other
-        nodes then get. Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted. Do
-        nothing if the pool has no such node, or if this method was called for the node before.
+        nodes then get. Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted or
+        NodeRetired. Do nothing if the pool has no such node. For a node that is leaving already, only note if its
+        provider takes the machine back.
+
+        Args:
+            node: the number of the node.
+            retired: True if the node was retired. Default False: its provider takes the machine back.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
-            if node_queue is None or node_queue.leaving:
+            if node_queue is None:
+                return
+            if node_queue.leaving:
+                node_queue.retired = node_queue.retired and retired
                 return
             node_queue.leaving = True
+            node_queue.retired = retired
             for lane in node_queue.lanes:
                 while lane.pinned:
-                    self._lost(lane.pinned.popleft(), taken_back(node), begun=False)
-            self._lose_shared(node, taken_back(node))
+                    self._lost(lane.pinned.popleft(), node_queue.why_leaving, begun=False)
+            self._lose_shared(node, node_queue.why_leaving)
             node_queue.recall_all()
             self._fill(node_queue)
 
@@ -556,8 +601,8 @@ class Dispatch:
         """Return the address of each node, by its number, in ascending order. An unknown address is "".
 
         Args:
-            named: the numbers of the nodes to return. If None, all nodes are returned except leaving ones, whose
-                machine the provider takes back. Leaving nodes that are named are returned.
+            named: the numbers of the nodes to return. If None, all nodes are returned except leaving ones, which were
+                retired or are taken back by their provider. Leaving nodes that are named are returned.
 
         Returns:
             a dict from number to address. With `named=None`, the dict is empty if the pool has no node, or if all nodes
@@ -585,6 +630,25 @@ class Dispatch:
         with self._lock:
             there = {node: self.node_queues[node].lanes for node in sorted(self._staying())}
             return {node: lanes[-1 if on_cpu else 0].slots for node, lanes in there.items()}
+
+    def can_start_on(self, node: int) -> bool:
+        """Return True if a service can start on a node: the pool has the node, and the node is not leaving.
+
+        Return True, too, for a node that is not connected now.
+        """
+        with self._lock:
+            return node in self._staying()
+
+    def service(self, node: int, id_: int) -> PendingCall | None:
+        """Return the service of this id that runs on a node, or None. This takes no lock."""
+        node_queue = self.node_queues.get(node)
+        return None if node_queue is None else node_queue.services.underway.get(id_)
+
+    def services_on(self, node: int) -> list[PendingCall]:
+        """Return the services that run on a node, as a new list; [] if the pool has no such node."""
+        with self._lock:
+            node_queue = self.node_queues.get(node)
+            return [] if node_queue is None else list(node_queue.services.underway.values())
 
     def _staying(self) -> set[int]:
         return {node for node, node_queue in self.node_queues.items() if not node_queue.leaving}
@@ -614,7 +678,7 @@ class Dispatch:
                 return
             for node_queue in gone:
                 why = error if node_queue.node == node else gone_with(node, node_queue.node, error)
-                for pending in [*node_queue.underway, *node_queue.pinned]:
+                for pending in [*node_queue.underway, *node_queue.pinned, *node_queue.services.underway.values()]:
                     lost = _lost_with_node(pending, node_queue.node, why)
                     self._lost(pending, lost, begun=node_queue.has(pending))
             self._lose_shared(node, error)
@@ -652,10 +716,11 @@ class Dispatch:
                 self._on_retry(pending, error)
             self._requeue(pending)
         else:
-            if interrupted is not None:
-                words = f"{pending.name} was lost: {interrupted}, and {why_not or 'the pool is ending'}"
-                error = NodeInterrupted(words, interrupted.node)
-                error.__cause__ = interrupted
+            if isinstance(error, (NodeInterrupted, NodeRetired)):
+                words = f"{pending.name} was lost: {error}, and {why_not or 'the pool is ending'}"
+                lost = type(error)(words, error.node)
+                lost.__cause__ = error
+                error = lost
             pending.finish(error)
             self._on_failed(pending, error)
 
@@ -664,22 +729,40 @@ class Dispatch:
         pending.at = -1
         self._waiting.put_back(pending)
 
-    def close(self, error: BaseException) -> None:
-        """Accept no more calls, and end all unfinished calls with `error`. Do nothing if closed before.
+    def end_calls(self, error: BaseException) -> None:
+        """Accept no more calls, and end all unfinished calls with `error`, but let services go on.
 
-        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. All nodes are
-        removed; nothing is sent to them.
+        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. Nothing is sent to
+        the nodes. Do nothing if this was called before.
         """
         with self._lock:
             if self._closed is not None:
                 return
             self._closed = error
             left = list(self._waiting)
+            self._waiting.clear()
             for node_queue in self.node_queues.values():
                 left += [*node_queue.underway, *node_queue.pinned]
+                for lane in node_queue.lanes:
+                    lane.underway.clear()
+                    lane.pinned.clear()
+                    lane.shared.clear()
+        self._end_all(left, error)
+
+    def close(self, error: BaseException) -> None:
+        """Accept no more calls, and end all unfinished calls and services with `error`. All nodes are removed.
+
+        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. Nothing is sent to
+        the nodes. Do nothing if closed before.
+        """
+        self.end_calls(error)
+        with self._lock:
+            left = [each for node_queue in self.node_queues.values() for each in node_queue.services.underway.values()]
             self.node_queues.clear()
-            self._waiting.clear()
-        for pending in left:
+        self._end_all(left, error)
+
+    def _end_all(self, calls: Sequence[PendingCall], error: BaseException) -> None:
+        for pending in calls:
             if not pending.stopped:
                 pending.finish(error)
             else:
@@ -700,14 +783,19 @@ class Dispatch:
             return any(self._waiting.anywhere)
 
     @property
+    def load(self) -> dict[int, int]:
+        """A new dict from the number of each node to the number of calls that it runs or that wait for it alone."""
+        with self._lock:
+            return {node: len(each.underway) + len(each.pinned) for node, each in self.node_queues.items()}
+
+    @property
     def unfinished(self) -> int:
-        """The number of calls that wait or run, on all nodes.
+        """The number of calls that wait or run, on all nodes. Services do not count.
 
         A cancelled call counts until the node has ended it, or until it is taken from its queue.
         """
         with self._lock:
-            at_nodes = sum(len(each.underway) + len(each.pinned) for each in self.node_queues.values())
-            return len(self._waiting) + at_nodes
+            return len(self._waiting) + sum(self.load.values())
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 
@@ -780,8 +868,7 @@ class Dispatch:
         for id_ in said.calls:
             pending = node_queue.take(id_)
             if pending is not None:
-                error = taken_back(node_queue.node)  # for those bound to that node
-                self._lost(pending, error, begun=False)
+                self._lost(pending, node_queue.why_leaving, begun=False)  # the error is for those bound to that node
         for other in self.node_queues.values():
             if other is not node_queue:
                 self._fill(other)
@@ -808,10 +895,10 @@ class Dispatch:
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
     """Return (do not raise) the error for a call that was lost with its node.
 
-    If the provider took the machine back, this is `error` itself, a NodeInterrupted. Otherwise it is a new
-    ConnectionLost that names the call and the node, with `error` as its cause.
+    If the provider took the machine back or the node was retired, this is `error` itself, a NodeInterrupted or
+    NodeRetired. Otherwise it is a new ConnectionLost that names the call and the node, with `error` as its cause.
     """
-    if isinstance(error, NodeInterrupted):
+    if isinstance(error, (NodeInterrupted, NodeRetired)):
         return error
     lost = ConnectionLost(f"{pending.name} was lost with node {node}: {error}", node)
     lost.__cause__ = error

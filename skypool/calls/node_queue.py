@@ -13,7 +13,7 @@ from typing import Any
 
 from skypool.calls.futures import Items
 from skypool.calls.pending import SMALL, PendingCall
-from skypool.errors import protocol_violation
+from skypool.errors import ConnectionLost, protocol_violation, retired, taken_back
 from skypool.link.connection import Link
 from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
 
@@ -178,6 +178,8 @@ class NodeQueue:
     Attributes:
         node: the number of the node.
         lanes: the slots of the node by kind. A node with devices and CPU slots has two lanes, the CPU slots last.
+        services: the services that run on the node, as the calls under way of a lane without slots. They are in none
+            of `lanes`, so that they take no room from other calls.
         link: the connection to the node.
         functions: the keys of the functions that the node has.
         objects: the keys of the values of `pool.put` that the node has.
@@ -190,7 +192,9 @@ class NodeQueue:
         asked_back: the number of calls that the node was asked to give back and has not given back yet.
         strays: the number of frames over this connection about calls that the node does not run.
         resumed: False while the connection is broken, and until the messages that the node missed were sent again.
-        leaving: True if the provider takes the machine back. Calls that run there go on, and the node gets no new ones.
+        leaving: True if the provider takes the machine back, or if the node was retired. Calls that run there go on,
+            and the node gets no new ones.
+        retired: True if the node leaves because it was retired, and the provider does not take its machine back.
         address: the address at which other nodes reach this node; "" if it is not known.
     """
 
@@ -207,29 +211,44 @@ class NodeQueue:
     strays: int = 0
     resumed: bool = True
     leaving: bool = False
+    retired: bool = False
     address: str = ""
+    services: Lane = field(default_factory=lambda: Lane(0))
 
     @property
     def is_up(self) -> bool:
         """True if calls can be sent to the node: it is connected, is not leaving, and lacks no earlier message.
 
-        A leaving node is one whose machine the provider takes back. A node lacks messages after its connection broke,
-        until they are sent over the new connection.
+        A leaving node is one that was retired, or whose machine the provider takes back. A node lacks messages after
+        its connection broke, until they are sent over the new connection.
         """
         return self.resumed and not self.leaving and self.link.is_up
+
+    @property
+    def why_leaving(self) -> ConnectionLost:
+        """The error for calls that only this node may run, and that it cannot begin any more because it is leaving."""
+        return retired(self.node) if self.retired else taken_back(self.node)
 
     def lane(self, pending: PendingCall) -> Lane:
         """Return the lane (the slots of one kind on this node) that may run a call.
 
-        A call that needs no device gets the CPU slots if the node has such a lane. Every other call gets the first
-        lane.
+        A call that needs no device gets the CPU slots if the node has such a lane. A service gets the lane `services`.
+        Every other call gets the first lane.
         """
-        return self.lanes[-1 if pending.options.on_cpu else 0]
+        return self.services if pending.service else self.lanes[-1 if pending.options.on_cpu else 0]
 
     @property
     def underway(self) -> list[PendingCall]:
-        """The calls that were sent to the node and have not ended, as a new list. Those on CPU slots come last."""
+        """The calls that were sent to the node and have not ended, as a new list. Those on CPU slots come last.
+
+        Services are left out.
+        """
         return [pending for lane in self.lanes for pending in lane.underway.values()]
+
+    @property
+    def all_lanes(self) -> tuple[Lane, ...]:
+        """The lanes of the node's slots, and last the lane of its services."""
+        return (*self.lanes, self.services)
 
     @property
     def pinned(self) -> list[PendingCall]:
@@ -240,7 +259,7 @@ class NodeQueue:
     def is_idle(self) -> bool:
         """True if every call that was sent to the node has ended.
 
-        Calls that wait for the node and were not sent to it do not count.
+        Calls that wait for the node and were not sent to it do not count. Nor do services.
         """
         return not any(lane.underway for lane in self.lanes)
 
@@ -254,7 +273,10 @@ class NodeQueue:
     def find(self, id_: int) -> PendingCall | None:
         """Return the call of this id, or None if no such call is under way (sent to the node and not ended)."""
         pending = self.lanes[0].underway.get(id_)
-        return pending if pending is not None or len(self.lanes) == 1 else self.lanes[1].underway.get(id_)
+        if pending is None:
+            for lane in (*self.lanes[1:], self.services):
+                pending = pending or lane.underway.get(id_)
+        return pending
 
     def take(self, id_: int) -> PendingCall | None:
         """Remove the call of this id from those under way (sent to the node and not ended), and return it.
@@ -407,6 +429,19 @@ class NodeQueue:
             self.link.send_large(pending.id, (), said)  # goes behind the arguments
         else:
             self.link.send(said)
+
+    def notice(self, calls: Sequence[int], at: float) -> None:
+        """Tell the processes of gangs on this node that another machine of their gang is taken back. Return at once.
+
+        A gang is one call that runs as several processes. Such a process learns it as it would learn that its own
+        machine is taken back. If the connection is down, the message is lost: send it again when it is back. The node
+        ignores calls that have ended, and tells each process only once.
+
+        Args:
+            calls: the ids of the calls, one for each process.
+            at: the time at which the machine is taken back, in seconds since 1970.
+        """
+        self.link.send(frame(Kind.NOTICE, {"calls": [*calls], "at": at}))
 
     def recall_all(self) -> None:
         """If the node is leaving, ask it to give back every call that it has not begun. Otherwise do nothing."""

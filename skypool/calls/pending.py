@@ -56,6 +56,8 @@ class PendingCall:
         feeds: the iterators among the arguments. Their items are sent while the call runs.
         chunk: the most calls of the same function that may share a frame (message). If None, the number depends on how
             long these calls take.
+        service: True for a call that takes no slot (the part of a node that runs one call at a time): a service of
+            `pool.service`, or a test of its port. Such a call is sent to its node at once, and never queued.
         id: the id of the call; a new one for each run.
         at: the number of the node that the call was sent to; -1 while the call waits.
         attempt: the number of this run of the call, from 1. Runs that ended because a machine was taken back count too.
@@ -72,6 +74,7 @@ class PendingCall:
     world: World | None = None
     feeds: Sequence[Iterator[Any]] = ()
     chunk: int | None = None
+    service: bool = False
     id: int = 0
     at: int = -1
     attempt: int = 1
@@ -92,9 +95,9 @@ class PendingCall:
         key and the lengths of the buffers are left out. If the node needs to know no option, the text is "".
         """
         options = self.options
-        if self.world is None and not isinstance(self.outlet, Items):
+        if self.world is None and not self.service and not isinstance(self.outlet, Items):
             return options.header
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"service": True} if self.service else {}
         if self.world is not None:
             more["world"] = self.world
             if options.output == "head" and self.world[0]:

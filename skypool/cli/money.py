@@ -1,22 +1,24 @@
 """The commands `skypool ps` (running machines and their cost) and `skypool cost` (money spent).
 
-Both commands read only the ledger on this machine, the file in which skypool records pools and their costs. No provider
-is asked.
+Both commands read the ledger on this machine, the file in which skypool records pools and their costs. No provider is
+asked. `skypool ps` also asks the owners of running pools on this machine, the processes that made the pools.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from skypool.checks import seconds
 from skypool.cli import output
-from skypool.errors import UsageError
+from skypool.errors import SkypoolError, UsageError
+from skypool.observers import client
 from skypool.rental.budget import Line, by_day
 from skypool.rental.gc import GRACE
 from skypool.rental.ledger import Ledger
@@ -35,17 +37,27 @@ def add_to(app: typer.Typer) -> None:
 
 
 def ps(as_json: AsJson = False) -> None:
-    """List running pools, and what is left of ended ones: nodes, age, cost so far, budget."""
+    """List running pools, and what is left of ended ones: nodes, age, cost so far, budget.
+
+    The nodes of pools that run on this computer are listed with their state, hardware and calls.
+    """
     now = time.time()
     there = [
         each for each in Ledger.here(output.warn).pools() if each.state(now) != "ended" and not _is_over(each, now)
     ]
+    seen = _seen([each for each in there if each.state(now) in ("live", "ending")])
     if as_json:
-        output.data([_pool_data(each, now) for each in there])
+        output.data([{**_pool_data(each, now), **_seen_data(seen.get(each.session))} for each in there])
     elif there:
         output.table(_POOL, [_pool_row(each, now) for each in there], numbers=_POOL[3:8])
+        rows = [_node_row(each.pool, node) for each in there for node in _nodes(seen.get(each.session))]
+        if rows:
+            output.say("")
+            output.table(_NODE, rows, numbers=_NODE[6:8])
         for each in there:
             _explain(each, now)
+            if isinstance(silent := seen.get(each.session), client.NoOwner) and silent.exists:
+                output.say(f"{each.pool}: {silent}")
     else:
         output.say("no pool of this computer is running; `skypool gc` asks the providers for machines of other pools")
 
@@ -64,6 +76,53 @@ def _is_over(record: Record, now: float) -> bool:
     return is_free and record.state(now) == "left" and now > record.lasts + GRACE
 
 
+_ASKING = 2.0
+"""Seconds in which the owner of a pool must answer."""
+_Seen = dict[str, Any] | SkypoolError
+"""What the owner of a pool has answered, or why it has not."""
+
+
+def _seen(records: Sequence[Record]) -> dict[str, _Seen]:
+    """Ask the owners of these pools for the state of the nodes, all at once. Return the answers by the pools' session.
+
+    An owner on another computer cannot be asked.
+    """
+
+    def ask(record: Record) -> _Seen:
+        try:
+            said = client.info(record.pool, _ASKING)
+        except SkypoolError as e:
+            return e
+        if said.get("session") != record.session:
+            return client.NoOwner(f"another run of pool {record.pool!r} answered")
+        return said
+
+    if not records:
+        return {}
+    with ThreadPoolExecutor(min(16, len(records))) as threads:
+        return dict(zip([each.session for each in records], threads.map(ask, records), strict=True))
+
+
+def _seen_data(seen: _Seen | None) -> dict[str, object]:
+    """Return what `skypool ps --json` adds to a pool: whether its owner answers here, and the nodes that it knows."""
+    return {"answers": isinstance(seen, dict), "nodes": list(_nodes(seen))}
+
+
+def _nodes(seen: _Seen | None) -> Sequence[Mapping[str, Any]]:
+    """Return the nodes of a pool that have not ended, as the owner described them; () if the owner did not answer."""
+    if not isinstance(seen, dict):
+        return ()
+    return [each for each in seen["nodes"] if each["state"] != "ended"]
+
+
+def _node_row(pool: str, node: Mapping[str, Any]) -> list[str]:
+    machine = " ".join(each for each in (node["type"], node["place"]) if each)
+    running = ", ".join(dict.fromkeys(node["running"]))
+    figures = [str(node["busy"]), str(node["waiting"])]
+    return [pool, str(node["node"]), node["state"], machine, node["hardware"], node["address"], *figures, running]
+
+
+_NODE = ["pool", "node", "state", "machine", "hardware", "address", "running", "waiting", "functions"]
 _POOL = ["pool", "state", "client", "nodes", "age", "USD/h", "USD", "of budget", "providers"]
 
 

@@ -26,6 +26,11 @@ def say(text: str) -> None:
     Console(soft_wrap=True, highlight=False).print(Text(text))
 
 
+def note(text: str) -> None:
+    """Print a line of text on stderr, beside what goes to stdout. Long lines are not wrapped."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(text, style="dim"))
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
     """Print a table on stdout. Without rows, only the headings are printed.
 

@@ -1,6 +1,7 @@
 """`skypool shell`: open a terminal on a node of a running pool, or run one command there.
 
-A pool is a set of rented machines, its nodes.
+A pool is a set of rented machines, its nodes. The process that runs the pool knows how they are reached. If it cannot
+be asked, the providers are.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import replace
 from importlib.resources import files
 from typing import Annotated
 
@@ -17,9 +17,8 @@ import typer
 from skypool.cli import output
 from skypool.errors import SkypoolError, UsageError
 from skypool.model import Access, Instance
+from skypool.observers import client, reach
 from skypool.rental.ledger import Ledger
-from skypool.shipping.bundle import shell_path
-from skypool.wire.transport import SSH, Transport
 
 _A_SHELL = 'exec "${SHELL:-$(command -v bash || command -v sh)}"'
 
@@ -45,13 +44,14 @@ def shell(
     ] = None,
 ) -> None:
     """Open a shell on a node of a running pool, or run a command there, in the environment of its calls."""
-    access = _access(pool, node)
+    ports = _ports(forward or [])
     terminal = sys.stdin.isatty()
-    told = f"folder={shell_path(access.folder)}\ncwd={shell_path(access.cwd or access.folder)}\n"
-    where = told + (files("skypool.cli") / "where_calls_run.sh").read_text("utf-8")
+    where = (files("skypool.cli") / "where_calls_run.sh").read_text("utf-8")
     run = _text(command) if command else f"{_A_SHELL}{' -i' if terminal else ''}"
-    transport = _forwarding(access.transport, forward or [])
-    argv = transport.argv(["sh", "-c", where + run], terminal=terminal)
+    try:
+        argv = client.command(pool, node, where + run, terminal, ports)
+    except client.NoOwner:  # its process is gone, stopped, or on another computer
+        argv = reach.local_command(_access(pool, node), where + run, terminal, ports)
     try:
         os.execvp(argv[0], argv)  # replaces this process, so signals and the exit status are the program's own
     except FileNotFoundError as e:
@@ -70,17 +70,14 @@ def _text(command: list[str]) -> str:
     return command[0] if len(command) == 1 else shlex.join(command)
 
 
-def _forwarding(transport: Transport, said: list[str]) -> Transport:
-    """Return the transport (which runs commands on a node) with ports of this machine forwarded to ports of the node.
-
-    Without ports, the transport is returned unchanged.
+def _ports(said: list[str]) -> list[tuple[int, str, int]]:
+    """Return which ports are to be forwarded, as triples (port of this machine, host, port of the node).
 
     Args:
-        transport: how the node is reached.
         said: values such as "8888:80" (the port of this machine, then that of the node), or "8888" if both are equal.
 
     Raises:
-        UsageError: a value is not a port, or the node is not reached by ssh.
+        UsageError: a value is not a port.
     """
     pairs = [each.partition(":") for each in said]
     ports = [(here, there or here) for here, _, there in pairs]
@@ -89,14 +86,7 @@ def _forwarding(transport: Transport, said: list[str]) -> Transport:
             "--forward takes a port such as 8888, or two such as 8888:80 (that of this computer, then that of the "
             f"node), each from 1 to 65535, not {bad[0]!r}"
         )
-    if not ports:
-        return transport
-    if not isinstance(transport, SSH):
-        raise UsageError(
-            "--forward needs a node that is reached over ssh, but the chosen node is reached in another way; leave "
-            "--forward out"
-        )
-    return replace(transport, forwards=tuple((int(here), "localhost", int(there)) for here, there in ports))
+    return [(int(here), "localhost", int(there)) for here, there in ports]
 
 
 def _access(pool: str, node: int) -> Access:

@@ -22,12 +22,15 @@ class _Source:
 
     Attributes:
         call: id of the call whose output came last.
+        place: what the mark of its lines says about the place on the node, such as ":gpu1", for a process of a
+            gang; None for other calls, where the mark follows from the number of the slot.
         lines: object that splits the stream into lines.
         shown: when the state of a progress bar in this stream was last shown, in seconds since 1970; 0.0 before.
         state: the state that was shown then; "" before.
     """
 
     call: int
+    place: str | None = None
     lines: Lines = field(default_factory=Lines)
     shown: float = 0.0
     state: str = ""
@@ -38,8 +41,9 @@ class Printer:
 
     Output to stdout on a node goes to stdout here, and output to stderr goes to stderr. A slot is a place on a node
     where one call runs at a time. Lines of a node with one slot have the mark `[node]`. Lines of a CPU slot (one
-    without a device) on a node with devices have a mark such as `[node.cpu3]`. If several pools print, the pool's name
-    comes first: `[pool node.slot]`.
+    without a device) on a node with devices have a mark such as `[node.cpu3]`. Lines of a gang (a call that runs as
+    several processes) have a mark such as `[node:gpu1]`, or `[node:1]` on a node without devices, or `[node]` if it has
+    one process there. If several pools print, the pool's name comes first: `[pool node.slot]`.
 
     Args:
         states: True (the default) prints the state of progress bars now and then. False does not, because a live view
@@ -80,7 +84,7 @@ class Printer:
         with self._lock:
             for (number, slot, stream), source in self._sources.items():
                 if node is None or number == node:
-                    self._write(number, slot, stream, source.lines.finish())
+                    self._write(number, slot, stream, source.lines.finish(), source.place)
 
     def close(self, timeout: float | None = None) -> None:
         """Print the unfinished lines, and wait until all text is written.
@@ -101,8 +105,10 @@ class Printer:
                 source = self._sources[e.node, e.slot, e.stream] = _Source(e.call)
             if source.call != e.call:
                 source.call = e.call
-                self._write(e.node, e.slot, e.stream, source.lines.finish())
-            self._write(e.node, e.slot, e.stream, source.lines.feed(e.text))
+                self._write(e.node, e.slot, e.stream, source.lines.finish(), source.place)
+            if e.rank is not None:
+                source.place = f":{e.label}" if e.label else ""
+            self._write(e.node, e.slot, e.stream, source.lines.feed(e.text), source.place)
             if self._states and source.lines.redrawn:
                 self._show_state(e, source)
 
@@ -122,16 +128,18 @@ class Printer:
         elif e.time - source.shown >= REDRAW_EVERY and state != source.state:
             source.shown = e.time
             source.state = state
-            self._write(e.node, e.slot, e.stream, f"{state}\n")
+            self._write(e.node, e.slot, e.stream, f"{state}\n", source.place)
 
-    def _write(self, node: int, slot: int, stream: int, lines: str) -> None:
+    def _write(self, node: int, slot: int, stream: int, lines: str, place: str | None) -> None:
         if lines:
             file = self.stderr if stream == 2 else self.stdout
-            file.write(marked(lines, self._mark(node, slot)))
+            file.write(marked(lines, self._mark(node, slot, place)))
 
-    def _mark(self, node: int, slot: int) -> str:
+    def _mark(self, node: int, slot: int, gang_place: str | None) -> str:
         slots = self._slots.get(node, 0)
         place = f"{node}.{slot}" if slots > 1 or slot else f"{node}"
         if node in self._have_cpu_slots and slot >= slots:
             place = f"{node}.cpu{slot - slots}"
+        if gang_place is not None:
+            place = f"{node}{gang_place}"
         return f"[{self._pool} {place}] " if len(_open) > 1 else f"[{place}] "

@@ -104,6 +104,7 @@ class Words:
             events.CallRetried: retries,
             events.LinkDown: links,
             events.LinkUp: links,
+            events.ServiceEnded: _Limit("services ended"),
         }
 
     def tell(self, e: events.Event) -> list[str]:
@@ -152,6 +153,8 @@ class Words:
                 yield f"node {e.node} link is back"
             case events.NodeInterruption():
                 yield f"node {e.node} will be taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
+            case events.NodeRetirement():
+                yield f"node {e.node} is retired: it gets no new calls, and ends when those that run there have ended"
             case events.BootstrapStep(state="retried"):
                 yield f"node {e.node} step {e.step}: {e.detail}"
             case events.BootstrapStep(state="started"):
@@ -166,6 +169,8 @@ class Words:
             case events.CallFailed():
                 self._failed += 1
                 yield f"{e.call}() failed{_on(e.node)}: {brief(e.error)}"
+            case events.ServiceEnded():
+                yield f"service {e.service} ended{_on(e.node)}{_then(e)}: {brief(e.error or 'its function returned')}"
             case _:
                 return
 
@@ -305,6 +310,12 @@ def beside(cpu_slots: int) -> str:
 def many(n: int, thing: str) -> str:
     """Return a number with its noun: "0 nodes", "1 node", "2 nodes", "1,000 nodes". The plural is made with "s"."""
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def _then(e: events.ServiceEnded) -> str:
+    if not e.restarts:
+        return ""
+    return ", and starts again when a node joins" if e.delay is None else f", and starts again in {span(e.delay)}"
 
 
 def _on(node: int) -> str:

@@ -10,4 +10,12 @@ They use only what `skypool` offers every program, and import the other library 
 - `_versions`: compares the versions of packages on the nodes with those of the client.
 """
 
-__all__ = ["joblib"]
+__all__ = [
+    "_batch_queue",
+    "_joblib_backend",
+    "_joblib_call",
+    "_joblib_node",
+    "_shared_arrays",
+    "_versions",
+    "joblib",
+]

@@ -3,11 +3,25 @@
 `states` has the values of a pure state machine: events, actions and the state in between. `decisions` has the machine:
 a function from a state and an event to the next state and the actions that follow.
 `network` has the report of the network check among nodes, and `probe` the function that nodes run for it.
+`environment` has the environment variables by which the processes of a gang find each other.
 """
 
 from __future__ import annotations
 
-from skypool.gangs.decisions import step
-from skypool.gangs.states import Gangs, Order, Verdict
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from skypool.gangs.decisions import step
+    from skypool.gangs.states import Gangs, Order, Verdict
 
 __all__ = ["Gangs", "Order", "Verdict", "step"]
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of `__all__`. It is imported at its first use, because nodes need other modules of this package."""
+    if name not in __all__:
+        raise AttributeError(f"module 'skypool.gangs' has no attribute {name!r}")
+    from skypool.gangs import decisions, states
+
+    value: object = getattr(decisions if name == "step" else states, name)
+    globals()[name] = value
+    return value

@@ -35,6 +35,10 @@ _LONGEST_NAME = 1 << 12
 """The most characters of a name or a key."""
 _LARGEST_VALUE = 1 << 48
 """The limit that the size of one value in bytes must stay below."""
+_MOST_RANKS = 1 << 20
+"""The limit that the rank of a process in its gang must stay below."""
+_LABEL = re.compile(r"[a-z]{0,7}[0-9]{0,5}(-[0-9]{1,5})?")
+"""What tells processes of a gang on one node apart in the console, such as "gpu1", "gpu4-7" or "3"."""
 _PART_KEY = re.compile(r"(\d{1,19}):(\d{1,19})")
 """The key of a piece of a generator's items, "call:number": the id of the call, and the number of the last item."""
 
@@ -72,6 +76,8 @@ class Welcome:
         cpu_calls: the ids of the calls that run on CPU slots.
         health: the state of the machine, such as its devices and free disk space.
         trust: "full" if the node pickles results, "data" if it writes them in a format that cannot run code.
+        services: the ids of the calls that are services, which take no slot.
+        epoch: how many clients have owned the node so far. The agent refuses a client with a lower epoch.
     """
 
     slots: int
@@ -85,6 +91,8 @@ class Welcome:
     cpu_calls: tuple[int, ...] = ()
     health: NodeHealth = field(default_factory=NodeHealth)
     trust: str = "full"
+    services: tuple[int, ...] = ()
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +103,11 @@ class Taken:
 
     Attributes:
         silent: the seconds since the other client last sent something to the agent.
+        former: True if this client owned the node before, and the other client has taken it over since.
     """
 
     silent: float
+    former: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +213,16 @@ class Printed:
         slot: the number of the slot (the place on the node that ran the call), from 0.
         fd: 1 for stdout, 2 for stderr.
         seq: the number of this piece of the node's output, from 1.
+        rank: the number of the process in its gang (a call that runs as several processes); None for other calls.
+        label: what tells the process from the gang's others on the node, such as "gpu1"; "" for nothing.
     """
 
     id: int
     slot: int
     fd: int
     seq: int
+    rank: int | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,13 +535,20 @@ def _printed(f: Frame) -> Printed:
     """Return the `Printed` in an OUTPUT frame: the call that printed the output, and whether to stdout or stderr.
 
     Raises:
-        ProtocolError: a field is missing or not valid. The stream must be 1 (stdout) or 2 (stderr).
+        ProtocolError: a field is missing or not valid. The stream must be 1 (stdout) or 2 (stderr). Only "rank" and
+            "label" may be missing.
     """
     h = f.header
     what = "output"
     slot = _number(what, h, "slot", 0, _MOST_SLOTS)
     fd = _number(what, h, "fd", 1, 3)
-    return Printed(_number(what, h, "id"), slot, fd, _number(what, h, "seq", 1))
+    if "rank" not in h:
+        return Printed(_number(what, h, "id"), slot, fd, _number(what, h, "seq", 1))
+    label = h.get("label")
+    if type(label) is not str or not _LABEL.fullmatch(label):
+        _refuse(what, "label", label)
+    rank = _number(what, h, "rank", 0, _MOST_RANKS)
+    return Printed(_number(what, h, "id"), slot, fd, _number(what, h, "seq", 1), rank, label)
 
 
 def _module(f: Frame) -> ModuleAsked:
@@ -572,14 +593,14 @@ def _taken(f: Frame) -> Taken:
     Raises:
         ProtocolError: the field "silent" is missing or not a valid number of seconds.
     """
-    return Taken(_seconds("the notice of another client", f.header, "silent"))
+    return Taken(_seconds("the notice of another client", f.header, "silent"), f.header.get("former") is True)
 
 
 def _welcome(f: Frame) -> Welcome:
     """Return the `Welcome` in a WELCOME frame: the description of the node.
 
     Control characters are removed from names and from texts about the machine. If the field "trust" is missing or
-    unknown, the `Welcome` has "full".
+    unknown, the `Welcome` has "full". If "epoch" is missing, it has 0.
 
     Raises:
         ProtocolError: another field is missing or not valid.
@@ -605,6 +626,8 @@ def _welcome(f: Frame) -> Welcome:
         tuple(_numbers(what, h, "cpu_calls")),
         _health(health),
         "data" if h.get("trust") == "data" else "full",
+        tuple(_numbers(what, h, "services")) if "services" in h else (),
+        _number(what, h, "epoch") if "epoch" in h else 0,
     )
 
 

@@ -29,6 +29,9 @@ class NodeReports:
             number.
         is_stranger: takes a node's number and returns True if the node is not trusted. The output of such a node is
             shown without colours.
+
+    Attributes:
+        statuses: the last status report of each node, by the node's number.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class NodeReports:
         self._emit = emit
         self._acknowledge = acknowledge
         self._is_stranger = is_stranger
+        self.statuses: dict[int, events.NodeStatus] = {}
         self._heard: dict[int, int] = {}
         self._unread: dict[int, int] = {}
         self._decoders: dict[tuple[int, int, int], codecs.IncrementalDecoder] = {}
@@ -68,7 +72,17 @@ class NodeReports:
             self._unread[node] = 0
             self._acknowledge(node, said.seq)
         text = self._shown(node, said, data)
-        self._emit(events.Output(pool=self._pool, node=node, slot=said.slot, call=said.id, stream=said.fd, text=text))
+        output = events.Output(
+            pool=self._pool,
+            node=node,
+            slot=said.slot,
+            call=said.id,
+            stream=said.fd,
+            text=text,
+            rank=said.rank,
+            label=said.label,
+        )
+        self._emit(output)
 
     def reported(self, node: int, said: Pong) -> None:
         """Acknowledge all output that has come from a node, then emit a `NodeStatus` event for its status report.
@@ -85,6 +99,7 @@ class NodeReports:
             running=said.running,
             cpu_busy=said.cpu_busy,
         )
+        self.statuses[node] = status
         self._emit(status)
 
     def _shown(self, node: int, said: Printed, data: Buffer) -> str:

@@ -26,8 +26,10 @@ from typing import Any, NamedTuple
 
 from skypool.errors import ProtocolError, protocol_violation
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """The version of the protocol. Client and node must have the same version."""
+# 4 (2026-11): CALL may have `gang` or `service`. OUTPUT may have `rank` and `label`. WELCOME has `services`. There is
+# NOTICE.
 # 3 (2026-11): WELCOME has `devices`, `cpu_slots` and `cpu_calls`. RECALL and RECALLED have `cpu`, which names the kind
 # of slot. CALL and CALLS may have `"devices": 0`. PONG has `cpu_busy`.
 PREFIX = struct.Struct("!2sBBIQ")
@@ -90,6 +92,7 @@ class Kind(IntEnum):
     TAKEN = 22  # a: says that another client uses this node
     CALLS = 23  # c: small calls of one function with the same options; go to one worker unchanged
     OUTCOMES = 24  # a w: the results of such calls, as `end_of` writes them; from a worker: some are ready in its pipe
+    NOTICE = 25  # c: a machine is taken back on which other processes of the gangs of these calls run
 
 
 KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}

@@ -100,6 +100,7 @@ def honest() -> list[bytes]:
         frame(Kind.BLOB, {"key": 7, "at": 0, "size": 70000}, [bytes(70000)]),
         frame(Kind.RECALLED, {"calls": [7, 8]}),
         frame(Kind.OUTPUT, {"id": 7, "slot": 0, "fd": 1, "seq": 1}, [b"\x1b[31mhello"]),
+        frame(Kind.OUTPUT, {"id": 7, "slot": 9, "fd": 2, "seq": 2, "rank": 3, "label": "gpu1"}, [b"loss"]),
         frame(Kind.MODULE, {"name": "os.path"}),
         frame(Kind.PONG, told),
         frame(Kind.BYE, {}),

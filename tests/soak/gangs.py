@@ -148,6 +148,7 @@ class _Gang:
     retried: int = 0
     last: Verdict | None = None
     has_waited: bool = False
+    has_settled: bool = False
     verdict: Verdict | None = None
 
     @property
@@ -169,6 +170,7 @@ class _Gang:
         """Note which rank must be blamed, now that the state machine has decided."""
         if self.decided is not None:
             return
+        assert self.has_settled or (len(self.known) == len(self.ranks) and not self.presumed), "decided too early"
         failed = [rank for rank, how in self.known.items() if how != "returned"]
         mine = [rank for rank in failed if rank in self.own]
         rank = next((rank for rank in mine if self.known[rank] != "raised"), mine[0])
@@ -186,6 +188,7 @@ class World:
         self.nodes: dict[int, _Node] = {}
         self.held: dict[int, int] = {}
         self.gangs: dict[int, _Gang] = {}
+        self.most_gangs = chance.choice((1, 2, 3, 8))
         self.timers: set[tuple[int, Timer]] = set()
         self.coming = 0
         self.next_node = 0
@@ -199,6 +202,7 @@ class World:
         """Let things happen at random, then grant everything that gangs wait for, and see that all of them finish."""
         for _ in range(self.chance.randrange(6)):
             self.up()
+        self.submit()
         moves = [move for move, weight in self._weights() for _ in range(weight)]
         for _ in range(self.chance.randint(*MOVES)):
             self.chance.choice(moves)()
@@ -234,6 +238,8 @@ class World:
 
     def submit(self) -> None:
         chance, number = self.chance, len(self.gangs)
+        if number == self.most_gangs:
+            return
         count = chance.choice((1, 2, 2, 3))
         among = None
         if self.nodes and chance.random() < 0.15:
@@ -302,11 +308,15 @@ class World:
             self.happen(each)
 
     def turn(self) -> None:
-        """A node gets other calls, or ends its last one. Nodes that are held get no more."""
+        """A node gets other calls, or ends its last one, or is up anew. Nodes that are held get no more calls."""
         if not self.nodes:
             return
         number = self.chance.choice(list(self.nodes))
         node = self.nodes[number]
+        if node.silent and self.chance.random() < 0.5:
+            node.idle, node.silent, node.leaving = True, False, False
+            self.happen(NodeUp(number, self.chance.randrange(3)))
+            return
         if node.idle and number in self.held:
             return
         node.idle = not node.idle
@@ -388,11 +398,11 @@ class World:
             self.happen(Cancelled(gang.order.gang))
 
     def repeat(self) -> None:
-        """An event of an earlier run, of a finished gang or of an unknown node comes. It must not matter."""
+        """An event comes again, or one of a finished gang, an earlier run or an unknown node. It must not matter."""
         event = self.chance.choice([*self.old, NodeGone(-1), NodeLeaving(-1), NodeIdle(-1, True), Cancelled(-1)])
-        if isinstance(event, (Answered, Ended)):
+        if isinstance(event, Answered):
             gang = self.gangs[event.gang]
-            if gang.verdict is None and event.attempt >= gang.attempt:
+            if gang.verdict is None and event.attempt > gang.attempt:
                 return
         elif isinstance(event, Fired) and self.gangs[event.gang].verdict is None:
             return
@@ -432,6 +442,8 @@ class World:
         self.events += 1
         self.old.append(event) if isinstance(event, (Answered, Ended, Fired)) else None
         self.state, actions = step(self.state, event)
+        for gang in self.open:
+            self._hasten(gang)
         for action in actions:
             self.log.append(f"  -> {action}")
             self._perform(action)
@@ -475,6 +487,8 @@ class World:
                 gang = self.gangs[number]
                 if all(how == "returned" for how in gang.known.values()) and not gang.is_stopping:
                     gang.unfinished = tuple(n for n in gang.ranks if n not in gang.known)
+            case Fired(number, "settle"):
+                self.gangs[number].has_settled = True
             case Fired(number, "wait"):
                 self.gangs[number].has_waited = True
             case _:
@@ -516,6 +530,7 @@ class World:
                 gang.retried += gang.known[gang.decided[0]] != "interrupted"
                 gang.last, gang.has_waited = verdict, False
                 self._end_run(gang)
+                self._hasten(gang)
             case Finish(number, verdict):
                 self._finish(self.gangs[number], verdict)
 
@@ -537,10 +552,8 @@ class World:
         assert order.among is None or order.among.issuperset(nodes)
         assert order.least <= len(nodes) <= order.count
         if len(nodes) < order.count:
-            staying = {n for n, node in self.nodes.items() if not node.leaving}
-            is_lasting = order.among is not None and len(order.among & staying) < order.count
             assert gang.last is not None, "a first run needs all its nodes"
-            assert gang.has_waited or is_lasting, "a re-run waits before it begins with fewer nodes"
+            assert gang.has_waited, "a re-run waits before it begins with fewer nodes"
             self.seen["shrunk"] += 1
 
     def _start(self, gang: _Gang, run: Run) -> None:
@@ -562,7 +575,7 @@ class World:
         gang.run, gang.asked, gang.is_running = run, (), True
         gang.ranks = {place.rank: _Rank(place.node) for place in run.places}
         gang.known, gang.own, gang.presumed, gang.again = {}, set(), set(), set()
-        gang.decided, gang.unfinished, gang.is_stopping = None, None, False
+        gang.decided, gang.unfinished, gang.is_stopping, gang.has_settled = None, None, False, False
 
     def _stop(self, gang: _Gang, ranks: tuple[int, ...]) -> None:
         assert gang.is_running
@@ -624,11 +637,20 @@ class World:
     def _end_run(self, gang: _Gang) -> None:
         gang.asked, gang.is_running, gang.ranks = (), False, {}
 
+    def _hasten(self, gang: _Gang) -> None:
+        """Note that a gang need not wait any longer, as nodes that it names do not stay."""
+        staying = {n for n, node in self.nodes.items() if not node.leaving}
+        if gang.last and not gang.is_active and gang.order.among and len(gang.order.among & staying) < gang.order.count:
+            gang.has_waited = True
+
     def _check(self) -> None:
         assert self.state.nodes.keys() == self.nodes.keys()
         assert {n: node.gang for n, node in self.state.nodes.items() if node.gang is not None} == self.held
         assert list(self.state.gangs) == [each.order.gang for each in self.open]
+        free = {n for n, node in self.nodes.items() if n not in self.held and not node.leaving and not node.silent}
         for gang in self.open:
+            if not gang.is_active:
+                self._check_waiting(gang, free)
             number = gang.order.gang
             mine = self.state.gangs[number]
             assert (mine.phase in ("running", "settling", "stopping")) == gang.is_running
@@ -641,6 +663,22 @@ class World:
             assert ("settle" in running) == (mine.phase == "settling")
             assert ("stop" in running) == (mine.phase == "stopping")
             assert "timeout" not in running or mine.phase in ("running", "settling")
+
+    def _check_waiting(self, gang: _Gang, free: set[int]) -> None:
+        """Check that a gang that waits has good reason to."""
+        order, number = gang.order, gang.order.gang
+        held = [n for n, owner in self.held.items() if owner == number]
+        assert len(held) <= order.count
+        if len(held) < order.count:
+            assert not (free if order.among is None else free & order.among), "it does not hold what it can"
+        needed = order.least if gang.has_waited else order.count
+        assert len(held) < needed or not all(self.nodes[n].idle for n in held), "it has what it needs"
+        waits = gang.last is not None and not gang.has_waited and len(held) < order.count
+        assert ((number, "wait") in self.timers) == waits
+        usable = {n for n, node in self.nodes.items() if not node.leaving and not node.silent}
+        may_come = self.coming > 0 and order.among is None
+        if gang.has_waited and len(usable if order.among is None else usable & order.among) < order.least:
+            assert may_come, "it waits for nodes that cannot come"
 
 
 if __name__ == "__main__":

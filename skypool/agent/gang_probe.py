@@ -1,0 +1,47 @@
+"""Finds free ports on a node, for the processes of a gang (a call that runs as several processes on its nodes)."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+
+_LOWEST = 20_000
+"""The lowest port that is tried. Services on machines seldom listen above it."""
+_EPHEMERAL = 32_768
+"""The first port that Linux gives to outgoing connections, unless the machine is configured otherwise."""
+
+
+def probe(ports: int) -> list[int]:
+    """Return the numbers of free TCP ports of this machine. They are free on all of its addresses.
+
+    Another program may take such a port before the caller does. Ports are chosen at random, below those that the system
+    gives to outgoing connections: otherwise connections that wait for the port's listener could take the port.
+
+    Args:
+        ports: how many ports to find. All are bound at the same time, so they differ.
+
+    Raises:
+        OSError: no port is free.
+    """
+    with contextlib.ExitStack() as bound:
+        return [_bind(bound.enter_context(_socket())) for _ in range(ports)]
+
+
+def _socket() -> socket.socket:
+    """Return a TCP socket that is bound to IPv4 and IPv6 addresses alike, or to IPv4 ones on machines without IPv6."""
+    with contextlib.suppress(OSError):
+        made = socket.socket(socket.AF_INET6)
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        return made
+    return socket.socket(socket.AF_INET)
+
+
+def _bind(to_bind: socket.socket) -> int:
+    """Bind a socket to a free port on all addresses, and return the port."""
+    for port in random.sample(range(_LOWEST, _EPHEMERAL), 100):
+        with contextlib.suppress(OSError):
+            to_bind.bind(("", port))
+            return port
+    to_bind.bind(("", 0))
+    return int(to_bind.getsockname()[1])

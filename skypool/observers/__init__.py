@@ -1,0 +1,14 @@
+"""Observers: other processes of the same user that look into a running pool, such as `skypool ps` in another terminal.
+
+The owner of a pool (the process that made it) serves them on a Unix socket. Observers read the state and the events of
+the pool, forward ports of its nodes (rented machines) and run commands there by the owner's way. They cannot send
+calls, rent or end machines: there is no such request.
+
+- `place`: where the sockets are, and how they are put there and removed.
+- `protocol`: the messages between an observer and the owner.
+- `reach`: the command by which an observer reaches a node.
+- `server`: the owner's side.
+- `client`: the observer's side.
+"""
+
+__all__ = ["client", "place", "protocol", "reach", "server"]

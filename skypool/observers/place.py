@@ -1,0 +1,182 @@
+"""Where the sockets are on which owners of pools serve observers (other processes of the same user).
+
+Each socket has the name of its pool, in the folder `observers` of the user's state folder. Only the user may enter the
+folder. If the path would be too long for a socket, the entry is a symbolic link to a socket in a new folder in /tmp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+LONGEST = 103
+"""The most bytes of the path of a Unix socket. Linux allows 107, and macOS allows 103."""
+_UNFINISHED = "~"
+"""A mark in names of sockets that are being made. It cannot be part of a pool's name."""
+_MARK_LENGTH = 9
+"""The length of the mark with its random digits."""
+_AGAIN = 0.02
+"""Seconds between two attempts to connect to an owner for whom too many connections wait."""
+_BACKLOG = 16
+"""Connections that may wait until the owner accepts them."""
+_SOL_LOCAL = 0
+"""The level of the socket option `_LOCAL_PEERCRED` on macOS."""
+_LOCAL_PEERCRED = 1
+"""The socket option of macOS that returns a struct xucred: version and user id, 32 bits each, and groups."""
+
+
+def folder() -> Path:
+    """Return the folder of the sockets. It may not exist yet."""
+    import platformdirs  # imported here, as only clients have platformdirs
+
+    return Path(platformdirs.user_state_dir("skypool")) / "observers"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A socket that was put in its place.
+
+    Attributes:
+        name: the entry in the folder of the sockets.
+        inode: the number of the entry, which tells it from an entry of a later owner.
+        elsewhere: the folder of the socket, if the entry is a symbolic link; otherwise None.
+    """
+
+    name: Path
+    inode: int
+    elsewhere: Path | None
+
+    def remove(self) -> None:
+        """Remove the socket. Does nothing if it is gone. An entry of a later owner with the same name is kept."""
+        if self.elsewhere is not None:
+            _discard(self.elsewhere)
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(self.name).st_ino == self.inode:
+                self.name.unlink()
+
+
+def listen(pool: str) -> tuple[socket.socket, Place]:
+    """Put a listening socket in the place of a pool, and return both. The socket of a former owner is replaced.
+
+    The socket has mode 0600. It accepts connections before it appears under its name, so an entry that refuses
+    connections is always stale.
+
+    Raises:
+        OSError: the folder or the socket cannot be made.
+    """
+    home = folder()
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home.chmod(0o700)
+    name = home / pool
+    mark = _UNFINISHED + secrets.token_hex(_MARK_LENGTH // 2)
+    path, elsewhere = name.with_name(pool + mark), None
+    if len(os.fsencode(path)) > LONGEST:
+        elsewhere = Path(tempfile.mkdtemp(prefix="skypool-", dir="/tmp"))
+        path = elsewhere / "socket"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(os.fspath(path))
+        path.chmod(0o600)
+        listener.listen(_BACKLOG)
+        if elsewhere is not None:
+            path = name.with_name(pool + mark)
+            path.symlink_to(elsewhere / "socket")
+        inode = os.lstat(path).st_ino
+        former = _elsewhere(name)
+        path.rename(name)
+    except BaseException:
+        listener.close()
+        path.unlink(missing_ok=True)
+        if elsewhere is not None:
+            _discard(elsewhere)
+        raise
+    if former is not None:
+        _discard(former)
+    return listener, Place(name, inode, elsewhere)
+
+
+def pools() -> list[str]:
+    """Return the names of the pools that have a socket, sorted. Stale sockets of processes that were killed count."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(each for each in os.listdir(folder()) if _UNFINISHED not in each)
+    return []
+
+
+def connect(pool: str, patience: float) -> socket.socket:
+    """Connect to the owner of a pool, and return the connection. A stale socket is removed.
+
+    Args:
+        pool: the name of the pool.
+        patience: seconds to wait for the connection, and later for each answer.
+
+    Raises:
+        FileNotFoundError: the pool has no socket.
+        ConnectionRefusedError: the pool's socket is stale: its process was killed.
+        PermissionError: the socket is that of another user.
+        OSError: connecting failed, as after `patience` seconds (TimeoutError).
+    """
+    name = folder() / pool
+    inode = os.lstat(name).st_ino
+    elsewhere = _elsewhere(name)
+    path = name if elsewhere is None else elsewhere / "socket"
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(patience)
+    try:
+        _connect(made, os.fspath(path), time.monotonic() + patience)
+        if (user := peer(made)) not in (None, os.geteuid()):
+            raise PermissionError(f"the socket {path} is served by user {user}, not by you")
+    except (ConnectionRefusedError, FileNotFoundError):
+        made.close()
+        Place(name, inode, elsewhere).remove()
+        raise
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _connect(made: socket.socket, path: str, until: float) -> None:
+    """Connect to a socket. While too many connections wait there already, try again, as Linux does not wait itself."""
+    while True:
+        try:
+            return made.connect(path)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise TimeoutError("too many connections wait for the owner already") from None
+            time.sleep(_AGAIN)
+
+
+def peer(connection: socket.socket) -> int | None:
+    """Return the user id of the process at the other end of a Unix socket; None if the system does not tell."""
+    if hasattr(socket, "SO_PEERCRED"):  # Linux
+        return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError):
+            return int(struct.unpack_from("2I", connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, 76))[1])
+    return None
+
+
+def _elsewhere(name: Path) -> Path | None:
+    """Return the folder in /tmp that an entry leads to; None if the entry is a socket itself, or does not exist."""
+    try:
+        return Path(os.readlink(name)).parent
+    except OSError:
+        return None
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder in /tmp with the socket in it. Does nothing if it is gone, or is not a folder of this user."""
+    with contextlib.suppress(OSError):
+        told = os.lstat(folder)
+        if stat.S_ISDIR(told.st_mode) and told.st_uid == os.geteuid() and folder.name.startswith("skypool-"):
+            (folder / "socket").unlink(missing_ok=True)
+            folder.rmdir()

@@ -1,0 +1,36 @@
+"""The local command by which an observer (another process of the user) reaches a node (a rented machine)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from skypool.errors import UsageError
+from skypool.model import Access
+from skypool.shipping.bundle import shell_path
+from skypool.wire.transport import SSH
+
+
+def local_command(access: Access, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> list[str]:
+    """Return a local command that runs a shell script on a machine, with the machine's folders as variables.
+
+    Args:
+        access: how the machine is reached.
+        script: the script. It can use the variables `folder` (that of the agent, the program there that runs calls) and
+            `cwd` (that of calls).
+        terminal: True if the command is to run in a terminal.
+        ports: triples (port of this computer, host, port) that are forwarded meanwhile.
+
+    Raises:
+        UsageError: `ports` is not empty, and the machine is not reached by ssh.
+    """
+    transport = access.transport
+    if ports:
+        if not isinstance(transport, SSH):
+            raise UsageError(
+                "--forward needs a node that is reached over ssh, but the chosen node is reached in another way; leave "
+                "--forward out, and run `skypool forward` in another terminal"
+            )
+        transport = replace(transport, forwards=tuple(ports))
+    told = f"folder={shell_path(access.folder)}\ncwd={shell_path(access.cwd or access.folder)}\n"
+    return transport.argv(["sh", "-c", told + script], terminal=terminal)

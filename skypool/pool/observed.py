@@ -1,0 +1,145 @@
+"""`Observed`: what observers (other processes of the same user) can see and do of a pool of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from skypool import events
+from skypool.calls.dispatch import Dispatch
+from skypool.devices.device import Device
+from skypool.errors import LedgerError
+from skypool.link.forward import Forward
+from skypool.link.inbound import Welcome
+from skypool.link.reports import NodeReports
+from skypool.model import Access, Instance
+from skypool.observers.reach import local_command
+from skypool.pool import states
+from skypool.pool.forwards import Forwards
+from skypool.rental.rental import Rental
+from skypool.rental.request import Terms
+
+
+class Observed:
+    """The side of a pool that observers see. They can neither send calls nor rent or end machines through it.
+
+    The methods are called in the threads of `skypool.observers.server`.
+
+    Args:
+        terms: the checked arguments of the pool.
+        stream: the events of the pool.
+        state: returns the current state of the pool.
+        words: returns the state of each node as a word, by the node's number.
+        welcomes: the first message of each node's agent (the process there that runs calls), by the node's number.
+        ways: how each node is reached, by the node's number.
+        reports: has the last status report of each node.
+        rental: knows the costs.
+        dispatch: knows the nodes that run calls.
+        forwards: makes forwards.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        stream: events.EventStream,
+        state: Callable[[], states.Pool],
+        words: Callable[[], Mapping[int, str]],
+        welcomes: Mapping[int, Welcome],
+        ways: Mapping[int, tuple[Access, str]],
+        reports: NodeReports,
+        rental: Rental,
+        dispatch: Dispatch,
+        forwards: Forwards,
+    ) -> None:
+        self._terms = terms
+        self._state = state
+        self._words = words
+        self._welcomes = welcomes
+        self._ways = ways
+        self._reports = reports
+        self._rental = rental
+        self._dispatch = dispatch
+        self._forwards = forwards
+        self.listen = stream.listen
+
+    def info(self) -> dict[str, object]:
+        """Return the state of the pool and its nodes, as values for JSON. Costs are None if they are not known."""
+        try:
+            receipt = self._rental.receipt
+        except LedgerError:
+            receipt = None
+        state = self._state()
+        return {
+            "pool": self._terms.name,
+            "session": self._rental.session,
+            "pid": os.getpid(),
+            "phase": state.phase.value,
+            "usd": receipt and receipt.usd,
+            "usd_per_hour": receipt and receipt.usd_per_hour,
+            "nodes": [self._node(node, word, state.nodes.get(node)) for node, word in self._words().items()],
+        }
+
+    def _node(self, node: int, word: str, state: states.Node | None) -> dict[str, object]:
+        instance = state.instance if state is not None else None
+        welcome = self._welcomes.get(node)
+        status = self._reports.statuses.get(node)
+        return {
+            "node": node,
+            "state": word,
+            **_machine(instance),
+            "address": welcome.health.address if welcome else "",
+            "hardware": _hardware(welcome.health.devices) if welcome else "",
+            "slots": welcome.slots if welcome else 0,
+            "cpu_slots": welcome.cpu_slots if welcome else 0,
+            "busy": status.busy if status else 0,
+            "waiting": status.waiting if status else 0,
+            "done": status.done if status else 0,
+            "running": list(status.running) if status else [],
+        }
+
+    def forward(self, node: int, host: str, port: int, here: int) -> Forward:
+        """Make a forward to a port of a node, and return it when it can be used.
+
+        Raises:
+            UsageError: the pool does not have the node, or the port `here` of this computer is not free.
+            ConnectionLost: the node cannot be reached.
+            PoolClosed: the pool has ended.
+        """
+        self._dispatch.nodes([node])  # raises UsageError for a node that does not exist
+        return self._forwards.open(node, host, port, here)
+
+    def command(self, node: int, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> list[str]:
+        """Return a local command that runs a shell script on a node, with the node's folders as variables.
+
+        Args:
+            node: the number of the node.
+            script: the script. It can use the variables `folder` (that of the agent) and `cwd` (that of calls).
+            terminal: True if the command is to run in a terminal.
+            ports: triples (port of this computer, host, port) that are forwarded meanwhile.
+
+        Raises:
+            UsageError: the pool does not have the node, or ports cannot be forwarded to it in this way.
+            PoolClosed: the pool has ended.
+        """
+        self._dispatch.nodes([node])
+        access, _ = self._ways[node]
+        return local_command(access, script, terminal, ports)
+
+
+def _machine(instance: Instance | None) -> dict[str, object]:
+    if instance is None:
+        return {"provider": "", "id": "", "type": "", "place": "", "market": ""}
+    offer = instance.offer
+    return {
+        "provider": instance.provider,
+        "id": instance.id,
+        "type": offer.instance_type if offer else instance.instance_type,
+        "place": (offer.zone or offer.region) if offer else instance.region,
+        "market": offer.market if offer else "",
+    }
+
+
+def _hardware(devices: Sequence[Device]) -> str:
+    """Return the devices of a node as text, such as "8 NVIDIA H100 80GB HBM3"; "" if there are none."""
+    names = [each.name or each.kind for each in devices if each.kind != "cpu"]
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
