@@ -269,7 +269,13 @@ class ConnectionLost(SkypoolError):
 
     Attributes:
         node: the node's number, -1 if unknown.
+        rank: the number of the lost process in its gang (one call that runs as several processes); None if it was not
+            part of a gang.
+        others: the errors of other parts of the same call, in the order in which they came.
     """
+
+    rank: int | None = None
+    others: Sequence[BaseException] = ()
 
     def __init__(self, message: str, node: int = -1) -> None:
         self.node = node
@@ -371,7 +377,13 @@ class WorkerDied(SkypoolError):
         tail: last lines that the call printed; "" if there are none.
         node: the node's number; -1 if unknown.
         hint: a likely reason; "" if none is known.
+        rank: the number of the process in its gang (one call that runs as several processes); None if it was not part
+            of a gang.
+        others: the errors of other parts of the same call, in the order in which they came.
     """
+
+    rank: int | None = None
+    others: Sequence[BaseException] = ()
 
     def __init__(
         self,
@@ -567,9 +579,11 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
     Args:
         lost: number of the node that was lost.
         node: number of the node that ends with it.
-        error: the error of the lost node. If that is a NodeInterrupted, the result is a NodeInterrupted, too. Otherwise
-            the result is a ConnectionLost.
+        error: the error of the lost node. If that is a NodeInterrupted or NodeRetired, the result is one, too.
+            Otherwise the result is a ConnectionLost.
     """
+    if isinstance(error, NodeRetired):
+        return retired(node)
     if isinstance(error, NodeInterrupted):
         return taken_back(node, error)
     gone = ConnectionLost(

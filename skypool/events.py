@@ -184,6 +184,29 @@ class NodeInterruption(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GangFailed(NodeEvent):
+    """An event: a run of a gang has failed. (A gang is one call that runs as several processes, its ranks.)
+
+    `node` is the node of the rank that failed first.
+
+    Attributes:
+        call: the name of the function.
+        rank: the rank that failed first.
+        error: the error of that rank, as text.
+        others: the errors of other ranks that came before the gang was stopped, as texts.
+        attempt: the number of the run, from 1.
+        again: True if the gang runs again.
+    """
+
+    call: str
+    rank: int
+    error: str
+    others: tuple[str, ...] = ()
+    attempt: int = 1
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRetirement(NodeEvent):
     """An event: a node was retired, by `pool.retire` or because the pool was made smaller.
 

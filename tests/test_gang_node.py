@@ -14,7 +14,6 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.agent.gang_probe import probe
 from skypool.agent.plan import GANG_PROCESSES
 from skypool.calls.call import Call
 from skypool.calls.futures import CallFuture
@@ -22,6 +21,7 @@ from skypool.calls.pending import PendingCall
 from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, RemoteError, UsageError, WorkerDied
 from skypool.gangs import environment
 from skypool.gangs.environment import Member
+from skypool.gangs.ports import free_ports
 from skypool.link.inbound import message_of
 from skypool.runtime import Interruption
 from skypool.testing import FakeCloud
@@ -423,7 +423,7 @@ def test_one_process_too_many_is_refused_by_itself(pool: sky.ComputePool, tmp_pa
 
 
 def test_free_ports_are_free_everywhere_and_differ(pool: sky.ComputePool) -> None:
-    ports = sky.compute(probe)(20) >> pool
+    ports = sky.compute(free_ports)(20) >> pool
     assert len({*ports}) == 20
     assert all(20_000 <= port < 32_768 for port in ports)
     for port in ports:

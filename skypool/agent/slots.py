@@ -457,7 +457,7 @@ class Slots:
                 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.counts[slot.kind])))
             os.chdir(self._plan.config.cwd)
             self._introduce(slot)
-            call_it("worker")
+            call_it("worker" if slot.member is None else f"rank-{slot.member.rank}")
             Worker(
                 slot.number,
                 channel,

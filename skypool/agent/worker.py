@@ -21,6 +21,7 @@ from weakref import ref
 from skypool import runtime
 from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.capture import capture
+from skypool.agent.left_behind import holds_process_group, left_processes
 from skypool.agent.modules import FoundModule, UserModules
 from skypool.agent.notice import Herald
 from skypool.agent.output_stream import OutputStream
@@ -100,7 +101,8 @@ class Worker:
 
         - The agent (the node's main process) has ended.
         - A call was cancelled.
-        - A call needed a fresh process or has removed modules. A new worker process then replaces this one.
+        - A call needed a fresh process, has removed modules, or failed and left processes or an initialised process
+          group of a library. A new worker process then replaces this one.
         - This is a child process that a call forked.
         """
         self._settle_in()
@@ -350,6 +352,8 @@ class Worker:
             self._note_end(end_of(id_, ok, seconds, buffers[0]))
         if not ok or len(sys.modules) < self._modules:
             self._worn = self._worn or self._lacks_modules()
+        if not ok:
+            self._worn = self._worn or holds_process_group() or left_processes(began)
         self._modules = len(sys.modules)
         return True
 

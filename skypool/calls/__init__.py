@@ -9,6 +9,7 @@
 - `waiting`: the calls that wait for a node; `progress`: handles messages of nodes about running calls.
 - `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames (messages) to it.
 - `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
+- `gangs`: one call that runs as several processes, which start, fail and run again together.
 - `parts`: one call that runs on several nodes, and stops on all of them when it fails on one.
 """
 
@@ -18,6 +19,7 @@ __all__ = [
     "command",
     "dispatch",
     "futures",
+    "gangs",
     "map",
     "node_queue",
     "options",

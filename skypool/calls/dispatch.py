@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
 
 from skypool.calls.futures import CallFuture, Items, ResultCell
+from skypool.calls.gangs import GangFailure, GangRunner
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
@@ -52,9 +53,13 @@ class Dispatch:
         on_drained: called with the number of a leaving node when that node has no call left. (A leaving node is one
             that was retired, or whose machine the provider takes back.) This function may be called several times for a
             node. It must not block.
+        on_gang_failed: called with each failure of a gang. (A gang is one call that runs as several processes.)
+        notice: called with a sentence for the user.
+        wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
 
     Attributes:
         node_queues: a dict from the number of each node to its queue.
+        gangs: the gangs of the pool.
     """
 
     def __init__(
@@ -64,6 +69,9 @@ class Dispatch:
         on_retry: Callable[[PendingCall, BaseException], None],
         on_feed: Callable[[PendingCall, int, int], None],
         on_drained: Callable[[int], None],
+        on_gang_failed: Callable[[GangFailure], None],
+        notice: Callable[[str], None],
+        wait: float = 0.0,
     ) -> None:
         self._pool = pool
         self._on_failed = on_failed
@@ -77,6 +85,7 @@ class Dispatch:
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
         self._closed: BaseException | None = None
+        self.gangs = GangRunner(pool, self, self._lock, wait, on_gang_failed, notice)
 
     # --- calls in --------------------------------------------------------------------------------------------
 
@@ -194,7 +203,8 @@ class Dispatch:
         queue = self._waiting.anywhere[on_cpu]
         if len(queue) == 1:
             for node_queue in self.node_queues.values():
-                if not node_queue.lane(last).underway and node_queue.is_up:
+                lane = node_queue.lane(last)
+                if not lane.underway and node_queue.is_up and lane.held is None:
                     node_queue.send([queue.popleft()])
                     return
         if len(queue) >= self._enough[on_cpu]:
@@ -275,8 +285,11 @@ class Dispatch:
         the lane is idle, ask a busier node to give back some calls.
 
         Returns:
-            True if any call was sent, otherwise False. To a node that is leaving or not connected, no call is sent.
+            True if any call was sent, otherwise False. To a node that is leaving or not connected, no call is sent. Nor
+            is any sent while the lane is reserved for a gang.
         """
+        if lane.held is not None:
+            return False
         for on_cpu in lane.takes:
             self._enough[on_cpu] = 0
         queue = self._waiting.next_queue(lane)
@@ -413,6 +426,14 @@ class Dispatch:
 
     # --- objects ---------------------------------------------------------------------------------------------
 
+    def new_id(self) -> int:
+        """Return a new id for a call."""
+        return next(self._ids)
+
+    def refill(self, node_queue: NodeQueue) -> None:
+        """Send a node as many waiting calls as it has room for. Called when it is no longer reserved for a gang."""
+        self._fill(node_queue)
+
     def put(self, key: str, buffers: list[Buffer]) -> None:
         """Send a value to every node, now or when the node joins or reconnects. Return at once.
 
@@ -456,6 +477,7 @@ class Dispatch:
             node_queue = self.node_queues[node] = NodeQueue(node, lanes, link, address=welcome.health.address)
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
+            self.gangs.node_up(node, welcome.devices)
             self._fill(node_queue)
 
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
@@ -541,6 +563,7 @@ class Dispatch:
                 lane.recalling = False
                 node_queue.send(self._unknown(node_queue, lane, known))
             node_queue.recall_all()
+            self.gangs.resumed(node)
             self._fill(node_queue)
 
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
@@ -594,6 +617,7 @@ class Dispatch:
                 while lane.pinned:
                     self._lost(lane.pinned.popleft(), node_queue.why_leaving, begun=False)
             self._lose_shared(node, node_queue.why_leaving)
+            self.gangs.node_leaving(node)
             node_queue.recall_all()
             self._fill(node_queue)
 
@@ -681,6 +705,8 @@ class Dispatch:
                 for pending in [*node_queue.underway, *node_queue.pinned, *node_queue.services.underway.values()]:
                     lost = _lost_with_node(pending, node_queue.node, why)
                     self._lost(pending, lost, begun=node_queue.has(pending))
+            for node_queue in gone:
+                self.gangs.node_gone(node_queue.node)
             self._lose_shared(node, error)
             for other in self.node_queues.values():
                 self._fill(other)
@@ -722,7 +748,8 @@ class Dispatch:
                 lost.__cause__ = error
                 error = lost
             pending.finish(error)
-            self._on_failed(pending, error)
+            if pending.gang is None:
+                self._on_failed(pending, error)
 
     def _requeue(self, pending: PendingCall) -> None:
         """Put a call that was taken from its node back to the front of the queue where it waited. Send nothing."""
@@ -739,6 +766,7 @@ class Dispatch:
             if self._closed is not None:
                 return
             self._closed = error
+            self.gangs.close(error)
             left = list(self._waiting)
             self._waiting.clear()
             for node_queue in self.node_queues.values():
@@ -777,10 +805,10 @@ class Dispatch:
     def pressed(self) -> bool:
         """True if calls that any node may run are waiting, because no node has room.
 
-        Calls that wait for certain nodes do not count.
+        Calls that wait for certain nodes do not count. A gang that needs more nodes than there are does.
         """
         with self._lock:
-            return any(self._waiting.anywhere)
+            return any(self._waiting.anywhere) or self.gangs.lacks_nodes
 
     @property
     def load(self) -> dict[int, int]:
@@ -792,10 +820,11 @@ class Dispatch:
     def unfinished(self) -> int:
         """The number of calls that wait or run, on all nodes. Services do not count.
 
-        A cancelled call counts until the node has ended it, or until it is taken from its queue.
+        A cancelled call counts until the node has ended it, or until it is taken from its queue. A gang counts once
+        for itself and once for each of its processes.
         """
         with self._lock:
-            return len(self._waiting) + sum(self.load.values())
+            return len(self._waiting) + self.gangs.unfinished + sum(self.load.values())
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 
@@ -833,7 +862,7 @@ class Dispatch:
                 self._fill(node_queue)
             for pending, end in ended:
                 pending.finish(end)
-                if isinstance(end, BaseException) and not pending.stopped:
+                if isinstance(end, BaseException) and not pending.stopped and pending.gang is None:
                     self._on_failed(pending, end)
         finally:
             with self._lock:
@@ -844,6 +873,8 @@ class Dispatch:
                         node_queue.lane(pending).underway[pending.id] = pending
                 if acks := node_queue.acks():
                     node_queue.link.reply(acks)
+                if self.gangs.unfinished:
+                    self.gangs.node_changed()
 
     def drive(self, pending: PendingCall) -> None:
         """Read the connection to a call's node in the calling thread until the call ends.

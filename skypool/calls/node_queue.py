@@ -52,6 +52,8 @@ class Lane:
         seconds: the recent average time of a call here, in seconds; None before the first call has ended.
         paces: a dict from a function's key to the recent time of one call of that function, in seconds.
         recalling: True while the node has not answered a request to give calls back.
+        held: the number of the gang that the slots are reserved for; None if other calls may be sent. (A gang is one
+            call that runs as several processes.)
     """
 
     slots: int
@@ -63,17 +65,20 @@ class Lane:
     seconds: float | None = None
     paces: dict[str, float] = field(default_factory=dict)
     recalling: bool = False
+    held: int | None = None
 
     def room(self, together: int | None = None) -> int:
         """Return how many more calls can be sent to the node now. The number may be negative.
 
         There is room for one call, or one frame (message) of calls, for each slot. Short calls are also sent ahead, so
         that no slot is idle until the next message: about 20 ms of work for each slot, and at most 1024 calls. Calls
-        that were sent and have not ended are subtracted.
+        that were sent and have not ended are subtracted. There is no room while the slots are reserved for a gang.
 
         Args:
             together: the most calls that may share a frame. None counts as 1.
         """
+        if self.held is not None:
+            return 0
         seconds = self.seconds
         ahead = 0 if seconds is None else min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(seconds, 1e-5)))
         return self.slots * (together or 1) + ahead - len(self.underway)
@@ -222,7 +227,12 @@ class NodeQueue:
         A leaving node is one that was retired, or whose machine the provider takes back. A node lacks messages after
         its connection broke, until they are sent over the new connection.
         """
-        return self.resumed and not self.leaving and self.link.is_up
+        return self.is_reachable and not self.leaving
+
+    @property
+    def is_reachable(self) -> bool:
+        """True if the node is connected and lacks no earlier message. It may be leaving."""
+        return self.resumed and self.link.is_up
 
     @property
     def why_leaving(self) -> ConnectionLost:

@@ -102,6 +102,7 @@ class Words:
             events.BootstrapStep: _Limit("steps"),
             events.CallFailed: failures,
             events.CallRetried: retries,
+            events.GangFailed: failures,
             events.LinkDown: links,
             events.LinkUp: links,
             events.ServiceEnded: _Limit("services ended"),
@@ -169,6 +170,10 @@ class Words:
             case events.CallFailed():
                 self._failed += 1
                 yield f"{e.call}() failed{_on(e.node)}: {brief(e.error)}"
+            case events.GangFailed():
+                self._failed += not e.again
+                then = f", so the gang runs again (after run {e.attempt})" if e.again else ""
+                yield f"{e.call}() failed first on rank {e.rank}, node {e.node}{then}: {brief(e.error)}"
             case events.ServiceEnded():
                 yield f"service {e.service} ended{_on(e.node)}{_then(e)}: {brief(e.error or 'its function returned')}"
             case _:

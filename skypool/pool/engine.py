@@ -16,6 +16,7 @@ from typing import Any
 from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
+from skypool.calls.gangs import GangFailure
 from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
 from skypool.errors import (
@@ -91,10 +92,19 @@ class PoolEngine:
         self.terms = terms
         self.emit = stream.emit
         self.state = self._performed = states.Pool(terms.minimum, terms.maximum)
-        self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
+        self.dispatch = Dispatch(
+            terms.name,
+            self._on_failed,
+            self._on_retry,
+            self._on_feed,
+            self._on_drained,
+            self._on_gang_failed,
+            self._notice,
+            terms.wait,
+        )
         self.rental = Rental(terms, stream.emit)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
-        self._reports = NodeReports(terms.name, self.emit, self.dispatch.acknowledge, self._trust_levels.is_stranger)
+        self._reports = NodeReports(terms.name, self._report, self.dispatch.acknowledge, self._trust_levels.is_stranger)
         self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[object]] = []
         self._connector = Connector(
@@ -138,6 +148,10 @@ class PoolEngine:
         )
         self._observers = ObserverServer(terms.name, observed)
         self.network = NetworkCheck(self.dispatch, terms.check, self._network_advice, self._notice)
+
+    def is_stranger(self, node: int) -> bool:
+        """Return True if the results of a node are read as plain data only. Any thread may call this."""
+        return self._trust_levels.is_stranger(node)
 
     def words(self) -> dict[int, str]:
         """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
@@ -381,7 +395,8 @@ class PoolEngine:
                 f"pool {self.terms.name!r} has at most {state.maximum} nodes, so {wanted} are never ready: make it "
                 f"larger with pool.resize({wanted})"
             )
-        if state.phase is not Phase.PLANNED and state.count(*LIVING) < wanted <= state.minimum:
+        grows = self._may_grow and wanted > state.minimum
+        if state.phase is not Phase.PLANNED and state.count(*LIVING) < wanted and not grows:
             errors = [each.error for _, each in sorted(state.nodes.items()) if each.error is not None]
             why = f": {errors[-1]}" if errors else ""
             raise LaunchError(
@@ -409,8 +424,13 @@ class PoolEngine:
         before = self.state
         self.state, actions = lifecycle.step(self.state, event)
         self._tell_phases(before, self.state)
+        coming = self.state.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING)
+        # A gang must know of a replacement before it hears that a node is lost, and of a new node before it hears that
+        # no more are coming.
+        self.dispatch.gangs.coming(max(coming, before.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING)))
         for action in actions:
             self._perform(action)
+        self.dispatch.gangs.coming(coming)
         self._performed = self.state  # who reads that a node is ready may send it calls
         self._changed.set()
 
@@ -806,6 +826,7 @@ class PoolEngine:
         Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, node, at)  # before it is drained
         for each in self.state.slice_of(node):
             self.dispatch.drain(each.node)
+            self.dispatch.gangs.interrupted(each.node, at)
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
         """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this.
@@ -815,8 +836,27 @@ class PoolEngine:
         if pending.service:
             return
         name = self.terms.name
-        words = f"{type(error).__name__}: {blame.text_of(error)}"
-        self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=words))
+        self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=_text_of(error)))
+
+    def _report(self, event: events.Event) -> None:
+        """Emit an event of a node. The gangs keep the end of what their processes print. Any thread may call this."""
+        if isinstance(event, events.Output):
+            self.dispatch.gangs.heard(event.call, event.text)
+        self.emit(event)
+
+    def _on_gang_failed(self, failure: GangFailure) -> None:
+        """Emit a `GangFailed` event for the user: a run of a gang has failed. Any thread may call this."""
+        event = events.GangFailed(
+            pool=self.terms.name,
+            node=failure.node,
+            call=failure.call,
+            rank=failure.rank,
+            error=_text_of(failure.error),
+            others=tuple(map(_text_of, failure.others)),
+            attempt=failure.attempt,
+            again=failure.again,
+        )
+        self.emit(event)
 
     def _on_retry(self, pending: PendingCall, error: BaseException) -> None:
         """Emit a `CallRetried` event for the user: a call runs again because of `error`. Any thread may call this."""
@@ -880,3 +920,8 @@ class PoolEngine:
         if feeder is None:
             feeder = self._feeders[pending.id, arg] = Feeder(self.dispatch, pending, arg)
         feeder.want(n)
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an error as text: its type and its message."""
+    return f"{type(error).__name__}: {blame.text_of(error)}"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -22,7 +23,8 @@ from skypool.calls.arguments import Ref
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell, Stream, as_they_end, in_order, results_of
-from skypool.calls.map import Map
+from skypool.calls.gangs import GangFuture
+from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
 from skypool.calls.parts import ListFuture, StreamParts
 from skypool.calls.pending import PendingCall, World
@@ -30,6 +32,7 @@ from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
+from skypool.gangs.all_reduce import all_reduce
 from skypool.gangs.network import Check
 from skypool.link.forward import Forward
 from skypool.model import SlotsAsked, Trust
@@ -37,7 +40,7 @@ from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_ask
 from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
-from skypool.pool.network import check_asked
+from skypool.pool.network import MEASURING, check_asked
 from skypool.pool.service import Service
 from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
@@ -132,7 +135,8 @@ class ComputePool(Executor):
         allow_results: classes that results may contain with `trust="data"`: classes, or names such as "mypkg.Point" and
             "mypkg.*". Default (): none.
         check: what is checked before nodes need each other: when a pool with `private_network=True` starts, and before
-            the first gang. "network" (the default) makes a TCP connection from each node to each other one. None
+            the first gang. "network" (the default) makes a TCP connection from each node to each other one. "nccl"
+            also measures an all-reduce of 64 MB among the GPUs of the first gang's nodes, and is experimental. None
             checks nothing.
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
@@ -448,6 +452,8 @@ class ComputePool(Executor):
         """
         call_asked(call).sent = True  # also if it is refused here: the error is enough, without a warning
         named: NamedNodes = call.options.node if node is None else node_asked(node)
+        if call.options.procs is not None:
+            return self._send_gang(call, named, every=isinstance(named, (str, tuple)))
         if isinstance(named, (str, tuple)):
             return self._send_parts(call, self._worlds(named))
         return self._send_to(call, named)
@@ -486,6 +492,81 @@ class ComputePool(Executor):
             future.cancel()
             raise
         return future
+
+    def _send_gang(self, call: Call[Any], named: NamedNodes, every: bool) -> GangFuture[Any]:
+        """Send a call that runs as a gang (as several processes, on one or more nodes), and return its future.
+
+        If the pool was not started, start it, which blocks until the pool is ready.
+
+        Args:
+            call: the call, with the option `procs`.
+            named: the nodes that the call names: a number, a tuple of numbers, "all" or None.
+            every: True to run the gang on all these nodes, with the list of values by rank as the result. False to run
+                it on one of them, with the value of rank 0 as the result.
+
+        Raises:
+            PickleError: the function or an argument cannot be pickled.
+            UsageError: the pool does not have a node that is named, a node is not trusted, an argument is an iterator,
+                or `min_nodes` is more than the nodes of the call.
+            NetworkError: the nodes cannot reach each other.
+            PoolClosed: the pool has ended.
+        """
+        name = call.function.name
+        if call.function.is_generator:
+            raise UsageError(f"{name} is a generator function, which cannot run as a gang: leave procs= out")
+        payload, feeds = call.payload()
+        if feeds:
+            raise UsageError(
+                f"{name} has an iterator among its arguments, which the processes of a gang cannot share: pass a list"
+            )
+        nodes = [*self._worlds(named)]
+        engine = self._working()
+        strangers = [node for node in nodes if engine.is_stranger(node)]
+        if strangers:
+            raise UsageError(
+                f"{name} cannot run as a gang on node {strangers[0]}, whose results are read as data only "
+                '(trust="data"): leave procs= out, or rent machines of a provider that you trust'
+            )
+        count = len(nodes) if every else 1
+        if call.options.min_nodes is not None and call.options.min_nodes > count:
+            raise UsageError(
+                f"min_nodes={call.options.min_nodes} is more than the {count} nodes on which {name} is to run"
+            )
+        if every:
+            self._check_gang_nodes(nodes)
+        among = None if named in (None, "all") else frozenset(nodes)
+        gangs = engine.dispatch.gangs
+        return gangs.submit(call.function.code(), payload, call.options, count, among, every)
+
+    def _check_gang_nodes(self, nodes: Sequence[int]) -> None:
+        """Check that the nodes of a gang reach each other. With `check="nccl"`, measure an all-reduce the first time.
+
+        Args:
+            nodes: the numbers of the nodes.
+
+        Raises:
+            NetworkError: a node cannot connect to another one.
+            Exception: the all-reduce failed, for example because the GPUs cannot connect. The exception has a note.
+        """
+        network = self._working().network
+        network.ensure(nodes)
+        if not network.begin_measuring():
+            return
+        call = ComputeFunction(all_reduce, MEASURING)().with_options(node=list(nodes))
+        try:
+            network.tell_bandwidth(self._run_gang(call, every=True))
+        except Exception as e:
+            e.add_note('this is the all-reduce of check="nccl" before the first gang; check="network" leaves it out')
+            raise
+
+    def _run_gang(self, call: Call[Any], every: bool) -> Any:
+        """Run a call as a gang, wait for it, and return its result. Stop the gang if the wait is interrupted."""
+        future = self._send_gang(call, call.options.node, every)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # as after Ctrl-C; a future that is done is not changed
+            raise
 
     def _submit(
         self,
@@ -544,6 +625,8 @@ class ComputePool(Executor):
             PoolClosed: the pool has ended, or ended before the call did.
         """
         options = call_asked(call).options
+        if options.procs is not None:
+            return cast(T, self._run_gang(call, every=options.is_broadcast))
         if options.is_broadcast:
             return cast(T, self.run_all(call))
         return self._run_on(call, options.pinned)
@@ -603,7 +686,8 @@ class ComputePool(Executor):
         The other streams of a generator function raise that exception in place of their next item.
 
         With the option `independent`, the parts do not stop each other. Exceptions are raised when the call has ended
-        on all nodes.
+        on all nodes. With the option `procs`, the call runs as a gang, and the list has the values of all its processes
+        by rank.
 
         Raises:
             ExceptionGroup: the call has the option `independent`, and failed on several nodes.
@@ -611,7 +695,9 @@ class ComputePool(Executor):
             PickleError: the function or an argument cannot be pickled.
             PoolClosed: the pool has ended.
         """
-        worlds = self._worlds(call_asked(call).options.node)
+        if call_asked(call).options.procs is not None:
+            return cast(list[T], self._run_gang(call, every=True))
+        worlds = self._worlds(call.options.node)
         if call.function.is_generator:
             parts = StreamParts[Any](call.function.name, [*worlds], call.options, self._working().advise_stopped)
             streams = zip(parts.items, worlds.items(), strict=True)
@@ -728,7 +814,8 @@ class ComputePool(Executor):
         """Call `fn` for each item on the nodes, and return an iterator of the results, in the order of the items.
 
         The calls are sent before this returns; see `buffersize`. A node runs as many calls at once as it has slots.
-        With the pool's default `slots=None`, a node with accelerators has one slot for functions that use them. To use
+        With the pool's default `slots=None`, a node with accelerators has one slot for functions that use them. If `fn`
+        has the option `procs`, each call runs as a gang on one node, and its result is the value of its rank 0. To use
         only some nodes, name them: `pool.map(f.with_options(node=[0, 2]), items)`. If the pool was not started, this
         starts it first.
 
@@ -762,6 +849,10 @@ class ComputePool(Executor):
         engine = self._working()
         if isinstance(function.options.node, tuple):
             engine.dispatch.nodes(function.options.node)  # raises UsageError for a node that does not exist
+        if function.options.procs is not None:
+            sent = partial(self._send_gang, named=function.options.node, every=False)
+            calls_of = (Call(function, args, {}, function.options) for args in zip(*iterables, strict=False))
+            return map_of_gangs(sent, calls_of, buffersize, until)
         engine.advise_map(function.options.on_cpu)
         calls_ = Map(engine.dispatch, function, chunksize, at_hand)
         items = zip(*iterables, strict=False)
