@@ -33,7 +33,7 @@ from skypool.errors import (
 from skypool.event_loop import Loop
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
-from skypool.model import Instance
+from skypool.model import Instance, Trust
 from skypool.observers.server import ObserverServer
 from skypool.offers.need import hosts_alike
 from skypool.pool import lifecycle, states
@@ -165,6 +165,10 @@ class PoolEngine:
         A ready node whose connection is down is "unreachable since" a time of day. Nodes that have ended are included.
         """
         return {node: self._word(state) for node, state in sorted(self._performed.nodes.items())}
+
+    def trusts(self) -> set[Trust]:
+        """Return the trust in the results of the pool's nodes, so far as it is known. Any thread may call this."""
+        return self._trust_levels.trusts()
 
     def _word(self, node: states.Node) -> str:
         link = self._links.get(node.node)
