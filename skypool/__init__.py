@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from skypool import accelerators, devices
     from skypool.calls.arguments import Ref
     from skypool.calls.call import Call, ComputeFunction, compute, gather
+    from skypool.calls.command import cmd
     from skypool.calls.futures import CallFuture, Stream
+    from skypool.engines import joblib
     from skypool.errors import (
         BootstrapError,
         BudgetExceeded,
         CallTimeout,
+        CommandFailed,
         ConnectionLost,
         LedgerError,
         NodeInterrupted,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from skypool.offers.plan import plan
     from skypool.offers.ranking import Plan
     from skypool.pool.pool import ComputePool
+    from skypool.pool.service import Service
     from skypool.pool.views import PoolView
     from skypool.rental.budget import Budget, Receipt
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
@@ -69,18 +73,21 @@ if TYPE_CHECKING:
 _HOME = {
     "Image": "skypool_images",
     "Host": "skypool_ssh",
-    "accelerators": "",
-    "devices": "",
+    "accelerators": "skypool",
+    "devices": "skypool",
+    "joblib": "skypool.engines",
     "Captured": "skypool.wire.codec",
     "Budget": "skypool.rental.budget",
     "Receipt": "skypool.rental.budget",
     "Call": "skypool.calls.call",
     "ComputeFunction": "skypool.calls.call",
+    "cmd": "skypool.calls.command",
     "compute": "skypool.calls.call",
     "gather": "skypool.calls.call",
     "BootstrapError": "skypool.errors",
     "BudgetExceeded": "skypool.errors",
     "CallTimeout": "skypool.errors",
+    "CommandFailed": "skypool.errors",
     "ConnectionLost": "skypool.errors",
     "LedgerError": "skypool.errors",
     "NoOffers": "skypool.errors",
@@ -101,6 +108,7 @@ _HOME = {
     "ComputePool": "skypool.pool.pool",
     "PoolView": "skypool.pool.views",
     "Plan": "skypool.offers.ranking",
+    "Service": "skypool.pool.service",
     "Ref": "skypool.calls.arguments",
     "plan": "skypool.offers.plan",
     "InstanceInfo": "skypool.runtime",
@@ -111,6 +119,9 @@ _HOME = {
     "shard": "skypool.runtime",
 }
 
+_MODULES = {"accelerators", "devices", "joblib"}
+"""The names that are modules. `_HOME` has the packages that they are in."""
+
 __all__ = [
     "BootstrapError",
     "Budget",
@@ -119,6 +130,7 @@ __all__ = [
     "CallFuture",
     "CallTimeout",
     "Captured",
+    "CommandFailed",
     "ComputeFunction",
     "ComputePool",
     "ConnectionLost",
@@ -138,6 +150,7 @@ __all__ = [
     "Receipt",
     "Ref",
     "RemoteError",
+    "Service",
     "SkypoolError",
     "SpoolFull",
     "StillRunning",
@@ -146,12 +159,14 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "accelerators",
+    "cmd",
     "compute",
     "devices",
     "gather",
     "instance_info",
     "interruption",
     "is_head",
+    "joblib",
     "plan",
     "shard",
 ]
@@ -159,12 +174,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name) if name in _HOME else _driver_package(name)
-    if sys.platform == "win32" and home not in (None, "", "skypool.errors"):
+    if sys.platform == "win32" and home not in (None, "skypool", "skypool.errors"):
         from skypool.supported import check_client
 
         check_client()  # what is imported next needs modules that Windows lacks
-    if home == "":
-        value = importlib.import_module(f"skypool.{name}")
+    if name in _MODULES:
+        value = importlib.import_module(f"{home}.{name}")
     elif home is None or not hasattr(module := importlib.import_module(home), name):
         said = f"module 'skypool' has no attribute {name!r}; `dir(skypool)` lists its names"
         raise AttributeError(said, name=name, obj=sys.modules[__name__])

@@ -76,6 +76,7 @@ class Welcome:
         cpu_calls: the ids of the calls that run on CPU slots.
         health: the state of the machine, such as its devices and free disk space.
         trust: "full" if the node pickles results, "data" if it writes them in a format that cannot run code.
+        services: the ids of the calls that are services, which take no slot.
         epoch: how many clients have owned the node so far. The agent refuses a client with a lower epoch.
     """
 
@@ -90,6 +91,7 @@ class Welcome:
     cpu_calls: tuple[int, ...] = ()
     health: NodeHealth = field(default_factory=NodeHealth)
     trust: str = "full"
+    services: tuple[int, ...] = ()
     epoch: int = 0
 
 
@@ -624,6 +626,7 @@ def _welcome(f: Frame) -> Welcome:
         tuple(_numbers(what, h, "cpu_calls")),
         _health(health),
         "data" if h.get("trust") == "data" else "full",
+        tuple(_numbers(what, h, "services")) if "services" in h else (),
         _number(what, h, "epoch") if "epoch" in h else 0,
     )
 
