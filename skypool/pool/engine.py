@@ -106,7 +106,13 @@ class PoolEngine:
         )
         self.rental = Rental(terms, stream.emit)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
-        self._reports = NodeReports(terms.name, self._report, self.dispatch.acknowledge, self._trust_levels.is_stranger)
+        self._reports = NodeReports(
+            terms.name,
+            self._report,
+            self.dispatch.acknowledge,
+            self._trust_levels.is_stranger,
+            lambda node, call: self.services.name_of(node, call),
+        )
         self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[object]] = []
         self._connector = Connector(
