@@ -33,7 +33,7 @@ from skypool.errors import (
 from skypool.event_loop import Loop
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
-from skypool.model import Instance
+from skypool.model import Instance, Trust
 from skypool.observers.server import ObserverServer
 from skypool.offers.need import hosts_alike
 from skypool.pool import lifecycle, states
@@ -104,7 +104,13 @@ class PoolEngine:
         )
         self.rental = Rental(terms, stream.emit)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
-        self._reports = NodeReports(terms.name, self._report, self.dispatch.acknowledge, self._trust_levels.is_stranger)
+        self._reports = NodeReports(
+            terms.name,
+            self._report,
+            self.dispatch.acknowledge,
+            self._trust_levels.is_stranger,
+            lambda node, call: self.services.name_of(node, call),
+        )
         self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[object]] = []
         self._connector = Connector(
@@ -159,6 +165,10 @@ class PoolEngine:
         A ready node whose connection is down is "unreachable since" a time of day. Nodes that have ended are included.
         """
         return {node: self._word(state) for node, state in sorted(self._performed.nodes.items())}
+
+    def trusts(self) -> set[Trust]:
+        """Return the trust in the results of the pool's nodes, so far as it is known. Any thread may call this."""
+        return self._trust_levels.trusts()
 
     def _word(self, node: states.Node) -> str:
         link = self._links.get(node.node)
