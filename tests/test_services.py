@@ -428,7 +428,7 @@ def cloud(tmp_path: Path) -> FakeCloud:
 
 
 def test_a_service_whose_node_is_lost_ends_or_starts_on_the_next_node(cloud: FakeCloud, tmp_path: Path) -> None:
-    with Watched(cloud, nodes=2, liveness=3.0) as pool:
+    with Watched(cloud, nodes=2, liveness=6.0) as pool:
         fixed = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"), node=1, name="fixed")
         moving = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"), node=1, name="moving", restart=True)
         eventually(lambda: "up" in fixed.output and "up" in moving.output, 30)
@@ -443,7 +443,7 @@ def test_a_service_whose_node_is_lost_ends_or_starts_on_the_next_node(cloud: Fak
 
 @pytest.mark.slow
 def test_a_service_moves_with_a_node_that_its_provider_takes_back(cloud: FakeCloud, tmp_path: Path) -> None:
-    with Watched(cloud, nodes=1, liveness=3.0) as pool:
+    with Watched(cloud, nodes=1) as pool:
         service = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"), restart=True)
         eventually(lambda: "up" in service.output, 30)
         pool.notify(0, 60.0)
