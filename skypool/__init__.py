@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ConnectionLost,
         LedgerError,
         NodeInterrupted,
+        NodeRetired,
         NoOffers,
         PickleError,
         PoolClosed,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from skypool.offers.plan import plan
     from skypool.offers.ranking import Plan
     from skypool.pool.pool import ComputePool
+    from skypool.pool.views import PoolView
     from skypool.rental.budget import Budget, Receipt
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool.wire.codec import Captured
@@ -83,6 +85,7 @@ _HOME = {
     "LedgerError": "skypool.errors",
     "NoOffers": "skypool.errors",
     "NodeInterrupted": "skypool.errors",
+    "NodeRetired": "skypool.errors",
     "PickleError": "skypool.errors",
     "PoolClosed": "skypool.errors",
     "PythonMismatch": "skypool.errors",
@@ -96,6 +99,7 @@ _HOME = {
     "WorkerDied": "skypool.errors",
     "CallFuture": "skypool.calls.futures",
     "ComputePool": "skypool.pool.pool",
+    "PoolView": "skypool.pool.views",
     "Plan": "skypool.offers.ranking",
     "Ref": "skypool.calls.arguments",
     "plan": "skypool.offers.plan",
@@ -125,9 +129,11 @@ __all__ = [
     "LedgerError",
     "NoOffers",
     "NodeInterrupted",
+    "NodeRetired",
     "PickleError",
     "Plan",
     "PoolClosed",
+    "PoolView",
     "PythonMismatch",
     "Receipt",
     "Ref",

@@ -24,6 +24,7 @@
     │   ├── ProtocolError                  the received bytes are not a valid message
     │   ├── LoginRefused                   the machine answers but rejects the login
     │   ├── NodeInterrupted                the provider took the machine back, for example a spot machine
+    │   ├── NodeRetired                    the node was retired, so that the pool has fewer nodes
     │   └── HostKeyMismatch                the machine has another host key than expected; nothing was sent
     ├── PoolClosed (RuntimeError)          a call on a pool that has ended
     ├── PickleError (TypeError)            an object cannot be pickled; carries the path to it
@@ -60,6 +61,7 @@ __all__ = [
     "NoAnswer",
     "NoOffers",
     "NodeInterrupted",
+    "NodeRetired",
     "OfferGone",
     "PickleError",
     "PoolClosed",
@@ -276,6 +278,10 @@ class ProtocolError(ConnectionLost):
 
 class NodeInterrupted(ConnectionLost):
     """The error for a node whose provider took the machine back, as a provider may do with spot machines."""
+
+
+class NodeRetired(ConnectionLost):
+    """The error for a call that only one node may run, which was retired before it began the call."""
 
 
 class LoginRefused(ConnectionLost):
@@ -501,6 +507,11 @@ def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted
     error = NodeInterrupted(f"the provider took node {node} back", node)
     error.__cause__ = cause
     return error
+
+
+def retired(node: int) -> NodeRetired:
+    """Return (not raise) the error for a node that was retired, by `pool.retire` or by making the pool smaller."""
+    return NodeRetired(f"node {node} was retired", node)
 
 
 def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:

@@ -184,6 +184,14 @@ class NodeInterruption(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRetirement(NodeEvent):
+    """An event: a node was retired, by `pool.retire` or because the pool was made smaller.
+
+    The node ends its calls and gets no new ones. Its machine is ended after that.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output(NodeEvent):
     """An event: text that a call printed.
 

@@ -531,14 +531,20 @@ def test_a_stopped_agent_is_noticed_within_liveness() -> None:
         assert time.monotonic() - began < 30
 
 
-def test_a_node_whose_link_is_down_is_told_as_reconnecting() -> None:
+def test_a_node_whose_link_is_down_is_told_as_unreachable_since_its_last_sign_of_life() -> None:
     with sky.ComputePool(slots=1, console="off") as mine:
         assert dict(mine.nodes) == {0: "ready"}
         agent = agent_of(mine)
         os.kill(agent, signal.SIGSTOP)  # so that the link cannot come back
         link = mine._engine._links[0]  # type: ignore[union-attr]  # it has started
         link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
-        eventually(lambda: dict(mine.nodes) == {0: "reconnecting"}, what="the word for a broken link")
+        eventually(lambda: mine.nodes[0].startswith("unreachable since"), what="the word for a broken link")
+        told = mine.nodes[0]
+        hour, minute, second = map(int, told.removeprefix("unreachable since ").split(":"))
+        now = time.localtime()
+        ago = (now.tm_hour - hour) * 3600 + (now.tm_min - minute) * 60 + now.tm_sec - second
+        assert 0 <= ago % 86400 < 60
+        assert mine.nodes[0] == told
         os.kill(agent, signal.SIGCONT)
         eventually(lambda: dict(mine.nodes) == {0: "ready"}, what="the link")
         assert add(1) >> mine == 2

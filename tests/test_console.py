@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
@@ -275,8 +276,6 @@ def test_lines_of_a_gang_are_marked_with_the_device_or_the_number_of_the_process
     assert shown.out() == (
         "[0:gpu0] rank 0\n[0:gpu0] and\n[0:gpu1] rank 1\n[0:gpu1] and\n[0:1] rank 2\n[0:1] and\n[0] rank 3\n[0] other\n"
     )
-    plain()
-    assert shown.out() == "[0] and\n"
 
 
 def test_with_two_pools_the_mark_names_the_pool(shown: Shown) -> None:
@@ -544,6 +543,19 @@ def test_an_interruption_says_when_and_shows_in_the_view() -> None:
     assert [row.phase for row in board.picture().rows] == ["leaving"]
 
 
+def test_a_retirement_is_told_and_shows_in_the_view() -> None:
+    from skypool.console.board import Board
+
+    notice = events.NodeRetirement(pool="p", node=3)
+    assert told(Words(), notice) == [
+        "node 3 is retired: it gets no new calls, and ends when those that run there have ended"
+    ]
+    board = Board()
+    board.hear(phase("ready", node=3, slots=1))
+    board.hear(notice)
+    assert [row.phase for row in board.picture().rows] == ["leaving"]
+
+
 def test_a_long_error_is_cut_to_one_line() -> None:
     (line,) = told(Words(), failed(0, "x" * 10_000))
     assert len(line) < 200
@@ -677,9 +689,9 @@ def test_a_view_that_has_heard_nothing_yet_counts_from_zero() -> None:
 
 def test_the_view_tells_of_a_broken_link_and_its_return() -> None:
     ready, down = phase("ready", slots=1), events.LinkDown(pool="p", node=0, reason="ssh: reset")
-    assert "link down" in drawn(ready, down)[1]
+    assert "unreachable 0:42" in drawn(ready, replace(down, time=1000.0), now=1042.0)[1]
     assert "ssh: reset" in drawn(ready, down)[1]
-    assert "link down" not in drawn(ready, down, events.LinkUp(pool="p", node=0))[1]
+    assert "unreachable" not in drawn(ready, down, events.LinkUp(pool="p", node=0))[1]
 
 
 def test_nodes_that_do_not_fit_are_counted_and_the_troubled_ones_shown() -> None:

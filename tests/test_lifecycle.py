@@ -15,12 +15,15 @@ from skypool.errors import (
     ConnectionLost,
     LaunchError,
     NodeInterrupted,
+    NodeRetired,
     PythonMismatch,
     StillRunning,
+    UsageError,
 )
 from skypool.model import Instance
 from skypool.pool.lifecycle import step
-from skypool.pool.replacement import REPLACEMENTS, WORTHWHILE
+from skypool.pool.replacement import LIVING, REPLACEMENTS, WORTHWHILE
+from skypool.pool.resizing import check_retirement
 from skypool.pool.states import (
     Action,
     Admit,
@@ -40,6 +43,8 @@ from skypool.pool.states import (
     Pressure,
     Reach,
     Reached,
+    Resize,
+    Retire,
     Start,
     StillThere,
     Stop,
@@ -567,6 +572,206 @@ def test_growing_ends_when_new_nodes_keep_failing_in_different_ways() -> None:
     assert life.pool.phase is Phase.READY
 
 
+# --- a new size ----------------------------------------------------------------------------------------------
+
+
+def words(life: Life) -> dict[int, str]:
+    return {node: state.word for node, state in sorted(life.pool.nodes.items())}
+
+
+def test_a_larger_size_launches_the_missing_nodes_at_once() -> None:
+    life = serving(2)
+    assert life(Resize(4, 4)) == [Launch((2, 3))]
+    assert life(Resize(4, 4)) == []
+    assert life.ready(2, 3)[-1] == Admit(3)
+    assert life.pool.count(Phase.READY) == 4
+    assert life(Failed(3, LOST))[-1] == Launch((4,))
+
+
+def test_a_smaller_size_retires_the_nodes_with_the_fewest_calls_and_then_the_highest_numbers() -> None:
+    life = serving(4)
+    assert life(Resize(2, 2, {0: 1, 1: 3, 3: 2})) == [Drain(2, None), Drain(0, None)]
+    assert words(life) == {0: "leaving", 1: "ready", 2: "leaving", 3: "ready"}
+    dismissed, terminated = life(Drained(0))
+    assert isinstance(dismissed, Dismiss)
+    assert isinstance(dismissed.error, NodeRetired)
+    assert terminated == Terminate((0,))
+    assert life(Drained(0), Terminated(0)) == []
+    assert life.pool.nodes[0].error is None
+    assert life.pool.phase is Phase.READY
+    assert life(Failed(1, LOST))[-1] == Launch((4,))
+    other = serving(3)
+    assert other(Resize(1, 1)) == [Drain(2, None), Drain(1, None)]
+
+
+def test_nodes_that_are_not_ready_are_retired_before_ready_ones_and_end_at_once() -> None:
+    life = serving(1)
+    life(Resize(4, 4), Launched(1, machine("b")), Launched(2, machine("c")), Reached(2))
+    assert life(Resize(1, 1)) == [Terminate((1,)), Terminate((2,))]
+    assert words(life) == {0: "ready", 1: "draining", 2: "draining", 3: "launching"}
+    assert life(Reached(1), Bootstrapped(2), Failed(1, LOST)) == []
+    assert life(Launched(3, machine("d"))) == [Terminate((3,))]
+    life(*[Terminated(node) for node in (1, 2, 3)])
+    assert words(life) == {0: "ready", 1: "ended", 2: "ended", 3: "ended"}
+    assert not any(node.error for node in life.pool.nodes.values())
+
+
+def test_a_launch_that_fails_after_its_node_was_retired_is_no_failure() -> None:
+    life = started(2)
+    assert life(Resize(1, 1)) == []
+    assert life(Failed(1, LaunchError("none left"))) == []
+    assert life.pool.phase is Phase.LAUNCHING
+    assert Announce(Phase.READY) in life.ready(0)
+    assert life.pool.error is None
+
+
+def test_a_launching_pool_that_is_made_smaller_is_ready_when_enough_nodes_are() -> None:
+    life = started(3)
+    life.ready(0)
+    life(Launched(1, machine("b")))
+    assert life(Resize(1, 1)) == [Terminate((1,)), Announce(Phase.READY)]
+    assert life(Launched(2, machine("c"))) == [Terminate((2,))]
+
+
+def test_a_launching_pool_that_is_made_larger_waits_for_all() -> None:
+    life = started(1)
+    assert life(Resize(2, 3)) == [Launch((1,))]
+    assert Announce(Phase.READY) not in life.ready(0)
+    assert Announce(Phase.READY) in life.ready(1)
+    assert life(Pressure()) == [Launch((2,))]
+
+
+def test_a_size_that_is_set_before_the_start_is_the_number_that_is_launched() -> None:
+    life = Life(1)
+    assert life(Resize(3, 3)) == []
+    assert life(Start()) == [Announce(Phase.LAUNCHING), Launch((0, 1, 2))]
+
+
+@pytest.mark.parametrize("event", [Resize(5, 5), Resize(1, 1), Retire(0)])
+def test_an_ending_pool_keeps_its_size(event: Event) -> None:
+    life = serving(2)
+    life(Stop())
+    assert life(event) == []
+
+
+def test_nodes_that_could_not_be_had_are_tried_again_when_the_size_is_set_again() -> None:
+    life = serving(1)
+    life(Resize(2, 2))
+    assert life(Failed(1, CapacityError("none left"))) == []
+    assert life.pool.phase is Phase.READY
+    assert life(Resize(2, 2)) == [Launch((2,))]
+
+
+def test_a_pool_that_was_fixed_grows_under_pressure_once_it_has_a_range() -> None:
+    life = serving(1)
+    assert life(Pressure()) == []
+    assert life(Resize(1, 2)) == []
+    assert life(Pressure()) == [Launch((1,))]
+    life.ready(1)
+    assert life(Resize(1, 1)) == [Drain(1, None)]
+
+
+def test_a_retired_node_drains_and_is_not_replaced() -> None:
+    life = serving(3)
+    assert life(Retire(1)) == [Drain(1, None)]
+    assert (life.pool.minimum, life.pool.maximum) == (2, 2)
+    assert life(Retire(1)) == []
+    assert life(Drained(1))[-1] == Terminate((1,))
+    assert life(Retire(1), Terminated(1)) == []
+    assert (life.pool.minimum, life.pool.maximum) == (2, 2)
+    assert life(Resize(2, 2)) == []
+
+
+def test_a_retired_node_of_a_growing_pool_leaves_the_range_unless_too_few_are_left() -> None:
+    life = serving(1, 3)
+    life(Pressure())
+    life.ready(1)
+    life(Retire(0))
+    assert (life.pool.minimum, life.pool.maximum) == (1, 3)
+    assert life(Pressure()) == [Launch((2,))]
+    small = serving(2, 3)
+    small(Retire(0))
+    assert (small.pool.minimum, small.pool.maximum) == (1, 3)
+
+
+def test_a_retired_node_that_is_lost_while_its_calls_run_is_not_replaced() -> None:
+    life = serving(2)
+    life(Retire(1))
+    assert life(Failed(1, LOST)) == [Dismiss(1, LOST), Terminate((1,))]
+    assert life.pool.nodes[1].error is LOST
+    assert life.pool.replaced == 0
+
+
+def test_a_retired_node_that_its_provider_takes_back_has_its_calls_moved_and_is_not_replaced() -> None:
+    life = serving(2)
+    life(Retire(1))
+    assert life(Interrupted(1, AT, 5)) == [Drain(1, AT)]
+    dismissed, terminated = life(Failed(1, LOST))
+    assert isinstance(dismissed, Dismiss)
+    assert isinstance(dismissed.error, NodeInterrupted)
+    assert terminated == Terminate((1,))
+    assert life.pool.hasty == 0
+
+
+def test_a_node_that_its_provider_takes_back_leaves_already_and_is_not_retired() -> None:
+    life = serving(2)
+    life(Interrupted(1, AT, 900))
+    assert life(Retire(1)) == []
+    assert (life.pool.minimum, life.pool.maximum) == (2, 2)
+    life.ready(2)
+    assert life(Resize(1, 1)) == [Drain(2, None)]
+
+
+def test_a_pool_does_not_wait_for_ever_when_its_last_node_was_retired_and_no_other_can_be_had() -> None:
+    life = serving(1)
+    for node in range(REPLACEMENTS):
+        life(Failed(node, LOST), Terminated(node))
+        life.ready(node + 1)
+    life(Resize(2, 2))
+    life(Launched(4, machine("e")))
+    life(Retire(3))
+    error = BootstrapError("disk full")
+    assert life(Reached(4), Failed(4, error)) == [Bootstrap(4), Terminate((4,))]  # too many were replaced before
+    assert life.pool.phase is Phase.READY
+    assert life(Drained(3))[-2:] == [Terminate((3,)), Announce(Phase.DRAINING)]
+    assert life.pool.error is error
+
+
+def test_a_stop_ends_a_retired_node_once() -> None:
+    life = serving(3)
+    life(Resize(1, 1))
+    life(Drained(2))
+    assert life(Stop()) == [Announce(Phase.DRAINING), Terminate((0, 1))]
+    assert life(Drained(1), Terminated(0), Terminated(1), Terminated(2)) == [Announce(Phase.ENDED)]
+    assert sorted(life.terminated) == [0, 1, 2]
+
+
+def test_a_new_size_is_a_number_of_slices_and_slices_go_as_a_whole() -> None:
+    life = slices(2)
+    assert life(Resize(3, 3)) == [Launch((4,))]
+    life.slice_ready(4, 2)
+    assert life(Resize(2, 2, {1: 2, 2: 1, 4: 5, 5: 1})) == [Drain(2, None), Drain(3, None)]
+    assert life(Drained(3)) == []
+    assert life(Drained(2))[-1] == Terminate((2, 3))
+    assert life(Retire(5)) == [Drain(4, None), Drain(5, None)]
+
+
+def test_only_a_node_that_exists_and_is_not_the_last_or_a_part_of_a_slice_can_be_retired() -> None:
+    life = serving(2)
+    check_retirement(life.pool, "p", 0)
+    with pytest.raises(UsageError, match=r"node 7 of pool 'p' does not exist; its nodes are \[0, 1\]"):
+        check_retirement(life.pool, "p", 7)
+    life(Retire(0))
+    check_retirement(life.pool, "p", 0)
+    with pytest.raises(UsageError, match=r"node 1 is the last one of pool 'p', so it cannot be retired: pool\.stop"):
+        check_retirement(life.pool, "p", 1)
+    life(Drained(0), Terminated(0))
+    with pytest.raises(UsageError, match=r"node 0 of pool 'p' has ended already; its nodes are \[1\]"):
+        check_retirement(life.pool, "p", 0)
+    with pytest.raises(UsageError, match=r"node 3 is one of the nodes 2 to 3, which .*: pool\.retire\(2\) retires all"):
+        check_retirement(slices(2).pool, "p", 3)
+
+
 # --- the end -------------------------------------------------------------------------------------------------
 
 
@@ -616,7 +821,8 @@ class AnyLife(RuleBasedStateMachine):
         self.admitted: set[int] = set()
         self.announced: list[Phase] = []
         self.bought: list[int] = []
-        self.grown = self.interrupted = 0
+        self.grown = self.interrupted = self.retired = 0
+        self.most = 1
         self.draining: set[int] = set()
         self.hosts = 1
         self.slices: dict[int, set[int]] = {}
@@ -624,6 +830,8 @@ class AnyLife(RuleBasedStateMachine):
     @initialize(minimum=st.integers(1, 3), more=st.integers(0, 2), hosts=st.integers(1, 3))
     def begin(self, minimum: int, more: int, hosts: int) -> None:
         self.pool = Pool(minimum, minimum + more)
+        self.most = minimum + more
+        self.first = minimum
         self.hosts = hosts
 
     def happens(self, event: Event) -> None:
@@ -647,10 +855,10 @@ class AnyLife(RuleBasedStateMachine):
                 self.bootstrapping.add(node)
             case Admit(node):
                 self.admitted.add(node)
-            case Drain(node, _):
+            case Drain(node, at):
                 assert node in self.admitted
                 self.draining.add(node)
-                self.interrupted += node in self.slices
+                self.interrupted += node in self.slices and at is not None
             case Dismiss(node, _, others):
                 assert {node, *others} == self.slice_of(node)
                 assert self.admitted.issuperset((node, *others))
@@ -677,6 +885,29 @@ class AnyLife(RuleBasedStateMachine):
         self.happens(Pressure())
         self.grown += len(self.bought) - before
 
+    @rule(minimum=st.integers(1, 3), more=st.integers(0, 2), load=st.dictionaries(st.integers(0, 9), st.integers(0, 3)))
+    @precondition(lambda self: self.most > 1)  # otherwise its slices may have different sizes
+    def resize(self, minimum: int, more: int, load: dict[int, int]) -> None:
+        before = len(self.bought)
+        self.most = max(self.most, minimum + more)
+        if self.pool.phase is Phase.PLANNED:
+            self.first = minimum
+        self.happens(Resize(minimum, minimum + more, load))
+        self.grown += len(self.bought) - before
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.pool.nodes)
+    def retire(self, data: st.DataObject) -> None:
+        node = data.draw(st.sampled_from(sorted(self.pool.nodes)))
+        try:
+            check_retirement(self.pool, "p", node)
+        except UsageError:
+            return
+        before = len(self.bought)
+        self.happens(Retire(node))
+        assert len(self.bought) == before
+        self.retired += 1
+
     @rule(dice=st.integers(0, 9))
     def stop(self, dice: int) -> None:
         if dice == 7:  # seldom: most lives should be long
@@ -686,7 +917,7 @@ class AnyLife(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     def launched(self, data: st.DataObject, size: int) -> None:
         node = self.drawn(data, self.asked)
-        self.arrives(node, size if self.pool.maximum == 1 else self.hosts)
+        self.arrives(node, size if self.most == 1 else self.hosts)
 
     def arrives(self, node: int, hosts: int) -> None:
         nodes = range(node, node + hosts)
@@ -762,14 +993,15 @@ class AnyLife(RuleBasedStateMachine):
     def a_living_pool_is_of_use_or_waits_for_something(self) -> None:
         if self.pool.phase in (Phase.LAUNCHING, Phase.READY):
             assert self.asked or self.reaching or self.bootstrapping or self.admitted, "waits for nothing"
+            assert self.admitted or self.pool.count(*LIVING), "waits for machines that it will end"
         if self.pool.phase is Phase.LAUNCHING:
             living = self.pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
             assert living >= self.pool.minimum, "can never become ready"
 
     @invariant()
     def machines_bought_are_bounded(self) -> None:
-        replaced = len(self.bought) - self.grown - self.pool.minimum
-        assert replaced <= REPLACEMENTS * self.pool.maximum + 2 * self.interrupted
+        replaced = len(self.bought) - self.grown - self.first
+        assert replaced <= REPLACEMENTS * self.most + 2 * self.interrupted + self.retired
         assert len(self.bought) == len(set(self.bought))
 
     @invariant()

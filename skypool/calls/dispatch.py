@@ -26,10 +26,10 @@ from skypool.calls.waiting import WaitingCalls
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
+    NodeRetired,
     PoolClosed,
     SkypoolError,
     gone_with,
-    taken_back,
 )
 from skypool.link.connection import Link
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
@@ -50,8 +50,8 @@ class Dispatch:
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
         on_drained: called with the number of a leaving node when that node has no call left. (A leaving node is one
-            whose machine the provider takes back.) This function may be called several times for a node. It must not
-            block.
+            that was retired, or whose machine the provider takes back.) This function may be called several times for a
+            node. It must not block.
 
     Attributes:
         node_queues: a dict from the number of each node to its queue.
@@ -104,7 +104,7 @@ class Dispatch:
                 elif (node_queue := self.node_queues.get(pending.node)) is None:
                     raise no_such_node(self._pool, [pending.node], self.node_queues)
                 elif node_queue.leaving:
-                    self._lost(pending, taken_back(pending.node), begun=False)
+                    self._lost(pending, node_queue.why_leaving, begun=False)
                 else:
                     node_queue.lane(pending).pinned.append(pending)
                     self._fill(node_queue)
@@ -129,7 +129,7 @@ class Dispatch:
             raise no_such_node(self._pool, nodes, self.node_queues)
         staying = [node_queue for node_queue in there if not node_queue.leaving]
         if not staying:
-            self._lost(pending, taken_back(there[0].node), begun=False)
+            self._lost(pending, there[0].why_leaving, begun=False)
             return
         self._waiting.shared(nodes, pending.options.on_cpu).append(pending)
         for node_queue in sorted(staying, key=lambda each: each.lane(pending).load):
@@ -528,27 +528,36 @@ class Dispatch:
             if pending.stopped:
                 self._end_stopped(pending)
             elif node_queue.leaving:
-                self._lost(pending, taken_back(node_queue.node), begun=False)
+                self._lost(pending, node_queue.why_leaving, begun=False)
             else:
                 again.append(pending)
         return again
 
-    def drain(self, node: int) -> None:
-        """Send no more calls to a node, because its provider takes the machine back.
+    def drain(self, node: int, *, retired: bool = False) -> None:
+        """Send no more calls to a node, because it was retired or its provider takes the machine back.
 
         Calls that run on the node go on. The node is asked to give back the calls that it has not begun, which other
-        nodes then get. Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted. Do
-        nothing if the pool has no such node, or if this method was called for the node before.
+        nodes then get. Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted or
+        NodeRetired. Do nothing if the pool has no such node. For a node that is leaving already, only note if its
+        provider takes the machine back.
+
+        Args:
+            node: the number of the node.
+            retired: True if the node was retired. Default False: its provider takes the machine back.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
-            if node_queue is None or node_queue.leaving:
+            if node_queue is None:
+                return
+            if node_queue.leaving:
+                node_queue.retired = node_queue.retired and retired
                 return
             node_queue.leaving = True
+            node_queue.retired = retired
             for lane in node_queue.lanes:
                 while lane.pinned:
-                    self._lost(lane.pinned.popleft(), taken_back(node), begun=False)
-            self._lose_shared(node, taken_back(node))
+                    self._lost(lane.pinned.popleft(), node_queue.why_leaving, begun=False)
+            self._lose_shared(node, node_queue.why_leaving)
             node_queue.recall_all()
             self._fill(node_queue)
 
@@ -556,8 +565,8 @@ class Dispatch:
         """Return the address of each node, by its number, in ascending order. An unknown address is "".
 
         Args:
-            named: the numbers of the nodes to return. If None, all nodes are returned except leaving ones, whose
-                machine the provider takes back. Leaving nodes that are named are returned.
+            named: the numbers of the nodes to return. If None, all nodes are returned except leaving ones, which were
+                retired or are taken back by their provider. Leaving nodes that are named are returned.
 
         Returns:
             a dict from number to address. With `named=None`, the dict is empty if the pool has no node, or if all nodes
@@ -642,10 +651,11 @@ class Dispatch:
                 self._on_retry(pending, error)
             self._requeue(pending)
         else:
-            if interrupted is not None:
-                words = f"{pending.name} was lost: {interrupted}, and {why_not or 'the pool is ending'}"
-                error = NodeInterrupted(words, interrupted.node)
-                error.__cause__ = interrupted
+            if isinstance(error, (NodeInterrupted, NodeRetired)):
+                words = f"{pending.name} was lost: {error}, and {why_not or 'the pool is ending'}"
+                lost = type(error)(words, error.node)
+                lost.__cause__ = error
+                error = lost
             pending.finish(error)
             self._on_failed(pending, error)
 
@@ -690,14 +700,19 @@ class Dispatch:
             return any(self._waiting.anywhere)
 
     @property
+    def load(self) -> dict[int, int]:
+        """A new dict from the number of each node to the number of calls that it runs or that wait for it alone."""
+        with self._lock:
+            return {node: len(each.underway) + len(each.pinned) for node, each in self.node_queues.items()}
+
+    @property
     def unfinished(self) -> int:
         """The number of calls that wait or run, on all nodes.
 
         A cancelled call counts until the node has ended it, or until it is taken from its queue.
         """
         with self._lock:
-            at_nodes = sum(len(each.underway) + len(each.pinned) for each in self.node_queues.values())
-            return len(self._waiting) + at_nodes
+            return len(self._waiting) + sum(self.load.values())
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 
@@ -770,8 +785,7 @@ class Dispatch:
         for id_ in said.calls:
             pending = node_queue.take(id_)
             if pending is not None:
-                error = taken_back(node_queue.node)  # for those bound to that node
-                self._lost(pending, error, begun=False)
+                self._lost(pending, node_queue.why_leaving, begun=False)  # the error is for those bound to that node
         for other in self.node_queues.values():
             if other is not node_queue:
                 self._fill(other)
@@ -798,10 +812,10 @@ class Dispatch:
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
     """Return (do not raise) the error for a call that was lost with its node.
 
-    If the provider took the machine back, this is `error` itself, a NodeInterrupted. Otherwise it is a new
-    ConnectionLost that names the call and the node, with `error` as its cause.
+    If the provider took the machine back or the node was retired, this is `error` itself, a NodeInterrupted or
+    NodeRetired. Otherwise it is a new ConnectionLost that names the call and the node, with `error` as its cause.
     """
-    if isinstance(error, NodeInterrupted):
+    if isinstance(error, (NodeInterrupted, NodeRetired)):
         return error
     lost = ConnectionLost(f"{pending.name} was lost with node {node}: {error}", node)
     lost.__cause__ = error

@@ -13,7 +13,7 @@ from typing import Any
 
 from skypool.calls.futures import Items
 from skypool.calls.pending import SMALL, PendingCall
-from skypool.errors import protocol_violation
+from skypool.errors import ConnectionLost, protocol_violation, retired, taken_back
 from skypool.link.connection import Link
 from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
 
@@ -190,7 +190,9 @@ class NodeQueue:
         asked_back: the number of calls that the node was asked to give back and has not given back yet.
         strays: the number of frames over this connection about calls that the node does not run.
         resumed: False while the connection is broken, and until the messages that the node missed were sent again.
-        leaving: True if the provider takes the machine back. Calls that run there go on, and the node gets no new ones.
+        leaving: True if the provider takes the machine back, or if the node was retired. Calls that run there go on,
+            and the node gets no new ones.
+        retired: True if the node leaves because it was retired, and the provider does not take its machine back.
         address: the address at which other nodes reach this node; "" if it is not known.
     """
 
@@ -207,16 +209,22 @@ class NodeQueue:
     strays: int = 0
     resumed: bool = True
     leaving: bool = False
+    retired: bool = False
     address: str = ""
 
     @property
     def is_up(self) -> bool:
         """True if calls can be sent to the node: it is connected, is not leaving, and lacks no earlier message.
 
-        A leaving node is one whose machine the provider takes back. A node lacks messages after its connection broke,
-        until they are sent over the new connection.
+        A leaving node is one that was retired, or whose machine the provider takes back. A node lacks messages after
+        its connection broke, until they are sent over the new connection.
         """
         return self.resumed and not self.leaving and self.link.is_up
+
+    @property
+    def why_leaving(self) -> ConnectionLost:
+        """The error for calls that only this node may run, and that it cannot begin any more because it is leaving."""
+        return retired(self.node) if self.retired else taken_back(self.node)
 
     def lane(self, pending: PendingCall) -> Lane:
         """Return the lane (the slots of one kind on this node) that may run a call.

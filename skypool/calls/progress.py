@@ -166,7 +166,8 @@ class CallProgress:
             ended: a list, to which (pending, error) is added if the call may not run again.
         """
         id_ = pending.id  # a call that runs again gets a new id
-        if node_queue.leaving and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
+        is_taken = node_queue.leaving and not node_queue.retired
+        if is_taken and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
             self._on_lost(pending, taken_back(node_queue.node, error))  # its machine shuts down
         elif pending.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *pending.options.retry_on)):
             self._on_lost(pending, error)

@@ -28,6 +28,7 @@ class Row:
         done: number of calls that the node has completed.
         running: names of running functions.
         down: reason why the connection to the node is broken; "" if the connection works.
+        down_at: when the connection broke, in seconds since 1970; 0 if the connection works.
         tail: the last part of the output of the node's calls or of its setup; "" for none.
     """
 
@@ -43,6 +44,7 @@ class Row:
     done: int = 0
     running: tuple[str, ...] = ()
     down: str = ""
+    down_at: float = 0.0
     tail: str = ""
 
 
@@ -136,12 +138,12 @@ class Board:
                     done=e.done,
                     running=e.running,
                 )
-            case events.NodeInterruption():
+            case events.NodeInterruption() | events.NodeRetirement():
                 row = self._rows.get(e.node, Row(e.node))
                 self._rows[e.node] = replace(row, phase="leaving", since=e.time)
             case events.LinkDown() | events.LinkUp():
-                down = e.reason if isinstance(e, events.LinkDown) else ""
-                self._rows[e.node] = replace(self._rows.get(e.node, Row(e.node)), down=down)
+                down, at = (e.reason, e.time) if isinstance(e, events.LinkDown) else ("", 0.0)
+                self._rows[e.node] = replace(self._rows.get(e.node, Row(e.node)), down=down, down_at=at)
             case _:
                 pass
 

@@ -121,14 +121,14 @@ def _table(rows: Sequence[Row], now: float) -> Table:
 def _phase(row: Row, now: float) -> Text:
     """Return a node's phase as coloured text, with the time for which it has lasted unless the node is ready.
 
-    The text is "link down" instead if the connection to the node is broken.
+    If the connection to the node is broken, the text is "unreachable" and the time for which it has been so.
 
     Args:
         row: the node.
         now: the time in seconds since 1970.
     """
     if row.down:
-        return Text("link down", "bold red")
+        return Text(f"unreachable {clock(now - row.down_at)}", "bold red")
     age = "" if row.phase == "ready" else f" {clock(now - row.since)}"
     return Text(f"{row.phase}{age}", _colour(row.phase))
 

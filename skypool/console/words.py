@@ -152,6 +152,8 @@ class Words:
                 yield f"node {e.node} link is back"
             case events.NodeInterruption():
                 yield f"node {e.node} will be taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
+            case events.NodeRetirement():
+                yield f"node {e.node} is retired: it gets no new calls, and ends when those that run there have ended"
             case events.BootstrapStep(state="retried"):
                 yield f"node {e.node} step {e.step}: {e.detail}"
             case events.BootstrapStep(state="started"):

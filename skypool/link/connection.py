@@ -87,6 +87,7 @@ class Link:
     Attributes:
         node: the number of the node.
         connection: the number of connections that were made so far.
+        heard_at: while the link is down: when the node last sent any bytes, in seconds since 1970.
         send, send_large, reply: methods that send messages to the node; see `Outbox`. Any thread may call them.
         drive, reading: methods with which a thread that waits for a result reads the connection itself; see `Inbox`.
     """
@@ -107,6 +108,7 @@ class Link:
         self.node = config.node
         self.reader = reader
         self.connection = 0
+        self.heard_at = 0.0
         self._transport = transport
         self._listener = listener
         self._command = command
@@ -324,6 +326,7 @@ class Link:
         if self._closed or stream is None or self._stream is not stream:
             return
         said = printable(stream.complaint())
+        self.heard_at = time.time() - (self.silence or 0.0)
         self._detach()
         if self._closing:  # the agent ended because it was told to
             self._ended.set()

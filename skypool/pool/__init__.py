@@ -4,6 +4,8 @@
 - `lifecycle`: a pure state machine. It decides when to launch, drain (give no more calls), replace and end nodes.
 - `states`: the states, events and actions of `lifecycle`, as values.
 - `replacement`: decides if a lost node is replaced.
+- `resizing`: decides which nodes are retired when a pool becomes smaller.
+- `views`: `PoolView`, some nodes of a pool that calls can be sent to.
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
@@ -25,8 +27,10 @@ __all__ = [
     "observed",
     "pool",
     "replacement",
+    "resizing",
     "shutdown",
     "spot",
     "states",
     "trust_levels",
+    "views",
 ]

@@ -235,7 +235,7 @@ class Connector:
             cwd=access.cwd or access.folder,
             pool=terms.name,
             node=instance.node,
-            nodes=max(len(state.nodes), terms.minimum * state.hosts),
+            nodes=max(len(state.nodes), state.minimum * state.hosts),
             slice=self._place(instance),
             slots=slots,
             lease=terms.lease,

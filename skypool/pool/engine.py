@@ -18,19 +18,30 @@ from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
 from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
-from skypool.errors import BudgetExceeded, ConnectionLost, PoolClosed, StillRunning, together
+from skypool.errors import (
+    BudgetExceeded,
+    ConnectionLost,
+    LaunchError,
+    PoolClosed,
+    StillRunning,
+    UsageError,
+    retired,
+    together,
+)
 from skypool.event_loop import Loop
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
 from skypool.model import Instance
 from skypool.observers.server import ObserverServer
+from skypool.offers.need import hosts_alike
 from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
 from skypool.pool.network import NetworkCheck, advice_for
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
-from skypool.pool.replacement import alike
+from skypool.pool.replacement import LIVING, alike
+from skypool.pool.resizing import check_retirement
 from skypool.pool.spot import Departures
 from skypool.pool.states import Phase
 from skypool.pool.trust_levels import TrustLevels
@@ -105,6 +116,7 @@ class PoolEngine:
         self._grow_pause = _GROW_AGAIN
         self._grow_from = -math.inf
         self._no_growth = ""
+        self._watching: asyncio.Task[None] | None = None
         self._feeders: dict[tuple[int, int], Feeder] = {}
         self.forwards = Forwards(self._connector.ways, self._notice)
         observed = Observed(
@@ -125,14 +137,15 @@ class PoolEngine:
     def words(self) -> dict[int, str]:
         """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
 
-        A ready node whose connection is down is "reconnecting". Nodes that have ended are included.
+        A ready node whose connection is down is "unreachable since" a time of day. Nodes that have ended are included.
         """
         return {node: self._word(state) for node, state in sorted(self._performed.nodes.items())}
 
     def _word(self, node: states.Node) -> str:
         link = self._links.get(node.node)
-        is_down = link is not None and not link.is_up
-        return "reconnecting" if node.word == "ready" and is_down else node.word
+        if node.word != "ready" or link is None or link.is_up:
+            return node.word
+        return f"unreachable since {time.strftime('%H:%M:%S', time.localtime(link.heard_at))}"
 
     # --- start and end ---------------------------------------------------------------------------------------
 
@@ -153,7 +166,7 @@ class PoolEngine:
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
-            await asyncio.to_thread(self.rental.begin)
+            await asyncio.to_thread(self.rental.begin, self.state.minimum)
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
             try:
@@ -168,7 +181,7 @@ class PoolEngine:
                 raise
             if self.state.phase is Phase.ENDED:
                 raise await self._why_it_ended()
-        self._spawn(self._watch_pressure())
+        self._watch()
 
     async def _check_network(self) -> None:
         """Check that the nodes reach each other. If a node is lost meanwhile, the first call on several nodes does it.
@@ -268,6 +281,110 @@ class PoolEngine:
             self._changed.clear()
             await self._changed.wait()
 
+    # --- size ------------------------------------------------------------------------------------------------
+
+    def resize(self, minimum: int, maximum: int) -> None:
+        """Change the number of nodes (or slices, for hosts that are rented only together). Return at once.
+
+        Any thread may call this.
+
+        Args:
+            minimum: the number of nodes that the pool must have.
+            maximum: the number of nodes that the pool may grow to.
+
+        Raises:
+            UsageError: the pool was taken over from another process and lacks the requirements of new nodes, or its
+                accelerators have different numbers of hosts.
+            BudgetExceeded: the new nodes cost more in their first hour than is left of the budget.
+        """
+        hosts_alike(self.terms.need.accelerators, maximum)
+        state = self.state
+        living = state.count(*LIVING)
+        if not self.terms.replaces:
+            if minimum > living:
+                raise UsageError(
+                    f"pool {self.terms.name!r} has {living} nodes and cannot grow to {minimum}, because it was taken "
+                    "over without the requirements of new nodes: pass accelerator= or image= to ComputePool.attach()"
+                )
+            minimum = 0
+        elif state.phase is not Phase.PLANNED:
+            self.rental.check_budget(minimum - living)
+        Loop.shared().loop.call_soon_threadsafe(self._resize, minimum, maximum)
+
+    def _resize(self, minimum: int, maximum: int) -> None:
+        self.apply(states.Resize(minimum, maximum, self.dispatch.load))
+        if self.state.phase is Phase.READY:
+            self._watch()
+
+    def retire(self, node: int) -> None:
+        """Retire a node, with all hosts of its slice (hosts that are rented together). Return at once.
+
+        Any thread may call this.
+
+        Raises:
+            UsageError: the pool has no such node, the node is a part of a slice, or no other node would be left.
+        """
+        check_retirement(self.state, self.terms.name, node)
+        Loop.shared().loop.call_soon_threadsafe(self.apply, states.Retire(node))
+
+    async def wait_ready(self, count: int | None, timeout: float | None) -> None:
+        """Wait until this many nodes are ready, or slices for hosts that are rented only together.
+
+        Args:
+            count: the number of nodes; None for the smallest number that the pool must have at that time.
+            timeout: seconds to wait at most; None for no limit.
+
+        Raises:
+            TimeoutError: the time is over.
+            UsageError: the pool may not have so many nodes.
+            LaunchError: nodes are missing, and no more are being launched in their place.
+            SkypoolError: the error that ended the pool.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._has(count):
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(self._missing(count, f"after {timeout:g} s"))
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+
+    def _has(self, count: int | None) -> bool:
+        """Return True if this many nodes (or slices, for hosts that are rented only together) are ready.
+
+        Args:
+            count: the number; None for the smallest number that the pool must have.
+
+        Raises:
+            UsageError, LaunchError, SkypoolError: there will not be as many, as `wait_ready` says.
+        """
+        state = self.state
+        if state.phase in (Phase.DRAINING, Phase.ENDED):
+            raise state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
+        wanted = state.minimum if count is None else count
+        if wanted > state.maximum:
+            raise UsageError(
+                f"pool {self.terms.name!r} has at most {state.maximum} nodes, so {wanted} are never ready: make it "
+                f"larger with pool.resize({wanted})"
+            )
+        if state.phase is not Phase.PLANNED and state.count(*LIVING) < wanted <= state.minimum:
+            errors = [each.error for _, each in sorted(state.nodes.items()) if each.error is not None]
+            why = f": {errors[-1]}" if errors else ""
+            raise LaunchError(
+                self._missing(count, f"and no more are launched; pool.resize({state.minimum}) tries again{why}"),
+                is_short=bool(errors) and getattr(errors[-1], "is_short", False),
+            ) from (errors[-1] if errors else None)
+        return state.count(Phase.READY) >= wanted
+
+    def _missing(self, count: int | None, why: str) -> str:
+        state = self.state
+        wanted = state.minimum if count is None else count
+        coming = [
+            f"node {node} is {each.word}" for node, each in sorted(state.nodes.items()) if each.phase in LIVING[:-1]
+        ]
+        rest = f" ({', '.join(coming)})" if coming else ""
+        return f"pool {self.terms.name!r} has {state.count(Phase.READY)} of {wanted} nodes ready {why}{rest}"
+
     # --- decisions and actions -------------------------------------------------------------------------------
 
     def apply(self, event: states.Event) -> None:
@@ -314,7 +431,10 @@ class PoolEngine:
                 self.departures.admitted(node)
                 self.dispatch.add(node, self._welcomes[node], self._links[node])
                 self._trust_levels.announce()
-            case states.Drain(node, at):
+            case states.Drain(node, None):
+                self.emit(events.NodeRetirement(pool=self.terms.name, node=node))
+                self.dispatch.drain(node, retired=True)
+            case states.Drain(node, float(at)):
                 self.emit(events.NodeInterruption(pool=self.terms.name, node=node, at=at))
                 self.dispatch.drain(node)
                 link = self._links[node]
@@ -401,16 +521,20 @@ class PoolEngine:
     async def _launch(self, nodes: tuple[int, ...]) -> None:
         try:
             hosts = self.state.hosts if self.state.maximum > 1 else None  # so that nodes do not meet
-            rented = await self.rental.rent(nodes, hosts, self._pause)
+            rented = await self.rental.rent(nodes, hosts, self._pause, self._is_wanted)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             rented = Rented((), e)
         for first, *others in rented.slices:
             self.apply(states.Launched(first.node, first, tuple(others)))
         if self.state.phase is Phase.READY:
             self._note_growth(rented.error)
-        if rented.error is not None:
-            for node in sorted(set(nodes) - {instance.node for instance in rented.instances}):
-                self.apply(states.Failed(node, rented.error))
+        for node in sorted(set(nodes) - {instance.node for instance in rented.instances}):
+            if rented.error is not None or not self._is_wanted(node):
+                self.apply(states.Failed(node, rented.error or retired(node)))
+
+    def _is_wanted(self, node: int) -> bool:
+        """Return False if a node was retired before its machine was rented."""
+        return not self.state.nodes[node].retiring
 
     def _note_growth(self, error: Exception | None) -> None:
         """Note the result of an attempt to launch nodes of a ready pool: the error, or None after a success.
@@ -428,13 +552,14 @@ class PoolEngine:
         words = alike(error)
         if words != self._no_growth:
             self._no_growth = words
-            if self.terms.maximum > self.terms.minimum:
+            if self._may_grow:
                 self._notice(
                     f"the pool cannot grow for now; it uses the nodes it has, and tries again in {pause:g} s: {error}"
                 )
             else:
                 self._notice(
-                    f"no machine could be rented in place of a lost one; the pool has fewer nodes now: {error}"
+                    f"no further machine could be rented, so the pool has {self.state.count(*LIVING)} of "
+                    f"{self.state.minimum} nodes; pool.resize({self.state.minimum}) tries again: {error}"
                 )
 
     async def _tend(self) -> None:
@@ -598,6 +723,15 @@ class PoolEngine:
         if self.terms.attach and node not in self.dispatch.node_queues:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
 
+    @property
+    def _may_grow(self) -> bool:
+        return self.terms.replaces and self.state.maximum > self.state.minimum
+
+    def _watch(self) -> None:
+        """Start the task that makes the pool grow while calls wait. Do nothing if the task runs already."""
+        if self._watching is None or self._watching.done():
+            self._watching = self._spawn(self._watch_pressure())
+
     async def _watch_pressure(self) -> None:
         """Make the pool grow while calls wait: report `Pressure` to the state machine after each second of waiting.
 
@@ -605,7 +739,7 @@ class PoolEngine:
         and at once if the pool has a fixed number of nodes.
         """
         waited = 0
-        while self.state.phase is Phase.READY and self.terms.maximum > self.terms.minimum:
+        while self.state.phase is Phase.READY and self._may_grow:
             await asyncio.sleep(0.25)
             waited = waited + 1 if self.dispatch.pressed else 0
             if waited >= 4 and time.monotonic() >= self._grow_from:

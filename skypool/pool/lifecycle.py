@@ -1,6 +1,7 @@
 """The state machine of a pool: (state, event) -> (state, actions). It uses no clock, no network and no asyncio.
 
-It decides when to launch, replace, drain (give no more calls) and end nodes, also when a provider takes a machine back.
+It decides when to launch, replace, drain (give no more calls) and end nodes, also when a provider takes a machine back,
+or when the user makes the pool smaller.
 
     planned → launching → booting → bootstrapping → ready → draining → ended
 
@@ -14,11 +15,11 @@ all its hosts are ready, and ends as a whole. A pool becomes ready when `minimum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from skypool.errors import CapacityError, ConnectionLost, gone_with, taken_back
+from skypool.errors import CapacityError, ConnectionLost, NodeRetired, gone_with, retired, taken_back
 from skypool.model import Instance
 from skypool.pool.replacement import (
     CERTAIN,
@@ -30,6 +31,7 @@ from skypool.pool.replacement import (
     is_hopeless,
     may_replace,
 )
+from skypool.pool.resizing import surplus
 from skypool.pool.states import (
     Action,
     Admit,
@@ -50,6 +52,8 @@ from skypool.pool.states import (
     Pressure,
     Reach,
     Reached,
+    Resize,
+    Retire,
     Start,
     StillThere,
     Stop,
@@ -92,6 +96,10 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
             return _drained(pool, node)
         case Pressure():
             return _grow(pool)
+        case Resize(minimum, maximum, load):
+            return _resize(replace(pool, minimum=minimum, maximum=maximum), load)
+        case Retire(node):
+            return _retire(pool, node)
         case Stop(error):
             return _stop(pool if error is None else replace(pool, error=error))
         case Terminated(node):
@@ -124,9 +132,10 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
-    """Connect to the machines of a slice that was rented. If the pool is ending or has ended, end the machines instead.
+    """Connect to the machines of a slice that was rented.
 
-    A slice is one machine, or several hosts that are rented together.
+    If the pool is ending or has ended, or if the slice was retired meanwhile, end the machines instead. A slice is one
+    machine, or several hosts that are rented together.
 
     Args:
         pool: the state before.
@@ -136,7 +145,7 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
     Returns:
         (pool, actions): the new state, and the actions that the engine must perform, in order.
     """
-    is_late = pool.phase in (Phase.DRAINING, Phase.ENDED)
+    is_late = pool.phase in (Phase.DRAINING, Phase.ENDED) or (head in pool.nodes and pool.nodes[head].retiring)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
     nodes = tuple(range(head, head + len(instances)))
     for host, instance in enumerate(instances):
@@ -159,15 +168,19 @@ def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
         return pool, []
     for state in hosts:
         pool = _with(pool, state.node, phase=Phase.READY, waits=False)
-    actions: list[Action] = [Admit(state.node) for state in hosts]
+    pool, announcing = _complete(pool)
+    return pool, [*(Admit(state.node) for state in hosts), *announcing]
+
+
+def _complete(pool: Pool) -> tuple[Pool, list[Action]]:
+    """Mark a launching pool as ready if enough slices are ready. Otherwise return it unchanged, and no actions."""
     if pool.phase is Phase.LAUNCHING and pool.count(Phase.READY) >= pool.minimum:
-        pool = replace(pool, phase=Phase.READY)
-        actions.append(Announce(Phase.READY))
-    return pool, actions
+        return replace(pool, phase=Phase.READY), [Announce(Phase.READY)]
+    return pool, []
 
 
 def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
-    """End what is left of a slice whose node failed. Launch another slice in its place if one is missing.
+    """End what is left of a slice whose node failed or has drained. Launch another slice if one is missing.
 
     A slice is one machine, or several hosts that are rented together. No slice is launched if enough are left, if too
     many failed before, if another would probably fail too, or while the pool is ending. If the pool cannot go on
@@ -177,7 +190,7 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
     Args:
         pool: the state before.
         node: the number of the node that failed.
-        error: why the node failed.
+        error: why the node failed. A `NodeRetired` says that the node was retired and has no call left.
 
     Returns:
         (pool, actions): the new state, and the actions that the engine must perform, in order.
@@ -186,6 +199,8 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
     hosts = pool.slice_of(node)
     if state.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
+    if state.retiring and state.instance is None:  # it was retired before it was rented: nothing is lost
+        return _closed(_with(pool, node, phase=Phase.ENDED))
     if state.taken is not None and isinstance(error, ConnectionLost):
         error = taken_back(node, error)
     rented = state.instance is not None
@@ -193,8 +208,9 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
     actions: list[Action] = [Dismiss(node, error, others)] if state.phase is Phase.READY else []
     if rented:
         actions.append(Terminate(tuple(each.node for each in hosts)))
+    has_failed = not isinstance(error, NodeRetired)
     for each in hosts:
-        why = error if each is state else gone_with(node, each.node, error)
+        why = None if not has_failed else error if each is state else gone_with(node, each.node, error)
         pool = _with(pool, each.node, phase=Phase.DRAINING if rented else Phase.ENDED, error=why)
     if pool.phase is Phase.DRAINING:
         pool, closing = _closed(pool)
@@ -207,10 +223,12 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
         pool = replace(pool, failures=failures, first=pool.first or error)
         hopeless = hopeless or is_hopeless(pool)
     if not hopeless and pool.count(*LIVING) < pool.minimum and may_replace(pool, state):
-        pool, launching = _one_more(replace(pool, replaced=pool.replaced + (state.taken is None)))
+        pool, launching = _more(replace(pool, replaced=pool.replaced + (not state.is_leaving)))
         return pool, [*actions, *launching]
     if can_go_on(pool, hopeless):
         return pool, actions
+    if not has_failed:  # it was the last node of a pool that could not have others
+        error = next((each.error for _, each in sorted(pool.nodes.items(), reverse=True) if each.error), error)
     if not rented and pool.phase is Phase.LAUNCHING and pool.first is not None:
         error = pool.first  # the first failure is the cause; that no other machine can be rented only followed
     pool, stopping = _stop(replace(pool, error=error))
@@ -240,33 +258,116 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
     for each in pool.slice_of(node):
         pool = _with(pool, each.node, taken=at)
         actions.append(Drain(each.node, at))
+    if state.retiring:  # the pool does without it already
+        return pool, actions
     pool = replace(pool, hasty=0 if served >= WORTHWHILE else pool.hasty + 1)
     if pool.phase is Phase.LAUNCHING:  # no call runs yet: there is nothing to wait for
         pool, failing = _failed(pool, node, taken_back(node))
         return pool, [*actions, *failing]
     if pool.count(*LIVING) < pool.minimum and may_replace(pool, pool.nodes[node]):
-        pool, launching = _one_more(pool)
+        pool, launching = _more(pool)
         actions += launching
     return pool, actions
 
 
 def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Note that no call is left on a node that the provider takes back.
+    """Note that no call is left on a node that was retired, or that the provider takes back.
 
     When no call is left on any host of the node's slice (hosts that are rented together), end the slice. Does nothing
-    for a node that is not taken back. Returns the new state, and the actions that the engine must perform.
+    for other nodes. Returns the new state, and the actions that the engine must perform.
     """
-    if pool.nodes[node].taken is None:
+    state = pool.nodes[node]
+    if not state.is_leaving:
         return pool, []
     pool = _with(pool, node, waits=True)
     if not all(state.waits for state in pool.slice_of(node)):
         return pool, []
-    return _failed(pool, node, taken_back(node))
+    return _failed(pool, node, retired(node) if state.taken is None else taken_back(node))
 
 
-def _one_more(pool: Pool) -> tuple[Pool, list[Action]]:
-    node = 1 + max(state.node + (pool.hosts - 1 if state.instance is None else 0) for state in pool.nodes.values())
-    return _with(pool, node, phase=Phase.LAUNCHING), [Launch((node,))]
+def _resize(pool: Pool, load: Mapping[int, int]) -> tuple[Pool, list[Action]]:
+    """Launch the slices that a pool lacks now, or retire its surplus slices.
+
+    A slice is one machine, or several hosts that are rented together. Nothing happens before the pool has started, and
+    while it ends.
+
+    Args:
+        pool: the state before, but with the new numbers of slices.
+        load: a dict from node numbers to the number of calls that run on the node or wait for it.
+
+    Returns:
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
+    """
+    if pool.phase not in (Phase.LAUNCHING, Phase.READY):
+        return pool, []
+    actions: list[Action] = []
+    for head in surplus(pool, load):
+        pool, leaving = _leave(pool, head)
+        actions += leaving
+    pool, launching = _more(pool, pool.minimum - pool.count(*LIVING))
+    pool, announcing = _complete(pool)
+    return pool, [*actions, *launching, *announcing]
+
+
+def _retire(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
+    """Retire the slice of a node, and do without it from now on.
+
+    A slice is one machine, or several hosts that are rented together. A pool of fixed size has one slice less
+    afterwards. Of a pool that grows and shrinks, at most the smallest number of slices changes. Does nothing for a node
+    that leaves already or has ended, for the last one, and while the pool ends. Returns the new state, and the actions
+    that the engine must perform.
+    """
+    state = pool.nodes[node]
+    if state.is_leaving or state.phase not in LIVING or pool.phase not in (Phase.LAUNCHING, Phase.READY):
+        return pool, []
+    left = pool.count(*LIVING) - 1
+    if left < 1:
+        return pool, []
+    pool, leaving = _leave(pool, state.head)
+    if pool.minimum == pool.maximum:
+        fewer = max(1, pool.minimum - 1)
+        pool = replace(pool, minimum=fewer, maximum=fewer)
+    else:
+        pool = replace(pool, minimum=min(pool.minimum, left))
+    pool, announcing = _complete(pool)
+    return pool, [*leaving, *announcing]
+
+
+def _leave(pool: Pool, head: int) -> tuple[Pool, list[Action]]:
+    """Begin to retire a slice: one machine, or several hosts that are rented together.
+
+    A ready slice drains: its calls end first. A slice that is being set up is ended at once. A slice that is still
+    being rented is ended when `Launched` reports it.
+
+    Args:
+        pool: the state before.
+        head: the node number of the first host.
+
+    Returns:
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
+    """
+    hosts = pool.slice_of(head)
+    for each in hosts:
+        pool = _with(pool, each.node, retiring=True, waits=False)
+    phase = pool.nodes[head].phase
+    if phase is Phase.LAUNCHING:
+        return pool, []
+    if phase is Phase.READY:
+        return pool, [Drain(each.node, None) for each in hosts]
+    for each in hosts:
+        pool = _with(pool, each.node, phase=Phase.DRAINING)
+    return pool, [Terminate(tuple(each.node for each in hosts))]
+
+
+def _more(pool: Pool, count: int = 1) -> tuple[Pool, list[Action]]:
+    """Launch further slices: machines, or groups of hosts that are rented together. Do nothing for 0 or less."""
+    if count < 1:
+        return pool, []
+    first = 1 + max(state.node + (pool.hosts - 1 if state.instance is None else 0) for state in pool.nodes.values())
+    heads = tuple(range(first, first + count * pool.hosts, pool.hosts))
+    for head in heads:
+        pool = _with(pool, head, phase=Phase.LAUNCHING)
+    return pool, [Launch(heads)]
 
 
 def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
@@ -280,7 +381,7 @@ def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
         return pool, []
     if pool.count(Phase.READY) >= pool.maximum or is_hopeless(pool) or is_churning(pool):
         return pool, []
-    return _one_more(pool)
+    return _more(pool)
 
 
 def _stop(pool: Pool) -> tuple[Pool, list[Action]]:

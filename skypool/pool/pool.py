@@ -39,6 +39,7 @@ from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.network import check_asked
 from skypool.pool.states import Phase
+from skypool.pool.views import PoolView, selection_asked
 from skypool.rental.budget import Budget, Receipt
 from skypool.rental.ledger import Ledger
 from skypool.rental.request import Terms, budget_asked, pool_name, trust_asked
@@ -198,6 +199,7 @@ class ComputePool(Executor):
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
         self._starting = threading.Lock()
+        self._sizing = threading.Lock()  # guards the numbers of nodes in _terms until _begun is set
         self._ended = False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
@@ -230,7 +232,8 @@ class ComputePool(Executor):
         """
         from skypool import console
 
-        self._begun = engine = PoolEngine(self._terms, self.events)
+        with self._sizing:
+            self._begun = engine = PoolEngine(self._terms, self.events)
         self._hush = console.attach(self.events, self._console)
         shutdown.watch(engine)
         try:
@@ -442,16 +445,24 @@ class ComputePool(Executor):
             PoolClosed: the pool has ended.
         """
         call_asked(call).sent = True  # also if it is refused here: the error is enough, without a warning
-        if call.function.is_generator:
-            raise UsageError(
-                f"{call.function.name} is a generator function: decorate it with @sky.compute and iterate over "
-                f"`{call.function.name}(…) >> pool`, which yields its items as they arrive"
-            )
         named: NamedNodes = call.options.node if node is None else node_asked(node)
         if isinstance(named, (str, tuple)):
             return self._send_parts(call, self._worlds(named))
+        return self._send_to(call, named)
+
+    def _send_to(self, call: Call[T], node: int | tuple[int, ...] | None) -> CallFuture[T]:
+        """Send a call to one node, and return its future without waiting for the result.
+
+        Args:
+            call: the call.
+            node: the number of the node, the numbers of the nodes of which any may run the call, or None for any node.
+
+        Raises:
+            PickleError, UsageError, PoolClosed: as `send`.
+        """
+        _refuse_generator(call)
         future: CallFuture[T] = CallFuture(call.function.name)
-        self._submit(call, future, named)
+        self._submit(call, future, node)
         return future
 
     def _send_parts(self, call: Call[T], worlds: Mapping[int, World]) -> ListFuture[T]:
@@ -464,6 +475,7 @@ class ComputePool(Executor):
         Raises:
             PickleError, UsageError, PoolClosed: as `send`. Parts that were sent already are cancelled.
         """
+        _refuse_generator(call)
         future: ListFuture[T] = ListFuture(call.function.name, [*worlds], call.options, self._working().advise_stopped)
         try:
             for part, (node, world) in zip(future.parts, worlds.items(), strict=True):
@@ -477,7 +489,7 @@ class ComputePool(Executor):
         self,
         call: Call[Any],
         outlet: CallFuture[Any] | Items[Any] | ResultCell[Any],
-        node: int | None,
+        node: int | tuple[int, ...] | None,
         world: World | None = None,
     ) -> tuple[PendingCall, Dispatch]:
         """Pickle a call, and queue it for the nodes. Does not wait for the result.
@@ -487,7 +499,7 @@ class ComputePool(Executor):
         Args:
             call: the call.
             outlet: the object that gets the result, such as a future.
-            node: the number of the node that must run it; None for any.
+            node: the number of the node that must run it, the numbers of the nodes that may run it, or None for any.
             world: for a call that runs on several nodes: the position of this node among them, and the addresses of all
                 of them. None for other calls.
 
@@ -532,10 +544,22 @@ class ComputePool(Executor):
         options = call_asked(call).options
         if options.is_broadcast:
             return cast(T, self.run_all(call))
+        return self._run_on(call, options.pinned)
+
+    def _run_on(self, call: Call[T], node: int | tuple[int, ...] | None) -> T:
+        """Run a call on one node, wait for it, and return its value. For a generator function, return a `Stream`.
+
+        Args:
+            call: the call.
+            node: the number of the node, the numbers of the nodes of which any may run the call, or None for any node.
+
+        Raises:
+            PickleError, UsageError, ConnectionLost, WorkerDied, CallTimeout, PoolClosed: as `run`.
+        """
         if call.function.is_generator:
-            return cast(T, self._stream(call, Items(call.function.name), options.pinned))
+            return cast(T, self._stream(call, Items(call.function.name), node))
         cell: ResultCell[T] = ResultCell()
-        pending, dispatch = self._submit(call, cell, options.pinned)
+        pending, dispatch = self._submit(call, cell, node)
         try:
             if not pending.feeds:
                 dispatch.drive(pending)
@@ -544,13 +568,15 @@ class ComputePool(Executor):
             dispatch.stop(pending)
             raise
 
-    def _stream(self, call: Call[Any], items: Items[Any], node: int | None, world: World | None = None) -> Stream[Any]:
+    def _stream(
+        self, call: Call[Any], items: Items[Any], node: int | tuple[int, ...] | None, world: World | None = None
+    ) -> Stream[Any]:
         """Send a call of a generator function, and return the stream of its items at once.
 
         Args:
             call: the call.
             items: the queue that gets the items.
-            node: the number of the node that must run it; None for any.
+            node: the number of the node that must run it, the numbers of the nodes that may run it, or None for any.
             world: for a call that runs on several nodes: the position of this node among them, and the addresses of all
                 of them. None for other calls.
 
@@ -801,6 +827,131 @@ class ComputePool(Executor):
         if self._engine is not None:
             self._engine.dispatch.drop(ref.key)
 
+    # --- the number of nodes ---------------------------------------------------------------------------------
+
+    def resize(self, nodes: int | tuple[int, int]) -> None:
+        """Change the number of nodes of the pool, and return at once. `wait_ready` waits for new nodes.
+
+        The pool then keeps the new number, as if it had been made with it. Missing nodes are rented as those of the
+        start were, within the budget. Surplus nodes are retired as `retire` does: first those that are not ready yet,
+        then those with the fewest calls, and of these the ones with the highest numbers.
+
+        If some nodes cannot be rented, the pool goes on with those that it has, and says so. Calling this again, also
+        with the same number, tries again. A pool that was not started yet starts with the new number.
+
+        Args:
+            nodes: the number of nodes, or a pair of the smallest and the largest number, as for `ComputePool`. If the
+                accelerator is a TPU slice (several hosts rented together), this is the number of slices.
+
+        Raises:
+            UsageError: `nodes` is not valid, the alternatives of the accelerator have different numbers of hosts, or
+                the pool was taken over by `attach` without the requirements of new nodes.
+            BudgetExceeded: the first hour of the new nodes costs more than is left of the budget.
+            PoolClosed: the pool has ended.
+        """
+        minimum, maximum = nodes_asked(nodes)
+        with self._sizing:
+            engine = self._begun
+            if engine is None and not self._ended:
+                self._terms = replace(self._terms, minimum=minimum, maximum=maximum)
+                return
+        self._running(engine).resize(minimum, maximum)
+
+    def retire(self, node: int) -> None:
+        """End a node once its calls have ended, and do without it from now on. Return at once.
+
+        The node gets no new calls. Calls that it has not begun run on other nodes; those that only this node may run
+        raise NodeRetired. When no call runs on the node any more, its machine is ended, and the provider must confirm
+        that. `pool.nodes` shows "leaving", then "draining" and "ended".
+
+        A pool with a fixed number of nodes has one less afterwards. A pool that grows while calls wait may grow again.
+        Does nothing if the node leaves already.
+
+        Args:
+            node: the number of the node. If the accelerator is a TPU slice (several hosts rented together), the number
+                of the first host; the whole slice ends.
+
+        Raises:
+            UsageError: the pool has no such node, the node is a later host of a slice, or the node is the last one.
+            PoolClosed: the pool has ended.
+        """
+        whole("node", node, "the number of a node", least=0)
+        if self._begun is None and not self._ended:
+            raise UsageError(f"pool {self.name!r} was not started, so it has no node {node}")
+        self._running(self._begun).retire(node)
+
+    def wait_ready(self, n: int | None = None, timeout: Duration | None = None) -> None:
+        """Wait until at least `n` nodes are ready for calls. If the pool was not started, start it first.
+
+        Args:
+            n: the number of nodes. If the accelerator is a TPU slice (several hosts rented together), the number of
+                slices. Default None: the number that the pool is to have, or the smallest number of a pair.
+            timeout: the time to wait at most, in seconds or as a duration such as "10m". Default None: no limit. The
+                start of a pool that was not started is not counted.
+
+        Raises:
+            TimeoutError: the time is over. The message has the state of the nodes that are not ready.
+            UsageError: an argument is not valid, or `n` is more than the pool may have.
+            LaunchError: too few nodes are left, and no more are being rented, because that failed.
+            PoolClosed: the pool has ended.
+            SkypoolError: the error that ended the pool.
+        """
+        if n is not None:
+            whole("n", n, "how many nodes", least=1)
+        left = None if timeout is None else seconds("timeout", timeout)
+        if self._begun is None:
+            self.start()
+        Loop.shared().run(self._running(self._begun).wait_ready(n, left))
+
+    def _running(self, engine: PoolEngine | None) -> PoolEngine:
+        """Return the engine of a pool that runs or is being started.
+
+        Args:
+            engine: the engine; None if the pool ended without having one.
+
+        Raises:
+            PoolClosed: the pool has ended, or belongs to the process that this one was forked from.
+            SkypoolError: the error that ended the pool.
+        """
+        if engine is not None and shutdown.is_elsewhere(engine):
+            raise PoolClosed(f"pool {self.name!r} belongs to the process that this one was forked from")
+        if (
+            engine is not None
+            and engine.state.phase in (Phase.DRAINING, Phase.ENDED)
+            and engine.state.error is not None
+        ):
+            raise engine.state.error
+        if engine is None or self._ended or engine.state.phase in (Phase.DRAINING, Phase.ENDED):
+            raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
+        return engine
+
+    # --- some of the nodes -----------------------------------------------------------------------------------
+
+    def __getitem__(self, key: int | slice | Sequence[int]) -> PoolView:
+        """Return a view of some nodes: `pool[0]`, `pool[0:4]` or `pool[[0, 2]]`. Calls can be sent to the view.
+
+        The numbers are those of `pool.nodes`. Whether the pool has the nodes is checked when the view is used. See
+        `PoolView`.
+
+        Raises:
+            UsageError: the key is not a number, a range or a list of numbers, or has a negative number.
+        """
+        return PoolView(self, selection_asked(self.name, key))
+
+    __iter__ = None  # otherwise Python would iterate over a pool by `__getitem__`, without an end
+
+    def _node_numbers(self, named: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Return the numbers of the nodes, in ascending order. If the pool was not started, start it first.
+
+        Args:
+            named: the numbers to check and return. Default None: all nodes that get calls.
+
+        Raises:
+            UsageError: the pool does not have one of the named nodes.
+            PoolClosed: the pool has ended.
+        """
+        return tuple(self._working().dispatch.nodes(named))
+
     # --- ports of nodes --------------------------------------------------------------------------------------
 
     def forward(self, port: int, node: int = 0, *, host: str = "localhost", here: int = 0) -> Forward:
@@ -883,8 +1034,10 @@ class ComputePool(Executor):
             "booting": the machine was rented, but cannot be reached yet.
             "bootstrapping": the machine is being set up as the image says.
             "ready": the node runs calls.
-            "reconnecting": the connection is down. Calls go on there, but the node gets no new ones.
-            "leaving": the provider takes the machine back. Calls go on there, but the node gets no new ones.
+            "unreachable since 12:03:04": the connection is down. Calls go on there, but the node gets no new ones. The
+                time is the local time of the node's last sign of life.
+            "leaving": the node was retired, or the provider takes the machine back. Calls go on there, but the node
+                gets no new ones.
             "draining": the machine is being ended.
             "ended": the machine has ended, or could not be rented.
 
@@ -930,4 +1083,13 @@ class ComputePool(Executor):
         raise TypeError(
             f"pool {self.name!r} can be used only in the process that made it: do not use the pool in a function "
             "that runs on nodes, nor pass it as an argument"
+        )
+
+
+def _refuse_generator(call: Call[Any]) -> None:
+    """Raise UsageError if the function of a call is a generator function, which has no future."""
+    if call.function.is_generator:
+        raise UsageError(
+            f"{call.function.name} is a generator function: decorate it with @sky.compute and iterate over "
+            f"`{call.function.name}(…) >> pool`, which yields its items as they arrive"
         )

@@ -42,7 +42,9 @@ class Node:
             that. After the announcement, the phase stays ready while calls still run on the node.
         host: the position of the node in its slice (hosts that are rented together), from 0.
         waits: True if the node waits for the other hosts of its slice. The hosts become ready together. When the
-            provider takes them back, they also end together.
+            provider takes them back, or when they are retired, they also end together.
+        retiring: True if the user has retired the node, or made the pool smaller. The phase stays ready while calls
+            still run on the node. A machine that is still being launched is ended when it is there.
     """
 
     node: int
@@ -52,6 +54,7 @@ class Node:
     taken: float | None = None
     host: int = 0
     waits: bool = False
+    retiring: bool = False
 
     @property
     def head(self) -> int:
@@ -65,9 +68,15 @@ class Node:
     def word(self) -> str:
         """The phase as users see it: a word such as "booting", "ready" or "leaving".
 
-        "leaving" is a ready node whose machine the provider takes back. Other words are the values of `Phase`.
+        "leaving" is a ready node that gets no new calls, because the provider takes its machine back or because it was
+        retired. Other words are the values of `Phase`.
         """
-        return "leaving" if self.taken is not None and self.phase is Phase.READY else self.phase.value
+        return "leaving" if self.is_leaving and self.phase is Phase.READY else self.phase.value
+
+    @property
+    def is_leaving(self) -> bool:
+        """True if the provider takes the machine back, or if the node was retired. Its machine then ends soon."""
+        return self.taken is not None or self.retiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,8 @@ class Pool:
         nodes: a dict from node numbers to the nodes, including nodes that have ended.
         failures: a dict from error texts to the number of rented slices that failed with that text before they were
             ready. In a text, "#" stands for each word that has a digit.
-        replaced: the number of slices that replaced failed ones. Replacements of slices that the provider took back do
-            not count.
+        replaced: the number of slices that replaced failed ones. Replacements of slices that the provider took back, or
+            that were retired, do not count.
         hasty: the number of slices in a row that were taken back before they had served `WORTHWHILE` (300) seconds.
         first: the first error with which a rented slice failed before the slice was ready; None if there was no such
             error.
@@ -104,10 +113,10 @@ class Pool:
     def count(self, *phases: Phase) -> int:
         """Return the number of slices whose first host is in one of the given phases.
 
-        Slices that their provider is taking back do not count.
+        Slices that their provider is taking back, and slices that were retired, do not count.
         """
         firsts = (node for node in self.nodes.values() if not node.host)
-        return sum(node.phase in phases and node.taken is None for node in firsts)
+        return sum(node.phase in phases and not node.is_leaving for node in firsts)
 
     def instance_of(self, node: int) -> Instance:
         """Return the instance (the rented machine) of a node.
@@ -223,7 +232,7 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """An event: no call is left on the node with the number `node`, whose machine is being taken back.
+    """An event: no call is left on the node with the number `node`, which is being taken back or was retired.
 
     The machine is ended when no call is left on any host of the machine's slice (hosts that are rented together).
     """
@@ -237,6 +246,37 @@ class Pressure:
 
     A pool that may grow then launches one more slice: one machine, or several hosts that are rented only together.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """An event: the user has changed the number of nodes that the pool is to have.
+
+    Missing slices are launched, and surplus slices are retired. A slice is one machine, or several hosts that are
+    rented only together. Before the start, only the numbers are noted. The event is ignored if the pool is ending.
+
+    Attributes:
+        minimum: the new `Pool.minimum`: the number of slices that the pool must have.
+        maximum: the new `Pool.maximum`: the number of slices that the pool may grow to.
+        load: a dict from node numbers to the number of calls that run on the node or wait for it. Of the slices that
+            are ready, those with the fewest calls are retired first. Nodes that are missing here have no calls.
+    """
+
+    minimum: int
+    maximum: int
+    load: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """An event: the user has retired the node with the number `node`, together with its slice.
+
+    A slice is one machine, or several hosts that are rented only together. It ends when its calls have ended, and is
+    not replaced. The event is ignored if the node leaves already, has ended or is the last one, or if the pool is
+    ending.
+    """
+
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +328,8 @@ Event = (
     | Interrupted
     | Drained
     | Pressure
+    | Resize
+    | Retire
     | Stop
     | Terminated
     | StillThere
@@ -338,29 +380,29 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An action of the engine: send no more calls to a node, because the provider takes its machine back.
+    """An action of the engine: send no more calls to a node, because it was retired or the provider takes it back.
 
     The calls that run on the node go on. When they have ended, the engine reports `Drained`.
 
     Attributes:
         node: the number of the node.
-        at: when the provider takes the machine, in seconds since 1970.
+        at: when the provider takes the machine, in seconds since 1970. None if the node was retired.
     """
 
     node: int
-    at: float
+    at: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """An action of the engine: send no more calls to a slice, because one of its nodes failed.
+    """An action of the engine: send no more calls to a slice, because one of its nodes failed or has drained.
 
     A slice is one machine, or several hosts that a provider rents out only together. The slice's calls that have not
     ended run on other nodes, or fail.
 
     Attributes:
-        node: the number of the node that failed.
-        error: why the node failed.
+        node: the number of the node that failed or has drained.
+        error: why the node failed or ends.
         others: the numbers of the other hosts of the slice, which are removed at the same time; () for one machine.
     """
 

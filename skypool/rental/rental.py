@@ -149,8 +149,12 @@ class Rental:
         plan: Plan = await self._planning.waiting(pause)(self.look)
         return plan
 
-    def begin(self) -> None:
+    def begin(self, minimum: int | None = None) -> None:
         """Record the pool in the ledger, the local database of rented machines. Call this after a plan was made.
+
+        Args:
+            minimum: the number of nodes with which the pool starts. For slices (several machines that are rented
+                together at one price), the number of slices. Default None: the number with which the pool was made.
 
         Raises:
             UsageError: a pool of this name is running, or its machines may still run.
@@ -158,11 +162,20 @@ class Rental:
             LedgerError: the ledger cannot be written.
         """
         terms = self._terms
-        if terms.budget is not None and self.plan is not None and self.plan.best is not None:
-            terms.budget.check_first_hour([self.plan.best] * terms.minimum, lifetime=terms.lifetime)
+        self.check_budget(terms.minimum if minimum is None else minimum)
         ledger = Ledger.here(self._tell)
         ledger.begin(terms.name, self.session, lease=terms.lease, budget=terms.budget, drivers=terms.drivers)
         self._holdings.record_in(ledger, self.session)
+
+    def check_budget(self, more: int) -> None:
+        """Raise BudgetExceeded if `more` further machines cost more in their first hour than is left of the budget.
+
+        A slice (several machines that are rented together at one price) counts as one machine. Does nothing without a
+        budget or a plan.
+        """
+        budget = self._terms.budget
+        if more > 0 and budget is not None and self.plan is not None and self.plan.best is not None:
+            budget.check_first_hour([self.plan.best] * more, self.receipt.usd, self._terms.lifetime)
 
     def adopt(self) -> list[Instance]:
         """Take over the instances of the pool of this name that another process left, and return them.
@@ -196,7 +209,9 @@ class Rental:
 
     # --- renting ---------------------------------------------------------------------------------------------
 
-    async def rent(self, nodes: Sequence[int], hosts: int | None, pause: Pause) -> Rented:
+    async def rent(
+        self, nodes: Sequence[int], hosts: int | None, pause: Pause, wanted: Callable[[int], bool] = lambda _: True
+    ) -> Rented:
         """Rent a machine for each of these nodes, on the best offers of the plan that are in stock.
 
         A slice (several machines that are rented together at one price) counts as one machine here. If too few
@@ -209,6 +224,8 @@ class Rental:
             nodes: node numbers; for a slice, the node number of its first host.
             hosts: use only offers with this many hosts (1, or the size of a slice); None for any.
             pause: function that sleeps between two attempts. It is called with the number of seconds.
+            wanted: function that is called with a node number before each attempt. If it returns False, no machine is
+                rented for that node any more. Default: a machine is rented for each node.
 
         Returns:
             The instances, and an error if fewer were rented than asked for.
@@ -222,9 +239,12 @@ class Rental:
         until = time.monotonic() + self._terms.wait
 
         async def once() -> Rented:
+            left = [node for node in nodes if wanted(node)]
+            if not left:
+                return Rented(())
             plan = await self.look()
             offers = [each for each in plan.offers if hosts in (None, each.hosts)]
-            rented = await asyncio.to_thread(self._launcher.launch, offers, nodes)
+            rented = await asyncio.to_thread(self._launcher.launch, offers, left)
             if not rented.instances or not self._planning.is_short(rented.error) or time.monotonic() >= until:
                 return rented
             unproved = await asyncio.to_thread(self.terminate, rented.instances)
