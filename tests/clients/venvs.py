@@ -95,7 +95,9 @@ def _installed(folder: Path, *what: str) -> str:
 
 def _refuse(name: str, failure: str) -> None:
     if wheel := NO_WHEEL.search(failure):
-        pytest.skip(f"pip finds no {wheel[1]} with this machine's settings, and the package index has none for CPUs alone")
+        pytest.skip(
+            f"pip finds no {wheel[1]} with this machine's settings, and the package index has none for CPUs alone"
+        )
     if UNREACHABLE.search(failure) and os.environ.get("CI") != "true":
         pytest.skip(f"the package index cannot be reached, from which {name} would come")
     pytest.fail(f"pip could not install {name}:\n{failure}")

@@ -6,13 +6,13 @@ PyTorch for CPUs, JAX, Accelerate and Lightning (requirements/frameworks.txt).
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import skypool as sky
 from skypool.calls.call import ComputeFunction
 from tests.clients import venvs
 from tests.conftest import ROOT
+from tests.engines import training
 from tests.lab import kernel
 from tests.lab.machines import Lab, Machine
 
@@ -30,8 +31,6 @@ HERE = Path(__file__).parent
 GUIDE = "docs/guides/many-nodes.md"
 RECIPES = "docs/multi-node.md"
 STEPS = 20
-GRACE = 2.0
-"""Seconds between SIGTERM and SIGKILL for the other processes when one has failed."""
 
 # --- an environment, machines and a pool ---------------------------------------------------------------------
 
@@ -77,7 +76,7 @@ def pool(lab: Lab, machines: list[Machine], environment: Path) -> Iterator[sky.C
 
 def shown(page: str, word: str) -> str:
     """Return the first program of a page that has a word in it."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     return next(block for block in blocks if word in block)
 
 
@@ -89,41 +88,10 @@ def function(page: str, word: str) -> ComputeFunction[[int], float]:
     return train.with_options(procs=2, timeout=150, output="silent")
 
 
-def alone(steps: int) -> float:
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"  # a process sees its own GPU only
-    torch.manual_seed(0)
-    rows = torch.randn(4096, 64).to(device)
-    model = torch.nn.Linear(64, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = (model(rows) - rows.sum(1, keepdim=True)).square().mean()
-        loss.backward()  # averages the gradients of all processes
-        optimizer.step()
-    return loss.item()
-
-
-def alone_with_jax(steps: int) -> float:
-    import jax
-    import jax.numpy as jnp
-
-    rows = jax.random.normal(jax.random.key(0), (4096, 64))
-
-    @jax.jit
-    def step(weights: Any) -> Any:
-        loss, slope = jax.value_and_grad(lambda weights: jnp.square(rows @ weights - rows.sum(1)).mean())(weights)
-        return weights - 0.1 * slope, loss
-
-    weights = jnp.zeros(64)
-    for _ in range(steps):
-        weights, loss = step(weights)
-    return float(loss)
-
-
-def in_one_process(program: Callable[[int], float], pool: sky.ComputePool) -> float:
-    return sky.compute(program)(STEPS).with_options(fresh=True, timeout=100) >> pool
+@pytest.fixture(scope="module")
+def loss(pool: sky.ComputePool) -> float:
+    """Return the loss after training with PyTorch in one process."""
+    return training.alone(STEPS) >> pool
 
 
 def mean(losses: list[float]) -> float:
@@ -134,18 +102,16 @@ def mean(losses: list[float]) -> float:
 
 
 def test_the_program_has_at_most_twelve_lines_beyond_the_model() -> None:
-    import inspect
-
-    model = {line.strip() for line in inspect.getsource(alone).splitlines()}
+    model = {line.strip() for line in inspect.getsource(training.alone.function).splitlines()}
     lines = [line.strip() for line in shown(GUIDE, "DistributedDataParallel").splitlines() if line.strip()]
-    added = [line for line in lines if line not in model and not line.startswith("def train(")]
+    added = [line for line in lines if line not in model and not line.startswith(("def train(", "return "))]
     assert 5 < len(added) <= 12, added
 
 
-def test_ddp_computes_what_one_process_computes(pool: sky.ComputePool, machines: list[Machine]) -> None:
+def test_ddp_computes_what_one_process_computes(pool: sky.ComputePool, machines: list[Machine], loss: float) -> None:
     losses = function(GUIDE, "DistributedDataParallel")(STEPS) @ pool
     assert len(losses) == 8
-    assert mean(losses) == pytest.approx(in_one_process(alone, pool), abs=1e-5)
+    assert mean(losses) == pytest.approx(loss, abs=1e-5)
     for each in machines:
         assert each.path("/etc/hosts").read_text() == f"127.0.0.1 localhost\n127.0.1.1 {each.name}\n"
 
@@ -154,46 +120,21 @@ def test_jax_computes_what_one_process_computes(pool: sky.ComputePool, machines:
     """Its collectives go by the machines' own names, which lead to 127.0.1.1 on them, but not in a gang."""
     losses = function(GUIDE, "jax.lax.psum")(STEPS) @ pool
     assert len(losses) == 8
-    assert losses == pytest.approx([in_one_process(alone_with_jax, pool)] * 8, abs=1e-5)
+    assert losses == pytest.approx([training.alone_with_jax(STEPS) >> pool] * 8, abs=1e-5)
     for each in machines:
         assert each.path("/etc/hosts").read_text() == f"127.0.0.1 localhost\n127.0.1.1 {each.name}\n"
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "lightning"])
-def test_a_framework_computes_what_one_process_computes(framework: str, pool: sky.ComputePool) -> None:
+def test_a_framework_computes_what_one_process_computes(framework: str, pool: sky.ComputePool, loss: float) -> None:
     losses = function(RECIPES, f"import {framework}")(STEPS) @ pool
-    assert losses == pytest.approx([in_one_process(alone, pool)] * 8, abs=1e-5)
+    assert losses == pytest.approx([loss] * 8, abs=1e-5)
 
 
 # --- one rank fails ------------------------------------------------------------------------------------------
 
 
-@sky.compute(procs=2, timeout=100, grace=GRACE, output="silent")
-def rank_1_raises() -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group()
-    dist.all_reduce(torch.ones(1))
-    if dist.get_rank() == 1:
-        raise ValueError(time.time())
-    dist.all_reduce(torch.ones(1))
-
-
-@sky.compute(fresh=True, timeout=100, grace=GRACE, output="silent")
-def node_1_raises() -> None:
-    import torch
-    import torch.distributed as dist
-
-    info = sky.instance_info()
-    dist.init_process_group("gloo", f"tcp://{info.head_address}:29512", rank=info.node, world_size=info.nodes)
-    dist.all_reduce(torch.ones(1))
-    if dist.get_rank() == 1:
-        raise ValueError(time.time())
-    dist.all_reduce(torch.ones(1))
-
-
-@pytest.mark.parametrize("failing", [rank_1_raises, node_1_raises], ids=["gang", "broadcast"])
+@pytest.mark.parametrize("failing", [training.rank_1_raises, training.node_1_raises], ids=["gang", "broadcast"])
 def test_the_rank_that_raised_is_the_cause_while_others_sit_in_a_collective(
     failing: ComputeFunction[[], None], pool: sky.ComputePool
 ) -> None:
@@ -201,35 +142,14 @@ def test_the_rank_that_raised_is_the_cause_while_others_sit_in_a_collective(
         failing() @ pool
     took = time.time() - raised.value.args[0]
     print(f"raised {took:.2f} s after rank 1 had raised")
-    assert took < GRACE + 2
+    assert took < training.GRACE + 2
     assert "rank 1" in "".join(raised.value.__notes__) or "node 1" in "".join(raised.value.__notes__)
 
 
-@sky.compute(procs=2, retries=1, retry_on=[sky.WorkerDied], timeout=150, output="silent")
-def killed_once(steps: int) -> float:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.distributed.init_process_group()
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    torch.manual_seed(0)
-    rows = torch.randn(4096, 64)[rank::world]
-    model = DistributedDataParallel(torch.nn.Linear(64, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps):
-        if step == 3 and rank == 5 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-        optimizer.zero_grad()
-        loss = (model(rows) - rows.sum(1, keepdim=True)).square().mean()
-        loss.backward()
-        optimizer.step()
-    return loss.item()
-
-
-def test_a_gang_whose_rank_was_killed_runs_again_and_gives_the_right_losses(pool: sky.ComputePool) -> None:
-    losses = killed_once(STEPS) @ pool
+def test_a_gang_whose_rank_was_killed_runs_again_and_gives_the_right_losses(pool: sky.ComputePool, loss: float) -> None:
+    losses = training.killed_once(STEPS) @ pool
     assert len(losses) == 8
-    assert mean(losses) == pytest.approx(in_one_process(alone, pool), abs=1e-5)
+    assert mean(losses) == pytest.approx(loss, abs=1e-5)
 
 
 # --- the example ---------------------------------------------------------------------------------------------
