@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from skypool import accelerators, devices
     from skypool.calls.arguments import Ref
     from skypool.calls.call import Call, ComputeFunction, compute, gather
+    from skypool.calls.command import cmd
     from skypool.calls.futures import CallFuture, Stream
     from skypool.errors import (
         BootstrapError,
         BudgetExceeded,
         CallTimeout,
+        CommandFailed,
         ConnectionLost,
         LedgerError,
         NodeInterrupted,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from skypool.offers.plan import plan
     from skypool.offers.ranking import Plan
     from skypool.pool.pool import ComputePool
+    from skypool.pool.service import Service
     from skypool.pool.views import PoolView
     from skypool.rental.budget import Budget, Receipt
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
@@ -76,11 +79,13 @@ _HOME = {
     "Receipt": "skypool.rental.budget",
     "Call": "skypool.calls.call",
     "ComputeFunction": "skypool.calls.call",
+    "cmd": "skypool.calls.command",
     "compute": "skypool.calls.call",
     "gather": "skypool.calls.call",
     "BootstrapError": "skypool.errors",
     "BudgetExceeded": "skypool.errors",
     "CallTimeout": "skypool.errors",
+    "CommandFailed": "skypool.errors",
     "ConnectionLost": "skypool.errors",
     "LedgerError": "skypool.errors",
     "NoOffers": "skypool.errors",
@@ -101,6 +106,7 @@ _HOME = {
     "ComputePool": "skypool.pool.pool",
     "PoolView": "skypool.pool.views",
     "Plan": "skypool.offers.ranking",
+    "Service": "skypool.pool.service",
     "Ref": "skypool.calls.arguments",
     "plan": "skypool.offers.plan",
     "InstanceInfo": "skypool.runtime",
@@ -119,6 +125,7 @@ __all__ = [
     "CallFuture",
     "CallTimeout",
     "Captured",
+    "CommandFailed",
     "ComputeFunction",
     "ComputePool",
     "ConnectionLost",
@@ -138,6 +145,7 @@ __all__ = [
     "Receipt",
     "Ref",
     "RemoteError",
+    "Service",
     "SkypoolError",
     "SpoolFull",
     "StillRunning",
@@ -146,6 +154,7 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "accelerators",
+    "cmd",
     "compute",
     "devices",
     "gather",

@@ -25,11 +25,13 @@
     │   ├── LoginRefused                   the machine answers but rejects the login
     │   ├── NodeInterrupted                the provider took the machine back, for example a spot machine
     │   ├── NodeRetired                    the node was retired, so that the pool has fewer nodes
-    │   └── HostKeyMismatch                the machine has another host key than expected; nothing was sent
+    │   ├── HostKeyMismatch                the machine has another host key than expected; nothing was sent
+    │   └── TakenOver                      another process owns the pool now; this one has given it up
     ├── PoolClosed (RuntimeError)          a call on a pool that has ended
     ├── PickleError (TypeError)            an object cannot be pickled; carries the path to it
     ├── PythonMismatch                     client and node run different minor versions of Python
     ├── WorkerDied                         the process of the call died; carries signal or exit code, and tail
+    ├── CommandFailed                      a program of `cmd` failed or could not start; carries status and tail
     ├── CallTimeout (TimeoutError)         the call ran longer than its timeout
     ├── SpoolFull (OSError)                the node has no room for an argument or a result
     ├── UntrustedResult                    a result that only code from an untrusted machine could rebuild
@@ -48,6 +50,7 @@ __all__ = [
     "BudgetExceeded",
     "CallTimeout",
     "CapacityError",
+    "CommandFailed",
     "ConnectionLost",
     "CredentialsError",
     "ErrorGroup",
@@ -74,6 +77,7 @@ __all__ = [
     "SkypoolError",
     "SpoolFull",
     "StillRunning",
+    "TakenOver",
     "UnknownAccelerator",
     "UntrustedResult",
     "UsageError",
@@ -265,7 +269,13 @@ class ConnectionLost(SkypoolError):
 
     Attributes:
         node: the node's number, -1 if unknown.
+        rank: the number of the lost process in its gang (one call that runs as several processes); None if it was not
+            part of a gang.
+        others: the errors of other parts of the same call, in the order in which they came.
     """
+
+    rank: int | None = None
+    others: Sequence[BaseException] = ()
 
     def __init__(self, message: str, node: int = -1) -> None:
         self.node = node
@@ -278,6 +288,13 @@ class ProtocolError(ConnectionLost):
 
 class NodeInterrupted(ConnectionLost):
     """The error for a node whose provider took the machine back, as a provider may do with spot machines."""
+
+
+class TakenOver(ConnectionLost):
+    """The error for a pool that another process has taken over with `ComputePool.attach`, so that it is its owner now.
+
+    The former owner, such as a process that was suspended, sends no more calls. It does not end the machines.
+    """
 
 
 class NodeRetired(ConnectionLost):
@@ -360,7 +377,13 @@ class WorkerDied(SkypoolError):
         tail: last lines that the call printed; "" if there are none.
         node: the node's number; -1 if unknown.
         hint: a likely reason; "" if none is known.
+        rank: the number of the process in its gang (one call that runs as several processes); None if it was not part
+            of a gang.
+        others: the errors of other parts of the same call, in the order in which they came.
     """
+
+    rank: int | None = None
+    others: Sequence[BaseException] = ()
 
     def __init__(
         self,
@@ -402,6 +425,40 @@ def _signal_name(number: int | None) -> str:
         return signal.Signals(number or 0).name
     except ValueError:
         return f"signal {number}"
+
+
+class CommandFailed(SkypoolError):
+    """The error for a program, run by `skypool.cmd`, that could not be started or ended with a status other than 0.
+
+    Attributes:
+        command: the program and its arguments, as text for a shell.
+        returncode: exit status of the program, or the negative number of the signal that killed it; None if the
+            program could not be started.
+        signal: number of the signal that killed the program; None if no signal did.
+        tail: last lines that the program printed; "" if there are none.
+        node: the node's number; -1 if unknown.
+        why: why the program could not be started, and what to do about it; "" if it was started.
+    """
+
+    def __init__(
+        self, command: str, returncode: int | None = None, tail: str = "", node: int = -1, why: str = ""
+    ) -> None:
+        self.command, self.returncode, self.tail, self.node, self.why = command, returncode, tail, node, why
+        self.signal = -returncode if returncode is not None and returncode < 0 else None
+        where = f" on node {node}" if node >= 0 else ""
+        short = command if len(command) <= 200 else f"{command[:199]}…"
+        if returncode is None:
+            message = f"`{short}` could not be started{where}: {why}"
+        elif self.signal is not None:
+            message = f"`{short}`{where} was killed by {_signal_name(self.signal)}"
+        else:
+            message = f"`{short}`{where} exited with status {returncode}"
+        if tail:
+            message += "\nlast output of the program:\n" + "\n".join(f"  {line}" for line in tail.splitlines())
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.command, self.returncode, self.tail, self.node, self.why)
 
 
 class CallTimeout(SkypoolError, TimeoutError):
@@ -522,9 +579,11 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
     Args:
         lost: number of the node that was lost.
         node: number of the node that ends with it.
-        error: the error of the lost node. If that is a NodeInterrupted, the result is a NodeInterrupted, too. Otherwise
-            the result is a ConnectionLost.
+        error: the error of the lost node. If that is a NodeInterrupted or NodeRetired, the result is one, too.
+            Otherwise the result is a ConnectionLost.
     """
+    if isinstance(error, NodeRetired):
+        return retired(node)
     if isinstance(error, NodeInterrupted):
         return taken_back(node, error)
     gone = ConnectionLost(

@@ -184,6 +184,29 @@ class NodeInterruption(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GangFailed(NodeEvent):
+    """An event: a run of a gang has failed. (A gang is one call that runs as several processes, its ranks.)
+
+    `node` is the node of the rank that failed first.
+
+    Attributes:
+        call: the name of the function.
+        rank: the rank that failed first.
+        error: the error of that rank, as text.
+        others: the errors of other ranks that came before the gang was stopped, as texts.
+        attempt: the number of the run, from 1.
+        again: True if the gang runs again.
+    """
+
+    call: str
+    rank: int
+    error: str
+    others: tuple[str, ...] = ()
+    attempt: int = 1
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRetirement(NodeEvent):
     """An event: a node was retired, by `pool.retire` or because the pool was made smaller.
 
@@ -243,6 +266,24 @@ class CallFailed(NodeEvent):
 
     call: str
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceEnded(NodeEvent):
+    """An event: a service of `pool.service` has ended, although it was not closed and its pool has not ended.
+
+    Attributes:
+        node: the number of the node that ran the service.
+        service: the name of the service.
+        error: the type and the message of the error; "" if the service's function returned.
+        restarts: True if the service will start again.
+        delay: the seconds until it starts again; None if it does not, or if it waits for another node to join.
+    """
+
+    service: str
+    error: str
+    restarts: bool = False
+    delay: float | None = None
 
 
 Hear = Callable[[Event], None]

@@ -174,6 +174,11 @@ def enter(info: InstanceInfo, in_gang: bool = False) -> None:
     _in_gang = in_gang
 
 
+def node_number() -> int:
+    """Return the number of this node in its pool; -1 outside of a pool. No device is detected."""
+    return -1 if _process is None else _process.node
+
+
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
     """Set which call runs in this worker process from now on. All threads of the process see the same call.
 

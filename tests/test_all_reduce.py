@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from skypool.errors import ProtocolError
+import skypool as sky
+from skypool.errors import BootstrapError, ProtocolError
+from skypool.events import Notice
 from skypool.gangs.all_reduce import Bandwidth, all_reduce, bandwidth_of
-
-ROOT = Path(__file__).parent.parent
-PROGRAM = "import json; from skypool.gangs.all_reduce import all_reduce; print(json.dumps(all_reduce('gloo', 4000000)))"
+from tests import work
 
 
 def test_the_bus_bandwidth_is_that_of_nccl_tests() -> None:
@@ -30,6 +25,21 @@ def test_the_bus_bandwidth_is_that_of_nccl_tests() -> None:
 def test_the_slowest_process_counts() -> None:
     answers = [{"seconds": each, "size": 8, "processes": 2, "device": "GPU"} for each in (0.1, 0.3)]
     assert bandwidth_of(answers) == Bandwidth(2, "GPU", 8, 0.3)
+
+
+def test_a_single_process_measures_nothing() -> None:
+    answer = {"seconds": 0.1, "size": 8, "processes": 1, "device": "GPU"}
+    assert bandwidth_of([answer]) == "the gang has a single process"
+
+
+def test_check_nccl_says_once_why_it_measured_nothing() -> None:
+    with sky.ComputePool(nodes=2, check="nccl", console="off") as pool:
+        notices: list[str] = []
+        pool.events.listen(lambda event: notices.append(event.text) if isinstance(event, Notice) else None)
+        for _ in range(2):
+            assert work.add(1).with_options(procs=1) @ pool == [2, 2]
+        (told,) = [each for each in notices if "nccl" in each]
+        assert told.startswith('check="nccl" measured nothing: torch ')
 
 
 def test_without_torch_the_reason_is_told() -> None:
@@ -48,29 +58,16 @@ def test_an_answer_of_another_form_breaks_the_protocol(answer: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_measure_with_gloo(tmp_path: Path) -> None:
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    got = subprocess.run([python, "-m", "pip", "install", "-q", "torch==2.13.0+cpu"], capture_output=True, text=True)
-    if "No matching distribution" in got.stderr:
+def test_a_gang_measures_with_gloo() -> None:
+    image = sky.Image(pip=["torch==2.13.0+cpu"])
+    try:
+        pool = sky.ComputePool(nodes=2, image=image, console="off").start()
+    except BootstrapError as e:
+        if "torch==2.13.0+cpu" not in str(e):
+            raise
         pytest.skip("no index here has torch for CPUs")
-    assert got.returncode == 0, got.stderr
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    running = [
-        subprocess.Popen(
-            [python, "-c", PROGRAM],
-            env={**os.environ, **meeting, "PYTHONPATH": str(ROOT), "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    ended = [each.communicate(timeout=120) for each in running]
-    assert [each.returncode for each in running] == [0, 0], ended
-    measured = bandwidth_of([json.loads(out) for out, _ in ended])
+    with pool:
+        measured = bandwidth_of(sky.compute(procs=1)(all_reduce)("gloo", 4_000_000) @ pool)
     assert isinstance(measured, Bandwidth)
     assert (measured.processes, measured.device, measured.size) == (2, "CPU", 4_000_000)
     assert 1e6 < measured.bus < 1e12

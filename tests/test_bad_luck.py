@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,14 @@ def agent_of(pool: sky.ComputePool, node: int = 0) -> int:
 def holders() -> list[int]:
     """The transports' processes: children of this one that run the loader."""
     return [pid for pid in children(os.getpid()) if b"take(8)" in _command(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    """False also for a process that has ended and was not waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _command(pid: int) -> bytes:
@@ -416,6 +425,103 @@ def test_a_fresh_call_finds_no_state_of_another_and_leaves_none() -> None:
             initialise() >> mine
         with pytest.raises(ValueError, match="training failed"):
             initialise.with_options(fresh=True)() >> mine
+
+
+@sky.compute
+def set_up(name: str, fails: bool) -> int:
+    """Initialise a stand-in for a library that can be initialised once in a process, and perhaps fail."""
+    module = sys.modules.setdefault(name, ModuleType(name))
+    if getattr(module, "is_initialized", bool)():
+        raise RuntimeError("trying to initialize the default process group twice!")
+    module.is_initialized = lambda: True  # type: ignore[attr-defined]
+    if fails:
+        raise ValueError("and then the training failed")
+    return os.getpid()
+
+
+@pytest.mark.parametrize("library", ["torch.distributed", "jax.distributed"])
+def test_a_worker_is_replaced_after_a_failed_call_that_left_a_library_initialised(library: str) -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="training failed"):
+                set_up(library, True) >> mine
+        pid = set_up(library, False) >> mine
+        assert sky.compute(os.getpid)() >> mine == pid  # a call that returned may leave it for the next one
+        with pytest.raises(RuntimeError, match="twice"):
+            set_up(library, False) >> mine
+        assert set_up(library, False) >> mine != pid
+
+
+def test_a_worker_is_replaced_after_a_failed_call_that_left_processes_and_they_are_killed() -> None:
+    @sky.compute
+    def start(fails: bool) -> tuple[int, int]:
+        child = subprocess.Popen(["sleep", "1000"])
+        if fails:
+            raise ValueError(child.pid)
+        return os.getpid(), child.pid
+
+    @sky.compute
+    def fail() -> None:
+        raise LookupError(os.getpid())
+
+    with sky.ComputePool(slots=1, console="off") as mine:
+        with pytest.raises(ValueError, match=r"\d+") as caught:
+            start(True) >> mine
+        eventually(lambda: not is_alive(int(str(caught.value))), what="the end of the process that was left")
+        worker, child = start(False) >> mine  # as a server that later calls use
+        for _ in range(2):
+            with pytest.raises(LookupError) as later:
+                fail() >> mine
+            assert later.value.args == (worker,)
+        assert is_alive(child)
+    eventually(lambda: not is_alive(child), what="the end of the node's processes")
+
+
+TWICE = """
+import os
+import skypool as sky
+
+
+@sky.compute
+def train(fails):
+    import torch.distributed as dist
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    if fails:
+        raise ValueError("the training failed")
+    return dist.get_world_size()
+
+
+with sky.ComputePool(slots=1, console="off") as pool:
+    for _ in range(2):
+        try:
+            train(True) >> pool
+        except ValueError as e:
+            print(e)
+    print(train(False) >> pool)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_torch_is_initialised_again_after_a_call_that_failed(tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    got = subprocess.run([python, "-m", "pip", "install", "-q", "torch==2.13.0+cpu"], capture_output=True, text=True)
+    if "No matching distribution" in got.stderr:
+        pytest.skip("no index here has torch for CPUs")
+    assert got.returncode == 0, got.stderr
+    path = os.pathsep.join(each for each in sys.path if each and Path(each).is_dir())
+    (tmp_path / "twice.py").write_text(TWICE)
+    ran = subprocess.run(
+        [python, str(tmp_path / "twice.py")],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.stdout.split("\n") == ["the training failed", "the training failed", "1", ""], ran.stderr
 
 
 def test_every_fresh_call_has_a_process_of_its_own() -> None:

@@ -95,6 +95,8 @@ class Office:
             lambda *told: self.retried.append(told),
             lambda *told: self.fed.append(told),
             self.drained.append,
+            lambda _: None,
+            lambda _: None,
         )
         self.links: dict[int, Paper] = {}
         for node, count in enumerate(slots):

@@ -82,6 +82,10 @@ def test_training_on_spot_machines_does_every_step() -> None:
     assert run(ROOT / "examples/06_spot.py") == "300 steps, weight 3.000\n"
 
 
+def test_the_service_answers_through_the_forwarded_port() -> None:
+    assert "this page is on node 0\nits processes are gone: True\n" in run(ROOT / "examples/09_service.py")
+
+
 def test_an_example_that_prints_into_a_pipe_keeps_status_lines_out_of_it() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples/01_hello.py")],

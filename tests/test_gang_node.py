@@ -14,20 +14,23 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.agent.gang_probe import probe
 from skypool.agent.plan import GANG_PROCESSES
 from skypool.calls.call import Call
 from skypool.calls.futures import CallFuture
 from skypool.calls.pending import PendingCall
-from skypool.errors import CallTimeout, ConnectionLost, RemoteError, UsageError, WorkerDied
+from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, RemoteError, UsageError, WorkerDied
 from skypool.gangs import environment
 from skypool.gangs.environment import Member
+from skypool.gangs.ports import free_ports
+from skypool.link.inbound import message_of
 from skypool.runtime import Interruption
-from skypool.wire.frames import members
+from skypool.testing import FakeCloud
+from skypool.wire.frames import Kind, frame, members, parse_frame
 from tests import work
 from tests.conftest import eventually, processes_of
 from tests.gang_work import agent, await_file, dawdle, end, meet, own_rank, place, sizes, speak
 from tests.test_slots import eight, python_with
+from tests.watched import Watched
 
 __all__ = ["eight"]
 
@@ -420,9 +423,45 @@ def test_one_process_too_many_is_refused_by_itself(pool: sky.ComputePool, tmp_pa
 
 
 def test_free_ports_are_free_everywhere_and_differ(pool: sky.ComputePool) -> None:
-    ports = sky.compute(probe)(20) >> pool
+    ports = sky.compute(free_ports)(20) >> pool
     assert len({*ports}) == 20
     assert all(20_000 <= port < 32_768 for port in ports)
     for port in ports:
         with socket.socket() as listener:
             listener.bind(("", port))
+
+
+def test_the_nodes_own_notice_reaches_running_processes_and_later_ones(tmp_path: Path) -> None:
+    with FakeCloud(tmp_path / "cloud") as cloud:
+        with Watched(cloud, nodes=1) as mine:
+            folder = tmp_path / "told"
+            folder.mkdir()
+            (busy,) = start(mine, await_file(str(tmp_path), "go"), 1)  # else the node is ended as soon as it is idle
+            futures = start(mine, told(str(folder))(), 2)
+            eventually(lambda: len(list(folder.iterdir())) == 2, 60)
+            at = mine.notify(0, 600)
+            assert values(futures) == pytest.approx([at, at], abs=30)
+            futures = start(mine, told(str(folder))(), 2)
+            assert values(futures) == pytest.approx([at, at], abs=30)
+            (tmp_path / "go").touch()
+            assert busy.result(60) == 0
+        eventually(lambda: not processes_of(str(tmp_path)), 30, "the end of the cloud's processes")
+
+
+# --- messages ------------------------------------------------------------------------------------------------
+
+
+def test_a_node_cannot_put_just_any_text_before_what_it_prints() -> None:
+    def message(**more: object) -> Any:
+        data = b"".join(frame(Kind.OUTPUT, {"id": 7, "slot": 0, "fd": 1, "seq": 1, **more}, [b"text"]))
+        return message_of(parse_frame(memoryview(data)))
+
+    assert (message().rank, message().label) == (None, "")
+    said = message(rank=3, label="gpu4-7")
+    assert (said.rank, said.label) == (3, "gpu4-7")
+    for wrong in ("\x1b[2J", "gpu1] [1", "x" * 30, "GPU", None, 5):
+        with pytest.raises(ProtocolError, match="'label'"):
+            message(rank=0, label=wrong)
+    for rank in (-1, True, "0", 1 << 20, None):
+        with pytest.raises(ProtocolError, match="'rank'"):
+            message(rank=rank, label="")

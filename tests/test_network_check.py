@@ -175,7 +175,7 @@ def test_a_server_that_is_no_listener_is_told_apart(said: bytes, outcome: str) -
 
 
 @pytest.mark.parametrize("check", ["tcp", True, 1, "", ("network",)])
-def test_check_is_network_or_none(check: Any) -> None:
+def test_check_is_network_nccl_or_none(check: Any) -> None:
     with pytest.raises(UsageError, match="check must be 'network'"):
         sky.ComputePool(check=check)
 
@@ -346,6 +346,16 @@ def test_what_a_firewall_rejects_is_named_and_can_be_opened_while_the_pool_runs(
         block(made[1], made[2], "--syn", "-j", "ACCEPT")
         opened = check.ensure([0, 1, 2])
         assert [each.outcome for each in opened.connections] == ["ok"], "the other pairs were good before"
+
+
+@pytest.mark.timeout(240)
+def test_the_nodes_of_a_gang_are_checked_before_it_runs(lab: Lab) -> None:
+    with machines(lab, 2) as made, pool_of(lab, made) as pool:
+        block(made[0], made[1], "--syn", "-j", "REJECT")
+        assert sorted(work.where() @ pool) == [0, 1], "a call that is no gang may have no use for a network"
+        assert work.where().with_options(procs=1) >> pool == 0
+        with pytest.raises(NetworkError, match="the connection was refused"):
+            work.where().with_options(procs=1) @ pool
 
 
 @pytest.mark.slow

@@ -123,8 +123,7 @@ def test_a_death_counts_before_the_errors_that_it_causes(pool: sky.ComputePool) 
     with tempfile.TemporaryDirectory() as folder, pytest.raises(WorkerDied) as caught:
         die_or_notice(folder) @ pool
     assert caught.value.node == 1
-    others: list[BaseException] = caught.value.others  # type: ignore[attr-defined]
-    assert [type(each) for each in others] == [ConnectionResetError, ConnectionResetError]
+    assert [type(each) for each in caught.value.others] == [ConnectionResetError, ConnectionResetError]
 
 
 def test_independent_parts_go_on(pool: sky.ComputePool, tmp_path: Path) -> None:

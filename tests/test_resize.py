@@ -231,3 +231,22 @@ def test_a_pool_of_alternatives_with_different_numbers_of_hosts_stays_at_one(tmp
         pytest.raises(UsageError, match="with nodes=2, the size of the pool would depend on which accelerator"),
     ):
         pool.resize(2)
+
+
+def test_a_service_of_a_retired_node_ends_after_the_calls_of_the_node(cloud: FakeCloud, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Watched(cloud, nodes=2) as pool:
+        service = pool.service(sky.cmd("sleep", "1000"), node=0, restart=3)
+        running = pool.send(where(str(go)), node=0)
+        pool.until_busy(0)
+        pool.retire(0)
+        eventually(lambda: pool.nodes[0] == "leaving", what="the retirement")
+        with pytest.raises(NodeRetired):
+            pool.service(sky.cmd("sleep", "1000"), node=0)
+        assert service.is_running
+        go.touch()
+        assert running.result(60) == 0
+        until_ended(pool, 0)
+        with pytest.raises(NodeRetired):
+            service.result(60)
+        assert service.restarts == 0

@@ -46,9 +46,9 @@ In a worker's process:
 - `worker_channel`, `packets`: the packets between worker and agent.
 - `capture`: captures everything that a call prints, if the call's options ask for that.
 - `shield`: lets the stop of a call wait while the worker's own code holds a lock.
+- `left_behind`: finds what a failed call has left, so that a new process replaces the worker.
 - `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators.
 - `modules`: imports the user's own modules.
-- `gang_probe`: finds free ports for the processes of a gang.
 """
 
 __all__ = [
@@ -61,9 +61,9 @@ __all__ = [
     "capture",
     "client",
     "connection",
-    "gang_probe",
     "health",
     "lease",
+    "left_behind",
     "loader",
     "modules",
     "node",

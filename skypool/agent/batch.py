@@ -72,8 +72,8 @@ class Batch:
         self.silent = header.get("output") == "silent"
         self._singles: list[NodeCall] = []
         self._offered = False
-        if "gang" in header:
-            raise protocol_violation("the client sent several calls of a gang in one message")
+        if "gang" in header or "service" in header:
+            raise protocol_violation("the client sent several calls of a gang or services in one message")
         numbers = {type(each) for each in (*self.ids, *self._lengths)}
         if numbers != {int} or len(self.ids) != len(self._lengths) or min(*self.ids, *self._lengths) < 0:
             raise protocol_violation("the client sent a message with several calls whose ids or lengths are invalid")

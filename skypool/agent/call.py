@@ -23,8 +23,8 @@ class NodeCall:
         timeout: seconds that the call may run; None for no limit.
         silent: True if the call's output is not sent to the client.
         streams: True if the call sends items of a generator.
-        kind: the kind of slot (place for one call) that the call needs: CPU for a slot without devices, GANG for a
-            slot of its own, otherwise MAIN.
+        kind: the kind of slot (place for one call) that the call needs: CPU for a slot without devices, GANG or
+            SERVICE for a slot of its own, otherwise MAIN.
         offered: True if the call is in a queue of the worker processes, or a worker has taken it.
         again: True if the call was queued again after workers could take it, so that two workers may have its
             arguments.

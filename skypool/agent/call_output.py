@@ -11,7 +11,7 @@ import os
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.client import OUTPUT_WINDOW, Client
-from skypool.agent.slots import TAIL, Slot, Slots
+from skypool.agent.slots import SERVICE, TAIL, Slot, Slots
 
 _OUTPUT_LIMIT = 10 << 20
 """The greatest number of bytes of one call's output that are sent to the client."""
@@ -60,9 +60,9 @@ class CallOutput:
     def add(self, slot: Slot, id_: int, fd: int, data: bytes) -> None:
         """Send a call's output to the client, up to two limits, and keep the last bytes of the output in the slot.
 
-        The limits are 10 MiB for each call, and 4 MiB of all calls' output that the client has not acknowledged. Bytes
-        beyond the limits are dropped, and counted in the call's `dropped`. Output of a silent call is not sent, but its
-        last bytes are kept.
+        The limits are 10 MiB for each call, and 4 MiB of all calls' output that the client has not acknowledged. The
+        first one does not apply to services. Bytes beyond the limits are dropped, and counted in the call's `dropped`.
+        Output of a silent call is not sent, but its last bytes are kept.
 
         Args:
             slot: the slot that the output comes from.
@@ -81,7 +81,9 @@ class CallOutput:
         if call is not None and call.silent:
             return
         if call is not None:
-            room = max(0, min(_OUTPUT_LIMIT - call.printed, OUTPUT_WINDOW - unread))
+            room = max(0, OUTPUT_WINDOW - unread)
+            if call.kind != SERVICE:
+                room = max(0, min(room, _OUTPUT_LIMIT - call.printed))
             call.dropped += max(0, len(data) - room)
             data = data[:room]
             call.printed += len(data)

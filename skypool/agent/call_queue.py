@@ -15,7 +15,7 @@ from functools import partial
 
 from skypool.agent.batch import Batch
 from skypool.agent.call import NodeCall
-from skypool.agent.slots import CPU, GANG, Slot, Slots, WorkerQueue
+from skypool.agent.slots import CPU, OWN, Slot, Slots, WorkerQueue
 from skypool.agent.value_storage import SpareMemory
 
 
@@ -165,7 +165,7 @@ class CallQueue:
             ids: the ids of the calls.
         """
         found = [call for id_ in ids if (call := self.get(id_)) is not None]
-        calls = [call for call in found if call.offered and call.kind != GANG]
+        calls = [call for call in found if call.offered and call.kind not in OWN]
         for call in calls:
             call.offered = False
             call.again = True

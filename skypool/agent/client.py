@@ -45,6 +45,7 @@ class Client:
     Attributes:
         unacknowledged: outcomes (results or errors), stream items and output that the client has not acknowledged.
         session: the id of the client that was accepted last; "" before the first one.
+        epoch: how many clients with different ids were accepted. Each takes the node over from the one before.
         heard: the time of the client's last sign of life, by the agent's clock. At first, the time when this object was
             created.
     """
@@ -71,6 +72,7 @@ class Client:
         self._clock = clock
         self.unacknowledged = Unacknowledged(kept)
         self.session = ""
+        self.epoch = 0
         self.heard = self._clock()
         self._current: Connection | None = None
         self._holders: dict[Connection, socket.socket] = {}
@@ -141,30 +143,36 @@ class Client:
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
         """Accept the client that sent a HELLO (its first message), or answer TAKEN if another client uses the node.
 
-        The other client uses the node if it is connected and was heard within the last `liveness` seconds. An accepted
-        client gets a WELCOME and everything in `unacknowledged`. An earlier connection to a client is closed. If the
+        The other client uses the node if it is connected and was heard within the last `liveness` seconds. Each client
+        that takes the node over gets a higher epoch in its WELCOME. A client that comes back names its epoch. If the
+        node was taken over since, that client is refused for good, also while the new one is away. An accepted client
+        gets a WELCOME and everything in `unacknowledged`. An earlier connection to a client is closed. If the
         same client has come back, outcomes (results or errors) that it no longer waits for are forgotten.
 
         Args:
             connection: the connection that the HELLO came on. It is closed after TAKEN.
             hello: the header of the HELLO: the client's session id, and the ids of the calls that the client waits for.
+                Also the epoch that the client was given; 0 if the client was not accepted before.
         """
         session = str(hello["session"])
         awaited = set(hello["calls"])
-        other = self._current is not None and session != self.session
-        if other and self._clock() - self.heard < self._liveness:
-            connection.send(frame(Kind.TAKEN, {"silent": round(self._clock() - self.heard, 1)}))
+        is_new = session != self.session
+        is_former = is_new and int(hello.get("epoch", 0)) > 0
+        if is_former or (is_new and self._current is not None and self._clock() - self.heard < self._liveness):
+            silent = round(self._clock() - self.heard, 1)
+            connection.send(frame(Kind.TAKEN, {"silent": silent, "former": is_former}))
             self.flush(connection)
             self._drop(connection)
             return
         if self._current is not None and self._current is not connection:
             self._drop(self._current)
-        is_new = session != self.session
-        if not is_new:
+        if is_new:
+            self.epoch += 1
+        else:
             self.unacknowledged.acknowledge([c for c in self.unacknowledged.calls if c not in awaited], 0)
         self.session = session
         self._current = connection
-        connection.send(long_frame(Kind.WELCOME, self._on_hello(is_new)))
+        connection.send(long_frame(Kind.WELCOME, {**self._on_hello(is_new), "epoch": self.epoch}))
         self._on_resumed()
         self.unacknowledged.resend(connection)
 

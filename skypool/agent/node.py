@@ -28,7 +28,7 @@ from skypool.agent.notice import Lookout
 from skypool.agent.packets import PACKET
 from skypool.agent.plan import GANG_PROCESSES, NodePlan
 from skypool.agent.shared_page import SharedPage
-from skypool.agent.slots import CPU, GANG, MAIN, Slot, Slots, too_many_processes
+from skypool.agent.slots import CPU, GANG, MAIN, OWN, SERVICE, Slot, Slots, too_many_processes
 from skypool.agent.stops import Stops
 from skypool.agent.store import Arrivals, Store
 from skypool.agent.value_storage import SpareMemory
@@ -309,6 +309,7 @@ class Agent:
             "devices": len({name for slot in self._plan.slots for name in slot.devices}),
             "calls": calls,
             "cpu_calls": [id_ for id_, call in self._calls.items() if call.kind == CPU],
+            "services": [id_ for id_, call in self._calls.items() if call.kind == SERVICE],
             "names": self._calls_by_name(),
             "streams": [id_ for id_, call in self._calls.items() if call.streams],
             "functions": list(self._store.functions),
@@ -352,14 +353,15 @@ class Agent:
 
         The header has the numbers of running, waiting and finished calls, and the function names of at most 8 running
         calls. `cpu_busy` counts the running calls on CPU slots. `interruption` is the time at which the provider takes
-        the machine back, in seconds since 1970, or None.
+        the machine back, in seconds since 1970, or None. Services are left out.
         """
-        running = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
+        taken = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
+        running = [call for call in taken if call.kind != SERVICE]
         return {
             "busy": len(running),
             "cpu_busy": sum(call.kind == CPU for call in running),
             "running": [call.name for call in running[:8]],
-            "waiting": len(self._calls) - len(running),
+            "waiting": len(self._calls) - len(taken),
             "done": self._done,
             "interruption": self.page.interruption or None,
         }
@@ -376,7 +378,7 @@ class Agent:
         self._client.send(Kind.PONG, self._report())
 
     def _on_call(self, f: Frame) -> None:
-        """Put a call from the client into the queue. A call that is a process of a gang starts at once instead.
+        """Put a call from the client into the queue. A service or a process of a gang starts at once instead.
 
         A call that is known already is ignored, as may happen after a reconnection. If there was no room for the call's
         large arguments, the call ends at once with a SpoolFull error.
@@ -400,8 +402,35 @@ class Agent:
         self._names[call.id] = name
         if kind == GANG:
             self._begin_member(call, Member.from_header(h), h.get("devices") == 0)
+        elif kind == SERVICE:
+            self._begin_service(call, h.get("devices") == 0)
         else:
             self._queue.add(call)
+
+    def _begin_service(self, call: NodeCall, on_cpu: bool) -> None:
+        """Start the worker process of a service, a long-lived call beside all others. Does not wait for the process.
+
+        The process runs nothing but this call. If it cannot be started, the call ends at once with an error.
+
+        Args:
+            call: the call.
+            on_cpu: True if the service asks for no devices.
+        """
+        self._queue.add_begun(call)
+        try:
+            slot = self._slots.add_service_slot(call.id, on_cpu)
+        except UsageError as e:
+            self._answers.fail(call.id, e)
+            return
+        try:
+            self._start(slot, call)
+        except OSError as e:
+            self._slots.remove(slot)
+            error = SkypoolError(
+                f"service {call.name} cannot be started on node {self.config.node}: {e}; close other services there, "
+                "or use a machine with more memory"
+            )
+            self._answers.fail(call.id, error)
 
     def _begin_member(self, call: NodeCall, member: Member, on_cpu: bool) -> None:
         """Start the worker process of a call that is one process of a gang. Does not wait for the process.
@@ -583,7 +612,9 @@ class Agent:
 
     def _on_outcome(self, slot: Slot, f: Frame, packet: bytes) -> None:
         id_ = f.header["id"]
-        if id_ in self._calls:
+        if slot.kind == SERVICE:
+            slot.answer = packet, "blob" in f.header, "done" in f.header  # sent when its processes are gone
+        elif id_ in self._calls:
             self._end(slot, id_, "done" in f.header)
             self._unacknowledged.add(id_, 0, [packet], "blob" in f.header)
 
@@ -652,7 +683,7 @@ class Agent:
     def _on_death(self, slot: Slot) -> None:
         """Handle the death of a worker process, and start a new one for its slot (place for one call).
 
-        The slot of a process of a gang is forgotten instead.
+        The slot of a service or of a process of a gang is forgotten instead.
 
         First, the packets (messages) that the worker sent before its death are handled. So are up to 64 KiB of each of
         its direct outputs (stdout and stderr). The call that the worker ran ends with an error. Calls that it had taken
@@ -670,13 +701,17 @@ class Agent:
         status = self._slots.bury(slot)
         if call is not None and call.offered:
             self._call_output.end(slot, call)
-            if call.doomed:
+            if slot.answer is not None:
+                packet, is_large, done = slot.answer
+                self._end(slot, call.id, done)
+                self._unacknowledged.add(call.id, 0, [packet], is_large)
+            elif call.doomed:
                 self._answers.stopped(call)
             else:
                 self._answers.died(slot, call, status)
         slot.tail.clear()
         self._store.forget_worker(slot)
-        if slot.kind == GANG:
+        if slot.kind in OWN:
             self._slots.remove(slot)
             self._find_outputs()
             return

@@ -64,6 +64,33 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def kill_marked(root: int, variable: str, value: str, patience: float = 2.0) -> None:
+    """Kill all descendants of `root` that were started with a variable in their environment. Wait until they are gone.
+
+    A process that clears its environment is not found. Does nothing if there are none.
+
+    Args:
+        root: the pid of a process. The process itself is not killed.
+        variable: the name of the variable.
+        value: its value.
+        patience: seconds after which not to wait any longer.
+    """
+    mark = f"\0{variable}={value}\0".encode()
+    until = time.monotonic() + patience
+    while True:
+        marked: list[int] = []
+        for pid in descendants(root):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+                if mark in b"\0" + file.read():
+                    marked.append(pid)
+        for pid in marked:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not marked or time.monotonic() > until:
+            return
+        time.sleep(0.002)
+
+
 def kill_descendants(patience: float = 10.0) -> bool:
     """Kill all descendants of this process by SIGKILL, including orphans that it has adopted, until none is left.
 

@@ -5,7 +5,8 @@ In addition, there is one CPU slot, without devices, for each CPU. Workers of CP
 need them. A node without devices has MAIN slots only.
 
 In addition, each process of a gang (a call that runs as several processes on its nodes) has a slot of the kind GANG. It
-is made for one call and forgotten when its process has ended.
+is made for one call and forgotten when its process has ended. So has each service (a long-lived call beside all
+others), with the kind SERVICE.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from skypool.agent.call import NodeCall
 from skypool.agent.notice import Herald
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
 from skypool.agent.plan import GANG_PROCESSES, GANG_ROWS, NodePlan
-from skypool.agent.processes import call_it, usable_cpus
+from skypool.agent.processes import call_it, kill_marked, usable_cpus
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.worker import LOADING, Worker
 from skypool.clock import RunningClock
@@ -47,10 +48,16 @@ Packet = tuple[list[Buffer], list[int], bool]
 MAIN = 0
 CPU = 1
 GANG = 2
+SERVICE = 3
+OWN = (GANG, SERVICE)
 """The kinds of slots: CPU for calls that ask for no device, GANG for one process of a gang, MAIN for all other calls.
 
-A node without devices has no CPU slots, and all calls except those of gangs run on its MAIN slots.
+SERVICE is for one service. Slots of the kinds `OWN` are made for one call, and not counted.
+
+A node without devices has no CPU slots, and all calls except those of gangs and services run on its MAIN slots.
 """
+SERVICE_MARK = "SKYPOOL_SERVICE"
+"""The variable by which the processes that a service has started are found when it ends. Its value is the call's id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,9 +67,9 @@ class Slot:
     Attributes:
         number: the slot's number on the node, from 0.
         env: environment variables of the slot's worker.
-        kind: MAIN, CPU or GANG.
+        kind: MAIN, CPU, GANG or SERVICE.
         member: the process of a gang that the slot was made for; None for other slots.
-        on_cpu: True for a process of a gang that asks for no devices.
+        on_cpu: True for a process of a gang or a service that asks for no devices.
         label: the text that tells the output of this process from that of the gang's others here; "" if not needed.
         notice: for a process of a gang, the write end of the pipe that is closed to tell it that a machine is taken
             back; -1 for other slots, and after that.
@@ -75,6 +82,9 @@ class Slot:
         pipes: the pipes through which the agent (the node's main process) follows batches (several calls in one
             message).
         ended: outcomes (results or errors) from these pipes that were not sent to the client yet.
+        answer: the outcome (result or error) of a service, as (packet, True if a large value was sent before, True if
+            the worker no longer uses the arguments). It is kept until all processes of the service are gone. None for
+            other calls.
         tail: the last bytes that the call `tail_of` printed.
         tail_of: the id of the call that printed last; 0 if no call was running then.
         seen: the id of the call that the worker ran at the agent's last check, and the time of the first check that saw
@@ -99,6 +109,7 @@ class Slot:
     waiting: deque[Packet] = field(default_factory=deque)
     pipes: Pipes = field(init=False)
     ended: bytearray = field(default_factory=bytearray)
+    answer: tuple[bytes, bool, bool] | None = None
     tail: bytearray = field(default_factory=bytearray)
     tail_of: int = 0
     seen: tuple[int, float] = (0, 0.0)
@@ -196,7 +207,8 @@ class Slots:
         page: the argument `page`.
         counts: the number of slots of each kind on the node: [MAIN slots] or [MAIN slots, CPU slots].
         queues: a `WorkerQueue` for each of these kinds, in the same order.
-        all: the slots that have a worker, and those that get one when the agent starts. GANG slots are among them.
+        all: the slots that have a worker, and those that get one when the agent starts. Slots of the kinds `OWN` are
+            among them.
     """
 
     def __init__(
@@ -253,9 +265,7 @@ class Slots:
             UsageError: the node runs as many processes of gangs as it can.
         """
         on_cpu = on_cpu and len(self.counts) > 1
-        first = sum(self.counts)
-        used = {slot.number for slot in self.all if slot.kind == GANG}
-        number = next((each for each in range(first, first + GANG_ROWS) if each not in used), None)
+        number = self._free_number()
         if number is None:
             raise too_many_processes()
         config = self._plan.config
@@ -275,18 +285,47 @@ class Slots:
         self.all.append(slot)
         return slot
 
+    def add_service_slot(self, call: int, on_cpu: bool) -> Slot:
+        """Add a slot for a service (a long-lived call beside all others) to `all`, and return it.
+
+        The slot has no worker process yet: `start` must be called for it. The service sees all devices of the node.
+
+        Args:
+            call: the id of the service's call.
+            on_cpu: True if the service asks for no devices. The node's devices are then hidden from it.
+
+        Raises:
+            UsageError: the node runs as many services and processes of gangs as it can.
+        """
+        number = self._free_number()
+        if number is None:
+            raise UsageError("this node runs as many services as it can; close some, or use more nodes")
+        on_cpu = on_cpu and len(self.counts) > 1
+        env = {**(devices.hidden() if on_cpu else {}), SERVICE_MARK: str(call)}
+        slot = Slot(number, env, SERVICE, on_cpu=on_cpu)
+        self.all.append(slot)
+        return slot
+
+    def _free_number(self) -> int | None:
+        """Return an unused number for a slot that is made for one call; None if all are used."""
+        first = sum(self.counts)
+        used = {slot.number for slot in self.all if slot.kind in OWN}
+        return next((each for each in range(first, first + GANG_ROWS) if each not in used), None)
+
     def remove(self, slot: Slot) -> None:
-        """Forget the slot of a process of a gang. The process has ended, or was never started."""
+        """Forget the slot of a service or of a process of a gang. The process has ended, or was never started."""
         self.all.remove(slot)
 
     def kind_of(self, header: Mapping[str, Any]) -> int:
         """Return the kind of slot that a call needs, from the header of its frame (message).
 
-        Returns GANG for a process of a gang. Otherwise returns CPU if the header has `"devices": 0` and the node has
-        CPU slots, else MAIN.
+        Returns GANG for a process of a gang, and SERVICE for a service. Otherwise returns CPU if the header has
+        `"devices": 0` and the node has CPU slots, else MAIN.
         """
         if "gang" in header:
             return GANG
+        if "service" in header:
+            return SERVICE
         return CPU if header.get("devices") == 0 and len(self.counts) > 1 else MAIN
 
     def start(
@@ -307,7 +346,7 @@ class Slots:
             on_packet: called with the slot when a packet from the worker can be read.
             on_output: called when output of the worker can be read, with the slot and 1 for stdout or 2 for stderr.
             on_death: called with the slot when the worker's process has ended.
-            call: for a GANG slot, the only call that the worker runs. None for other slots.
+            call: for a slot of the kinds `OWN`, the only call that the worker runs. None for other slots.
 
         Raises:
             OSError: the process could not be forked, or there are too many open files.
@@ -328,7 +367,7 @@ class Slots:
 
         Args:
             slot: the slot.
-            call: for a GANG slot, the only call that the worker runs. It is put into a queue of the worker's own.
+            call: for a slot of the kinds `OWN`, the only call that the worker runs. It is put into a queue of its own.
             opened: gets a callback for each thing that must be closed if the process cannot be started.
 
         Raises:
@@ -415,11 +454,11 @@ class Slots:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
             os.environ.update(slot.env)
             # threads for each worker's share of the CPUs, unless the user has set it
-            if slot.kind != GANG and self.counts[slot.kind] > 1 and len(self.counts) > 1:
+            if slot.kind not in OWN and self.counts[slot.kind] > 1 and len(self.counts) > 1:
                 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.counts[slot.kind])))
             os.chdir(self._plan.config.cwd)
             self._introduce(slot)
-            call_it("worker")
+            call_it("worker" if slot.member is None else f"rank-{slot.member.rank}")
             Worker(
                 slot.number,
                 channel,
@@ -441,6 +480,7 @@ class Slots:
 
         Called in a new worker. `slot.number` counts all slots of the node. In the information for users, each kind of
         slot (with devices, or CPU) is numbered from 0. The processes of a gang on a node count as its slots.
+        A service counts as the only slot.
         """
         config = self._plan.config
         place = config.slice
@@ -450,8 +490,8 @@ class Slots:
             pool=config.pool,
             node=config.node,
             nodes=config.nodes,
-            slot=number if member is None else member.local,
-            slots=self.counts[slot.kind] if member is None else member.of,
+            slot=member.local if member is not None else 0 if slot.kind == SERVICE else number,
+            slots=member.of if member is not None else 1 if slot.kind == SERVICE else self.counts[slot.kind],
             slot_kind="device" if slot.kind != CPU and not slot.on_cpu and len(self.counts) > 1 else "cpu",
             address=self._plan.health.address,
             host=place.host,
@@ -613,11 +653,15 @@ class Slots:
     def bury(self, slot: Slot) -> int:
         """Reap a dead worker process, kill all that is left in its process group, and close the agent's files for it.
 
+        Of a service, all other processes that it has started are killed, too, and waited for.
+
         Returns the worker's wait status, as from `os.waitpid`. If the worker is still alive, it is killed, and this
         method waits for its end. Afterwards, `start` can give the slot a new worker.
         """
         self.signal(slot, signal.SIGKILL)
         _, status = os.waitpid(slot.pid, 0)
+        if slot.kind == SERVICE:
+            kill_marked(os.getppid(), SERVICE_MARK, slot.env[SERVICE_MARK])
         for fd in (slot.channel.fileno(), slot.pidfd, *slot.outputs.values()):
             self._watch(fd, 0, _nothing)
         slot.channel.close()

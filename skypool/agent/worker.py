@@ -21,6 +21,7 @@ from weakref import ref
 from skypool import runtime
 from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.capture import capture
+from skypool.agent.left_behind import holds_process_group, left_processes
 from skypool.agent.modules import FoundModule, UserModules
 from skypool.agent.notice import Herald
 from skypool.agent.output_stream import OutputStream
@@ -100,7 +101,8 @@ class Worker:
 
         - The agent (the node's main process) has ended.
         - A call was cancelled.
-        - A call needed a fresh process or has removed modules. A new worker process then replaces this one.
+        - A call needed a fresh process, has removed modules, or failed and left processes or an initialised process
+          group of a library. A new worker process then replaces this one.
         - This is a child process that a call forked.
         """
         self._settle_in()
@@ -307,8 +309,8 @@ class Worker:
             Cancelled: the agent (the node's main process) wants the call to stop. No outcome is sent.
             BrokenPipeError, ConnectionResetError: the agent is gone.
         """
-        is_gang = "gang" in packet.header
-        if is_gang or "fresh" in packet.header:
+        is_own = "gang" in packet.header or "service" in packet.header
+        if is_own or "fresh" in packet.header:
             self._worn = True
             if self._served:
                 # this call needs a fresh process: the worker that follows this one runs it
@@ -316,10 +318,10 @@ class Worker:
                 return True
         self._served += 1
         began = time.monotonic()
-        if not is_gang:  # otherwise the agent wrote the call into the page, and may have asked already to stop it
+        if not is_own:  # otherwise the agent wrote the call into the page, and may have asked already to stop it
             self._page.begin(self._slot, id_, began + LOADING)
         self._channel.call = id_
-        if is_gang and self._page.given_up(self._slot):
+        if is_own and self._page.given_up(self._slot):
             raise Cancelled
         self._arguments = None
         if self._page.drops != self._drops:
@@ -350,6 +352,8 @@ class Worker:
             self._note_end(end_of(id_, ok, seconds, buffers[0]))
         if not ok or len(sys.modules) < self._modules:
             self._worn = self._worn or self._lacks_modules()
+        if not ok:
+            self._worn = self._worn or holds_process_group() or left_processes(began)
         self._modules = len(sys.modules)
         return True
 

@@ -1,6 +1,7 @@
 """Calls on the client's side: how `train(10) >> pool` gets to a node, and its result back to the caller.
 
 - `call`: `@compute`, `Call`, and the operators that send a call to a pool.
+- `command`: `cmd`, which makes a call that runs a program of the node; `program`: runs it there.
 - `arguments`: pickles the arguments of a call; `upstream`: sends the items of iterator arguments one by one.
 - `options`: the options that `@compute` takes, such as timeout, retries and output.
 - `pending`: the client's record of a call until it ends.
@@ -8,19 +9,23 @@
 - `waiting`: the calls that wait for a node; `progress`: handles messages of nodes about running calls.
 - `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames (messages) to it.
 - `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
+- `gangs`: one call that runs as several processes, which start, fail and run again together.
 - `parts`: one call that runs on several nodes, and stops on all of them when it fails on one.
 """
 
 __all__ = [
     "arguments",
     "call",
+    "command",
     "dispatch",
     "futures",
+    "gangs",
     "map",
     "node_queue",
     "options",
     "parts",
     "pending",
+    "program",
     "progress",
     "upstream",
     "waiting",

@@ -30,7 +30,7 @@ from typing import (
 
 from skypool.calls.arguments import arity, payload_of, signature
 from skypool.calls.futures import CallFuture
-from skypool.calls.options import NodesAsked, NodesChanges, OneNodeChanges, OptionChanges, Options, OutputMode
+from skypool.calls.options import NodesAsked, NodesChanges, OneNodeChanges, OptionChanges, Options, OutputMode, Procs
 from skypool.calls.pending import Code
 from skypool.checks import Duration
 from skypool.errors import UsageError
@@ -117,8 +117,9 @@ class ComputeFunction(Generic[P, T]):
             numbers such as [0, 2] means each of these nodes, and "all" means every node: the result is then a list of
             values, ordered by node number. In `pool.map`, each call runs on only one of the nodes that `node` names.
         output: the handling of what the call prints. "show" (the default) prints it here. "head" prints it here too,
-            but for a call that is sent to several nodes only the output of the first node. "silent" drops it.
-            "capture" returns it with the value, as `Captured(value, output)`.
+            but for a call that is sent to several nodes only the output of the first node. "rank0" prints only the
+            output of rank 0 of a gang (see `procs`). "silent" drops it. "capture" returns it with the value, as
+            `Captured(value, output)`.
         grace: the time between SIGTERM and SIGKILL when a call is cancelled, in seconds or as a duration. Default 5.
             A call that exceeds its `timeout` gets the `grace` of the pool instead.
         window: for a generator, the bytes of items that may be sent before the consumer has taken them. The generator
@@ -134,6 +135,14 @@ class ComputeFunction(Generic[P, T]):
             the part of a node that runs one call at a time.)
         independent: for a call that runs on several nodes. Default False: when it fails for good on one node, it is
             stopped on the others. True lets the others go on; the error is raised when all have ended.
+        procs: makes the call a gang: it runs in several new processes on each of its nodes, for torch.distributed, JAX
+            and others. "per-device" means one process for each accelerator (one on a node without any). A number means
+            that many. The processes learn their rank from `instance_info()` and from environment variables such as
+            RANK and MASTER_ADDR. `call @ pool` returns the list of values by rank. `call >> pool` runs the gang on one
+            node and returns the value of its rank 0. When a process fails, the others are stopped and its error is
+            raised; `retries` and `retry_on` then count for the whole gang. Default None: no gang.
+        min_nodes: for a gang: the fewest nodes with which it may run again if lost nodes are not replaced in the time
+            of the pool's `wait`. Default None: it runs again only with as many nodes as before.
 
     Attributes:
         function: the plain function.
@@ -154,6 +163,8 @@ class ComputeFunction(Generic[P, T]):
         self._fewest, self._most = (each - len(given) for each in arity(function))
         self.is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         self.name = getattr(function, "__qualname__", repr(function)).replace("<locals>.", "")
+        if self.is_generator and options.procs is not None:
+            raise UsageError(f"{self.name} is a generator function, which cannot run as a gang: leave procs= out")
 
     def _not_called(self, operator: str) -> NoReturn:
         """Raise a UsageError in any case: the function was used where a call, such as `f(3)`, is needed.
@@ -444,6 +455,8 @@ def compute(
     fresh: bool = False,
     devices: Literal[0] | None = None,
     independent: bool = False,
+    procs: Procs | None = None,
+    min_nodes: int | None = None,
 ) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
 def compute(
     function: Callable[P, T] | None = None, /, **options: Unpack[NodesChanges]
@@ -460,7 +473,7 @@ def compute(
         retry_on: exception classes. A call that raises one of them also runs again, and uses up one of its `retries`.
             Default: none.
         node: the nodes that run a call: a number, a list of numbers, or "all". Default None: any node with room.
-        output: the handling of what a call prints: "show" (the default), "head", "silent" or "capture".
+        output: the handling of what a call prints: "show" (the default), "head", "rank0", "silent" or "capture".
         grace: the time between SIGTERM and SIGKILL when a call is cancelled, in seconds or as a duration. Default 5.
         window: for a generator, the bytes of items that may be sent before the consumer has taken them. Default 1 MiB.
         on_interruption: a function that the node calls, with an `Interruption`, when the provider announces that it
@@ -469,6 +482,8 @@ def compute(
         devices: 0 for a call that needs no accelerator. Default None: a call gets the accelerators of the slot that
             runs it.
         independent: True lets a call for several nodes go on when it has failed on one of them. Default False.
+        procs: runs the call as a gang: in this many new processes on each of its nodes, or "per-device". Default None.
+        min_nodes: for a gang: the fewest nodes with which it may run again. Default None: as many as before.
 
     `ComputeFunction` describes each option in full.
 
@@ -571,7 +586,7 @@ class Call(Generic[T_co]):
             node: the nodes that run the call: a number, a list of numbers, "all", or None for any node with room. With
                 a list or "all", the result is a list of values, ordered by node number.
             changes: other options of `@compute`, by name: timeout, retries, retry_on, output, grace, window,
-                on_interruption, fresh, devices and independent. `ComputeFunction` describes each.
+                on_interruption, fresh, devices, independent, procs and min_nodes. `ComputeFunction` describes each.
 
         Raises:
             UsageError: an option does not exist, or a value is not valid.

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
 
 from skypool.calls.futures import CallFuture, Items, ResultCell
+from skypool.calls.gangs import GangFailure, GangRunner
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
@@ -52,9 +53,13 @@ class Dispatch:
         on_drained: called with the number of a leaving node when that node has no call left. (A leaving node is one
             that was retired, or whose machine the provider takes back.) This function may be called several times for a
             node. It must not block.
+        on_gang_failed: called with each failure of a gang. (A gang is one call that runs as several processes.)
+        notice: called with a sentence for the user.
+        wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
 
     Attributes:
         node_queues: a dict from the number of each node to its queue.
+        gangs: the gangs of the pool.
     """
 
     def __init__(
@@ -64,6 +69,9 @@ class Dispatch:
         on_retry: Callable[[PendingCall, BaseException], None],
         on_feed: Callable[[PendingCall, int, int], None],
         on_drained: Callable[[int], None],
+        on_gang_failed: Callable[[GangFailure], None],
+        notice: Callable[[str], None],
+        wait: float = 0.0,
     ) -> None:
         self._pool = pool
         self._on_failed = on_failed
@@ -77,6 +85,7 @@ class Dispatch:
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
         self._closed: BaseException | None = None
+        self.gangs = GangRunner(pool, self, self._lock, wait, on_gang_failed, notice)
 
     # --- calls in --------------------------------------------------------------------------------------------
 
@@ -110,6 +119,39 @@ class Dispatch:
                     self._fill(node_queue)
             if pending_calls:
                 self._send_on(pending_calls[-1])
+
+    def start_service(self, pending: PendingCall) -> None:
+        """Send a service, a call that takes no slot, to its node. Return at once.
+
+        The service gets a new id. If the node is not connected, the service is sent when the node connects again. A
+        service that was stopped before is not sent.
+
+        Args:
+            pending: the service, with the number of one node.
+
+        Raises:
+            PoolClosed: the pool has ended.
+            UsageError: the pool does not have the node.
+            NodeInterrupted, NodeRetired: the node gets no new calls.
+        """
+        assert isinstance(pending.node, int)
+        with self._lock:
+            if self._closed is not None:
+                raise self._too_late(pending.name)
+            node_queue = self.node_queues.get(pending.node)
+            if node_queue is None:
+                raise no_such_node(self._pool, [pending.node], self.node_queues)
+            if node_queue.leaving:
+                raise node_queue.why_leaving
+            if pending.stopped:
+                return
+            pending.id = next(self._ids)
+            self._connect(pending)
+            if node_queue.is_up:
+                node_queue.send([pending])
+            else:
+                pending.at = pending.node
+                node_queue.services.underway[pending.id] = pending  # `resume` sends what the node does not know
 
     def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
         """Send a call to one of these nodes, or queue it for them. End it with an error if all of them are leaving.
@@ -161,7 +203,8 @@ class Dispatch:
         queue = self._waiting.anywhere[on_cpu]
         if len(queue) == 1:
             for node_queue in self.node_queues.values():
-                if not node_queue.lane(last).underway and node_queue.is_up:
+                lane = node_queue.lane(last)
+                if not lane.underway and node_queue.is_up and lane.held is None:
                     node_queue.send([queue.popleft()])
                     return
         if len(queue) >= self._enough[on_cpu]:
@@ -242,8 +285,11 @@ class Dispatch:
         the lane is idle, ask a busier node to give back some calls.
 
         Returns:
-            True if any call was sent, otherwise False. To a node that is leaving or not connected, no call is sent.
+            True if any call was sent, otherwise False. To a node that is leaving or not connected, no call is sent. Nor
+            is any sent while the lane is reserved for a gang.
         """
+        if lane.held is not None:
+            return False
         for on_cpu in lane.takes:
             self._enough[on_cpu] = 0
         queue = self._waiting.next_queue(lane)
@@ -380,6 +426,14 @@ class Dispatch:
 
     # --- objects ---------------------------------------------------------------------------------------------
 
+    def new_id(self) -> int:
+        """Return a new id for a call."""
+        return next(self._ids)
+
+    def refill(self, node_queue: NodeQueue) -> None:
+        """Send a node as many waiting calls as it has room for. Called when it is no longer reserved for a gang."""
+        self._fill(node_queue)
+
     def put(self, key: str, buffers: list[Buffer]) -> None:
         """Send a value to every node, now or when the node joins or reconnects. Return at once.
 
@@ -423,6 +477,7 @@ class Dispatch:
             node_queue = self.node_queues[node] = NodeQueue(node, lanes, link, address=welcome.health.address)
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
+            self.gangs.node_up(node, welcome.devices)
             self._fill(node_queue)
 
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
@@ -438,7 +493,7 @@ class Dispatch:
 
         Returns:
             the futures of the calls; [] if no call runs there. Calls of generators are left out, because nobody can
-            read their items any more.
+            read their items any more. Services are left out, too; they go on.
         """
         with self._lock:
             self.add(node, welcome, link)
@@ -448,14 +503,17 @@ class Dispatch:
             known = set(welcome.calls)
             streams = set(welcome.streams)
             on_cpu = set(welcome.cpu_calls)
+            services = set(welcome.services)
             for id_, name in welcome.names.items():
                 if id_ in known - streams:
                     future: CallFuture[object] = CallFuture(name)
                     options = Options(devices=0 if id_ in on_cpu else None)
                     pending = PendingCall(Code("", name, ()), [], future, options, node=node, id=id_, at=node)
+                    pending.service = id_ in services
                     self._connect(pending)
                     node_queue.lane(pending).underway[id_] = pending
-                    futures.append(future)
+                    if not pending.service:
+                        futures.append(future)
             return futures
 
     def awaited(self, node: int) -> Collection[int]:
@@ -465,7 +523,7 @@ class Dispatch:
         empty tuple.
         """
         node_queue = self.node_queues.get(node)
-        return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.lanes))
+        return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.all_lanes))
 
     def pause(self, node: int) -> None:
         """Send no calls to a node until `resume`, because its connection broke. Do nothing for an unknown node.
@@ -501,10 +559,11 @@ class Dispatch:
                 node_queue.drop_object(key)
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
-            for lane in node_queue.lanes:
+            for lane in node_queue.all_lanes:
                 lane.recalling = False
                 node_queue.send(self._unknown(node_queue, lane, known))
             node_queue.recall_all()
+            self.gangs.resumed(node)
             self._fill(node_queue)
 
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
@@ -558,6 +617,7 @@ class Dispatch:
                 while lane.pinned:
                     self._lost(lane.pinned.popleft(), node_queue.why_leaving, begun=False)
             self._lose_shared(node, node_queue.why_leaving)
+            self.gangs.node_leaving(node)
             node_queue.recall_all()
             self._fill(node_queue)
 
@@ -584,6 +644,25 @@ class Dispatch:
             if missing:
                 raise no_such_node(self._pool, missing, self.node_queues)
             return {node: self.node_queues[node].address for node in sorted(nodes)}
+
+    def can_start_on(self, node: int) -> bool:
+        """Return True if a service can start on a node: the pool has the node, and the node is not leaving.
+
+        Return True, too, for a node that is not connected now.
+        """
+        with self._lock:
+            return node in self._staying()
+
+    def service(self, node: int, id_: int) -> PendingCall | None:
+        """Return the service of this id that runs on a node, or None. This takes no lock."""
+        node_queue = self.node_queues.get(node)
+        return None if node_queue is None else node_queue.services.underway.get(id_)
+
+    def services_on(self, node: int) -> list[PendingCall]:
+        """Return the services that run on a node, as a new list; [] if the pool has no such node."""
+        with self._lock:
+            node_queue = self.node_queues.get(node)
+            return [] if node_queue is None else list(node_queue.services.underway.values())
 
     def _staying(self) -> set[int]:
         return {node for node, node_queue in self.node_queues.items() if not node_queue.leaving}
@@ -613,9 +692,11 @@ class Dispatch:
                 return
             for node_queue in gone:
                 why = error if node_queue.node == node else gone_with(node, node_queue.node, error)
-                for pending in [*node_queue.underway, *node_queue.pinned]:
+                for pending in [*node_queue.underway, *node_queue.pinned, *node_queue.services.underway.values()]:
                     lost = _lost_with_node(pending, node_queue.node, why)
                     self._lost(pending, lost, begun=node_queue.has(pending))
+            for node_queue in gone:
+                self.gangs.node_gone(node_queue.node)
             self._lose_shared(node, error)
             for other in self.node_queues.values():
                 self._fill(other)
@@ -657,29 +738,49 @@ class Dispatch:
                 lost.__cause__ = error
                 error = lost
             pending.finish(error)
-            self._on_failed(pending, error)
+            if pending.gang is None:
+                self._on_failed(pending, error)
 
     def _requeue(self, pending: PendingCall) -> None:
         """Put a call that was taken from its node back to the front of the queue where it waited. Send nothing."""
         pending.at = -1
         self._waiting.put_back(pending)
 
-    def close(self, error: BaseException) -> None:
-        """Accept no more calls, and end all unfinished calls with `error`. Do nothing if closed before.
+    def end_calls(self, error: BaseException) -> None:
+        """Accept no more calls, and end all unfinished calls with `error`, but let services go on.
 
-        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. All nodes are
-        removed; nothing is sent to them.
+        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. Nothing is sent to
+        the nodes. Do nothing if this was called before.
         """
         with self._lock:
             if self._closed is not None:
                 return
             self._closed = error
+            self.gangs.close(error)
             left = list(self._waiting)
+            self._waiting.clear()
             for node_queue in self.node_queues.values():
                 left += [*node_queue.underway, *node_queue.pinned]
+                for lane in node_queue.lanes:
+                    lane.underway.clear()
+                    lane.pinned.clear()
+                    lane.shared.clear()
+        self._end_all(left, error)
+
+    def close(self, error: BaseException) -> None:
+        """Accept no more calls, and end all unfinished calls and services with `error`. All nodes are removed.
+
+        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. Nothing is sent to
+        the nodes. Do nothing if closed before.
+        """
+        self.end_calls(error)
+        with self._lock:
+            left = [each for node_queue in self.node_queues.values() for each in node_queue.services.underway.values()]
             self.node_queues.clear()
-            self._waiting.clear()
-        for pending in left:
+        self._end_all(left, error)
+
+    def _end_all(self, calls: Sequence[PendingCall], error: BaseException) -> None:
+        for pending in calls:
             if not pending.stopped:
                 pending.finish(error)
             else:
@@ -694,10 +795,10 @@ class Dispatch:
     def pressed(self) -> bool:
         """True if calls that any node may run are waiting, because no node has room.
 
-        Calls that wait for certain nodes do not count.
+        Calls that wait for certain nodes do not count. A gang that needs more nodes than there are does.
         """
         with self._lock:
-            return any(self._waiting.anywhere)
+            return any(self._waiting.anywhere) or self.gangs.lacks_nodes
 
     @property
     def load(self) -> dict[int, int]:
@@ -707,12 +808,13 @@ class Dispatch:
 
     @property
     def unfinished(self) -> int:
-        """The number of calls that wait or run, on all nodes.
+        """The number of calls that wait or run, on all nodes. Services do not count.
 
-        A cancelled call counts until the node has ended it, or until it is taken from its queue.
+        A cancelled call counts until the node has ended it, or until it is taken from its queue. A gang counts once
+        for itself and once for each of its processes.
         """
         with self._lock:
-            return len(self._waiting) + sum(self.load.values())
+            return len(self._waiting) + self.gangs.unfinished + sum(self.load.values())
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 
@@ -750,7 +852,7 @@ class Dispatch:
                 self._fill(node_queue)
             for pending, end in ended:
                 pending.finish(end)
-                if isinstance(end, BaseException) and not pending.stopped:
+                if isinstance(end, BaseException) and not pending.stopped and pending.gang is None:
                     self._on_failed(pending, end)
         finally:
             with self._lock:
@@ -761,6 +863,8 @@ class Dispatch:
                         node_queue.lane(pending).underway[pending.id] = pending
                 if acks := node_queue.acks():
                     node_queue.link.reply(acks)
+                if self.gangs.unfinished:
+                    self.gangs.node_changed()
 
     def drive(self, pending: PendingCall) -> None:
         """Read the connection to a call's node in the calling thread until the call ends.

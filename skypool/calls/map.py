@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from skypool.calls.arguments import payload_of
-from skypool.calls.call import ComputeFunction
+from skypool.calls.call import Call, ComputeFunction
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.futures import ResultCell
+from skypool.calls.futures import CallFuture, ResultCell, cancel_all
 from skypool.calls.pending import PendingCall
 
 T = TypeVar("T")
@@ -131,3 +131,37 @@ class Map(Generic[T]):
         finally:
             for pending in self._sent:
                 self._dispatch.stop(pending)
+
+
+def map_of_gangs(
+    send: Callable[[Call[T]], CallFuture[T]], calls: Iterator[Call[T]], buffersize: int | None, until: float | None
+) -> Iterator[T]:
+    """Send calls that run as gangs, and return an iterator of their results in order.
+
+    A gang is one call that runs as several processes. The calls are sent before this returns. When the iterator is
+    closed or raises, the remaining calls are cancelled.
+
+    Args:
+        send: sends one call, and returns its future.
+        calls: the calls.
+        buffersize: how many calls are sent before their results are taken; None for all.
+        until: when to stop waiting for results, as a time of `time.monotonic()` in seconds; None for no limit.
+
+    Raises:
+        TimeoutError: raised by the iterator if a result had not arrived at `until`.
+    """
+    sent = deque(send(call) for call in itertools.islice(calls, buffersize))
+
+    def results() -> Iterator[T]:
+        """Yield the results in order, and send a further call for each result that is taken."""
+        try:
+            while sent:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                value = sent[0].result(left)
+                sent.popleft()
+                sent.extend(send(call) for call in itertools.islice(calls, 1))
+                yield value
+        finally:
+            cancel_all(sent)
+
+    return results()

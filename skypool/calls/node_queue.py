@@ -52,6 +52,8 @@ class Lane:
         seconds: the recent average time of a call here, in seconds; None before the first call has ended.
         paces: a dict from a function's key to the recent time of one call of that function, in seconds.
         recalling: True while the node has not answered a request to give calls back.
+        held: the number of the gang that the slots are reserved for; None if other calls may be sent. (A gang is one
+            call that runs as several processes.)
     """
 
     slots: int
@@ -63,17 +65,20 @@ class Lane:
     seconds: float | None = None
     paces: dict[str, float] = field(default_factory=dict)
     recalling: bool = False
+    held: int | None = None
 
     def room(self, together: int | None = None) -> int:
         """Return how many more calls can be sent to the node now. The number may be negative.
 
         There is room for one call, or one frame (message) of calls, for each slot. Short calls are also sent ahead, so
         that no slot is idle until the next message: about 20 ms of work for each slot, and at most 1024 calls. Calls
-        that were sent and have not ended are subtracted.
+        that were sent and have not ended are subtracted. There is no room while the slots are reserved for a gang.
 
         Args:
             together: the most calls that may share a frame. None counts as 1.
         """
+        if self.held is not None:
+            return 0
         seconds = self.seconds
         ahead = 0 if seconds is None else min(_AHEAD_MOST, int(self.slots * _AHEAD_SECONDS / max(seconds, 1e-5)))
         return self.slots * (together or 1) + ahead - len(self.underway)
@@ -178,6 +183,8 @@ class NodeQueue:
     Attributes:
         node: the number of the node.
         lanes: the slots of the node by kind. A node with devices and CPU slots has two lanes, the CPU slots last.
+        services: the services that run on the node, as the calls under way of a lane without slots. They are in none
+            of `lanes`, so that they take no room from other calls.
         link: the connection to the node.
         functions: the keys of the functions that the node has.
         objects: the keys of the values of `pool.put` that the node has.
@@ -211,6 +218,7 @@ class NodeQueue:
     leaving: bool = False
     retired: bool = False
     address: str = ""
+    services: Lane = field(default_factory=lambda: Lane(0))
 
     @property
     def is_up(self) -> bool:
@@ -219,7 +227,12 @@ class NodeQueue:
         A leaving node is one that was retired, or whose machine the provider takes back. A node lacks messages after
         its connection broke, until they are sent over the new connection.
         """
-        return self.resumed and not self.leaving and self.link.is_up
+        return self.is_reachable and not self.leaving
+
+    @property
+    def is_reachable(self) -> bool:
+        """True if the node is connected and lacks no earlier message. It may be leaving."""
+        return self.resumed and self.link.is_up
 
     @property
     def why_leaving(self) -> ConnectionLost:
@@ -229,15 +242,23 @@ class NodeQueue:
     def lane(self, pending: PendingCall) -> Lane:
         """Return the lane (the slots of one kind on this node) that may run a call.
 
-        A call that needs no device gets the CPU slots if the node has such a lane. Every other call gets the first
-        lane.
+        A call that needs no device gets the CPU slots if the node has such a lane. A service gets the lane `services`.
+        Every other call gets the first lane.
         """
-        return self.lanes[-1 if pending.options.on_cpu else 0]
+        return self.services if pending.service else self.lanes[-1 if pending.options.on_cpu else 0]
 
     @property
     def underway(self) -> list[PendingCall]:
-        """The calls that were sent to the node and have not ended, as a new list. Those on CPU slots come last."""
+        """The calls that were sent to the node and have not ended, as a new list. Those on CPU slots come last.
+
+        Services are left out.
+        """
         return [pending for lane in self.lanes for pending in lane.underway.values()]
+
+    @property
+    def all_lanes(self) -> tuple[Lane, ...]:
+        """The lanes of the node's slots, and last the lane of its services."""
+        return (*self.lanes, self.services)
 
     @property
     def pinned(self) -> list[PendingCall]:
@@ -248,7 +269,7 @@ class NodeQueue:
     def is_idle(self) -> bool:
         """True if every call that was sent to the node has ended.
 
-        Calls that wait for the node and were not sent to it do not count.
+        Calls that wait for the node and were not sent to it do not count. Nor do services.
         """
         return not any(lane.underway for lane in self.lanes)
 
@@ -262,7 +283,10 @@ class NodeQueue:
     def find(self, id_: int) -> PendingCall | None:
         """Return the call of this id, or None if no such call is under way (sent to the node and not ended)."""
         pending = self.lanes[0].underway.get(id_)
-        return pending if pending is not None or len(self.lanes) == 1 else self.lanes[1].underway.get(id_)
+        if pending is None:
+            for lane in (*self.lanes[1:], self.services):
+                pending = pending or lane.underway.get(id_)
+        return pending
 
     def take(self, id_: int) -> PendingCall | None:
         """Remove the call of this id from those under way (sent to the node and not ended), and return it.

@@ -15,7 +15,12 @@ from skypool.errors import UsageError, nearest
 from skypool.runtime import Interruption
 from skypool.wire.frames import members
 
-OutputMode = Literal["show", "head", "silent", "capture"]
+OutputMode = Literal["show", "head", "rank0", "silent", "capture"]
+_OUTPUT_MODES = ("show", "head", "rank0", "silent", "capture")
+Procs = int | Literal["per-device"]
+"""The type of the option `procs`: the number of processes on each node, or "per-device"."""
+MOST_PROCS = 128
+"""The most processes of a gang on one node. (A gang is one call that runs as several processes.)"""
 NodesAsked = int | Literal["all"] | Sequence[int] | None
 """The type of the option `node`: the number of a node, several numbers, "all", or None for any node with room."""
 NamedNodes = int | Literal["all"] | tuple[int, ...] | None
@@ -32,6 +37,8 @@ _OPTIONS = (
     "fresh",
     "devices",
     "independent",
+    "procs",
+    "min_nodes",
 )
 
 
@@ -51,6 +58,8 @@ class OptionChanges(TypedDict, total=False):
     fresh: bool
     devices: Literal[0] | None
     independent: bool
+    procs: Procs | None
+    min_nodes: int | None
 
 
 class OneNodeChanges(OptionChanges, total=False):
@@ -105,6 +114,8 @@ class Options:
         fresh: bool = False,
         devices: Literal[0] | None = None,
         independent: bool = False,
+        procs: Procs | None = None,
+        min_nodes: int | None = None,
     ) -> None:
         self.timeout = seconds("timeout", timeout) if isinstance(timeout, (str, timedelta)) else timeout
         self.retries = retries
@@ -117,6 +128,8 @@ class Options:
         self.on_interruption = on_interruption
         self.devices = devices
         self.independent = independent
+        self.procs = procs
+        self.min_nodes = min_nodes
         self._check()
         self.header = self._header()
         self.on_cpu = devices == 0
@@ -151,8 +164,9 @@ class Options:
         for name, value in (("fresh", self.fresh), ("independent", self.independent)):
             if not isinstance(value, bool):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
-        if self.output not in ("show", "head", "silent", "capture"):
-            raise UsageError(f"output must be 'show', 'head', 'silent' or 'capture', not {self.output!r}")
+        if self.output not in _OUTPUT_MODES:
+            raise UsageError(f"output must be one of {', '.join(map(repr, _OUTPUT_MODES))}, not {self.output!r}")
+        self._check_gang()
         if self.devices is not None and (isinstance(self.devices, bool) or self.devices != 0):
             raise UsageError(
                 f"devices must be 0 for a call without accelerators, or left out, not {self.devices!r}; "
@@ -166,6 +180,29 @@ class Options:
             raise UsageError(
                 f"on_interruption must be a function that takes one argument, an Interruption, not {told!r}"
             )
+
+    def _check_gang(self) -> None:
+        """Check the options of a gang (one call that runs as several processes). Return nothing.
+
+        Raises:
+            UsageError: a value is not valid, or does not fit the other options.
+        """
+        if self.procs is None:
+            if self.min_nodes is not None:
+                raise UsageError('min_nodes is for gangs: set procs=, such as procs="per-device", too')
+            if self.output == "rank0":
+                raise UsageError("output='rank0' is for gangs: set procs= too, or use output='head'")
+            return
+        if not isinstance(self.procs, str) or self.procs != "per-device":
+            whole("procs", self.procs, 'the number of processes on each node, or "per-device"', least=1)
+            if int(self.procs) > MOST_PROCS:
+                raise UsageError(f"procs must be at most {MOST_PROCS}, not {self.procs!r}")
+        if self.min_nodes is not None:
+            whole("min_nodes", self.min_nodes, "the fewest nodes on which the gang may run again", least=1)
+        if self.independent:
+            raise UsageError("procs= and independent=True exclude each other: the processes of a gang end together")
+        if self.devices == 0:
+            raise UsageError("procs= and devices=0 exclude each other: a gang uses the accelerators of its nodes")
 
     def but(self, changes: Mapping[str, object]) -> Options:
         """Return a copy of these options with some of them changed. The original is not changed.

@@ -11,6 +11,7 @@ from typing import Any
 
 from skypool.calls.futures import CallFuture, Items, ResultCell, Returned
 from skypool.calls.options import Options
+from skypool.gangs.environment import Member
 from skypool.wire.frames import Buffer, members
 
 SMALL = 8 << 10
@@ -54,8 +55,13 @@ class PendingCall:
         world: the position of this node among several nodes that run the same call, from 0, and the addresses of all
             these nodes. None if only one node runs the call.
         feeds: the iterators among the arguments. Their items are sent while the call runs.
+        gang: the number of the gang that the call is a process of, or that asks a node whether it can run; None if it
+            belongs to no gang. (A gang is one call that runs as several processes, which end together.)
+        member: the process of the gang that the call is, if it is one.
         chunk: the most calls of the same function that may share a frame (message). If None, the number depends on how
             long these calls take.
+        service: True for a call that takes no slot (the part of a node that runs one call at a time): a service of
+            `pool.service`, or a test of its port. Such a call is sent to its node at once, and never queued.
         id: the id of the call; a new one for each run.
         at: the number of the node that the call was sent to; -1 while the call waits.
         attempt: the number of this run of the call, from 1. Runs that ended because a machine was taken back count too.
@@ -72,6 +78,9 @@ class PendingCall:
     world: World | None = None
     feeds: Sequence[Iterator[Any]] = ()
     chunk: int | None = None
+    gang: int | None = None
+    member: Member | None = None
+    service: bool = False
     id: int = 0
     at: int = -1
     attempt: int = 1
@@ -92,12 +101,16 @@ class PendingCall:
         key and the lengths of the buffers are left out. If the node needs to know no option, the text is "".
         """
         options = self.options
-        if self.world is None and not isinstance(self.outlet, Items):
+        if self.world is None and not self.service and not isinstance(self.outlet, Items):
             return options.header
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"service": True} if self.service else {}
         if self.world is not None:
             more["world"] = self.world
             if options.output == "head" and self.world[0]:
+                more["output"] = "silent"
+        if self.member is not None:
+            more["gang"] = self.member.header
+            if options.output == "rank0" and self.member.rank:
                 more["output"] = "silent"
         if isinstance(self.outlet, Items):
             more["stream"] = options.window
@@ -108,9 +121,9 @@ class PendingCall:
         """The most calls of the same function that may share a frame (message to a node) with this call.
 
         None means that the number depends on how long these calls take. The value is 1 for a call that runs in a new
-        process (`fresh=True`), otherwise `chunk`.
+        process (`fresh=True`) or belongs to a gang, otherwise `chunk`.
         """
-        return 1 if self.options.fresh else self.chunk
+        return 1 if self.options.fresh or self.gang is not None else self.chunk
 
     @property
     def retries(self) -> int:
@@ -127,6 +140,8 @@ class PendingCall:
             begun: True if the call may have begun already. A begun call cannot run again if it has yielded items or has
                 an iterator argument.
         """
+        if self.gang is not None:
+            return "the processes of a gang run again only together"
         if isinstance(self.node, tuple):
             if not any(node in nodes for node in self.node):
                 return f"the call was sent to nodes {', '.join(map(str, self.node))} only"
@@ -162,7 +177,9 @@ class PendingCall:
         """True if the call may share a frame (message to a node) with other calls.
 
         This needs pickled arguments in a single buffer of at most 8 KiB. The call must have no iterator argument, and
-        its function must not be a generator function.
+        its function must not be a generator function. A call that belongs to a gang never shares a frame.
         """
+        if self.gang is not None:
+            return False
         payload = self.payload
         return len(payload) == 1 and len(payload[0]) <= SMALL and not self.feeds and not isinstance(self.outlet, Items)

@@ -102,8 +102,10 @@ class Words:
             events.BootstrapStep: _Limit("steps"),
             events.CallFailed: failures,
             events.CallRetried: retries,
+            events.GangFailed: failures,
             events.LinkDown: links,
             events.LinkUp: links,
+            events.ServiceEnded: _Limit("services ended"),
         }
 
     def tell(self, e: events.Event) -> list[str]:
@@ -168,6 +170,12 @@ class Words:
             case events.CallFailed():
                 self._failed += 1
                 yield f"{e.call}() failed{_on(e.node)}: {brief(e.error)}"
+            case events.GangFailed():
+                self._failed += not e.again
+                then = f", so the gang runs again (after run {e.attempt})" if e.again else ""
+                yield f"{e.call}() failed first on rank {e.rank}, node {e.node}{then}: {brief(e.error)}"
+            case events.ServiceEnded():
+                yield f"service {e.service} ended{_on(e.node)}{_then(e)}: {brief(e.error or 'its function returned')}"
             case _:
                 return
 
@@ -307,6 +315,12 @@ def beside(cpu_slots: int) -> str:
 def many(n: int, thing: str) -> str:
     """Return a number with its noun: "0 nodes", "1 node", "2 nodes", "1,000 nodes". The plural is made with "s"."""
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def _then(e: events.ServiceEnded) -> str:
+    if not e.restarts:
+        return ""
+    return ", and starts again when a node joins" if e.delay is None else f", and starts again in {span(e.delay)}"
 
 
 def _on(node: int) -> str:

@@ -152,8 +152,9 @@ def bandwidth_of(answers: Sequence[object]) -> Bandwidth | str:
                 return str(each["missing"])
         slowest = max(told, key=lambda each: float(each["seconds"]))
         names = dict.fromkeys(str(each["device"]) for each in told)
-        return Bandwidth(
+        found = Bandwidth(
             int(slowest["processes"]), " and ".join(names), int(slowest["size"]), float(slowest["seconds"])
         )
     except (KeyError, TypeError, ValueError) as e:
         raise protocol_violation(f"a process of the all-reduce answers with {answers!r:.200}") from e
+    return found if found.processes > 1 else "the gang has a single process"

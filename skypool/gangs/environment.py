@@ -71,6 +71,23 @@ class Member:
     port: int
     jax_port: int
 
+    @property
+    def header(self) -> dict[str, object]:
+        """The member "gang" of the header of a CALL frame (message with a call).
+
+        `position` and `nodes` are left out: the header's member "world" has them.
+        """
+        return {
+            "rank": self.rank,
+            "size": self.size,
+            "local": self.local,
+            "of": self.of,
+            "attempt": self.attempt,
+            "changed": self.changed,
+            "id": self.gang,
+            "master": [self.master, self.port, self.jax_port],
+        }
+
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Member:
         """Return the process that the header of a CALL frame (message with a call) describes.

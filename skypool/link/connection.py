@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Protocol
 
 from skypool.clock import RunningClock
-from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, SkypoolError
+from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, SkypoolError, TakenOver
 from skypool.link.handshake import Gone, Handshake
 from skypool.link.inbound import Welcome
 from skypool.link.inbox import Arrival, Inbox, complaint
@@ -115,6 +115,7 @@ class Link:
         self._preamble = preamble
         self._liveness = liveness
         self._handshake = Handshake(self.node, config, session, awaited)
+        self._epoch = 0
         self._outbox = Outbox(
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
             lambda why: self._loop.call_soon_threadsafe(self._break, why, self._stream),
@@ -198,7 +199,7 @@ class Link:
         try:
             async with asyncio.timeout(patience):
                 await self._loop.sock_sendall(stream.socket, preamble)
-                welcome, frames = await self._handshake.perform(stream, decoder, start)
+                welcome, frames = await self._handshake.perform(stream, decoder, start, self._epoch)
         except BaseException as e:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (OSError, EOFError)):
@@ -214,6 +215,7 @@ class Link:
         incoming = self._inbox.open(self._loop, stream, decoder)
         self._connected = self._clock()
         self.connection += 1
+        self._epoch = welcome.epoch
         self._listener.on_welcome(welcome)
         self._outbox.open(stream.socket)
         self._inbox.begin(incoming, frames)
@@ -264,10 +266,13 @@ class Link:
         def passing(error: BaseException) -> bool:
             """Return True if a new attempt to connect may succeed after this error.
 
-            This is so for a ConnectionLost, with three exceptions: the agent has ended or serves another client, a
-            message was not valid, or the host key was wrong. For any other error, return False.
+            This is so for a ConnectionLost, with these exceptions: the agent has ended or serves another client,
+            another client has taken the node over, a message was not valid, or the host key was wrong. For any other
+            error, return False.
             """
-            return isinstance(error, ConnectionLost) and not isinstance(error, (Gone, ProtocolError, HostKeyMismatch))
+            return isinstance(error, ConnectionLost) and not isinstance(
+                error, (Gone, ProtocolError, HostKeyMismatch, TakenOver)
+            )
 
         attempts = AsyncRetrying(
             stop=lambda _: self._clock() - self._inbox.heard >= self._liveness,
@@ -279,6 +284,8 @@ class Link:
             welcome: Welcome = await attempts(self._connect, False)
             if not self._closed:
                 self._listener.on_up(welcome)
+        except TakenOver as e:
+            self._give_up(e)
         except Exception as e:  # noqa: BLE001 - any failure that a node causes gives up that node alone
             silent = self._clock() - self._inbox.heard
             limit = f"(the limit is liveness={self._liveness:g} s)"

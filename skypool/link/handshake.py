@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch, protocol_violation
+from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch, TakenOver, protocol_violation
 from skypool.link import inbound
 from skypool.link.inbound import Taken, Welcome
 from skypool.shipping import bundle
@@ -50,7 +50,9 @@ class Handshake:
     session: str
     awaited: Callable[[], Collection[int]]
 
-    async def perform(self, stream: CommandStream, decoder: Decoder, start: bool) -> tuple[Welcome, list[Frame]]:
+    async def perform(
+        self, stream: CommandStream, decoder: Decoder, start: bool, epoch: int = 0
+    ) -> tuple[Welcome, list[Frame]]:
         """Start the agent on the node or reach the running one, and wait for its first message, the WELCOME.
 
         The agent is the process that manages the node's workers. The node first gets the agent's configuration. If the
@@ -60,12 +62,14 @@ class Handshake:
             stream: a connection at whose other end the loader (the small program that starts the agent) runs.
             decoder: splits the received bytes into frames (messages), and keeps an incomplete frame for later reads.
             start: True starts the agent if none runs. False requires that an agent runs.
+            epoch: the epoch in the last WELCOME of this node; 0 (the default) before the first one.
 
         Returns:
             (welcome, frames): the WELCOME, and the frames that arrived together with it.
 
         Raises:
             Gone: the agent has ended, or serves another client.
+            TakenOver: another client has taken the node over since.
             PythonMismatch: the node runs another minor version of Python.
             ProtocolError: the answer is not that of skypool's loader or agent.
             ValueError: the first line of the answer is not JSON.
@@ -97,7 +101,7 @@ class Handshake:
                 f"the node answered {line[:80]!r} instead of 'ready' when skypool connected; check that shell start "
                 "files on the node (~/.bashrc, ~/.profile) print nothing"
             )
-        hello = {"wire": WIRE_VERSION, "session": self.session, "calls": list(self.awaited())}
+        hello = {"wire": WIRE_VERSION, "session": self.session, "calls": list(self.awaited()), "epoch": epoch}
         await loop.sock_sendall(stream.socket, b"".join(long_frame(Kind.HELLO, hello)))
         return await self._welcome(stream, decoder, rest)
 
@@ -131,6 +135,7 @@ class Handshake:
 
         Raises:
             Gone: the agent refuses this client, because it serves another one.
+            TakenOver: the agent refuses this client, because another one has taken the node over since.
             ProtocolError: the first frame is neither this refusal nor a WELCOME, or the frame is not valid.
             EOFError: the connection ended.
         """
@@ -147,6 +152,12 @@ class Handshake:
                 )
             frames = decoder.advance(received)
         first = inbound.message_of(frames[0])
+        if isinstance(first, Taken) and first.former:
+            raise TakenOver(
+                f"node {self.node} has a new owner: another process has taken the pool over with ComputePool.attach "
+                "while this one was away; go on there, and end this process",
+                self.node,
+            )
         if isinstance(first, Taken):
             raise Gone(
                 f"node {self.node} is used by another client, which sent its last message {first.silent:g} s ago; end "

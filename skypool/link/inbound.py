@@ -76,6 +76,8 @@ class Welcome:
         cpu_calls: the ids of the calls that run on CPU slots.
         health: the state of the machine, such as its devices and free disk space.
         trust: "full" if the node pickles results, "data" if it writes them in a format that cannot run code.
+        services: the ids of the calls that are services, which take no slot.
+        epoch: how many clients have owned the node so far. The agent refuses a client with a lower epoch.
     """
 
     slots: int
@@ -89,6 +91,8 @@ class Welcome:
     cpu_calls: tuple[int, ...] = ()
     health: NodeHealth = field(default_factory=NodeHealth)
     trust: str = "full"
+    services: tuple[int, ...] = ()
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +103,11 @@ class Taken:
 
     Attributes:
         silent: the seconds since the other client last sent something to the agent.
+        former: True if this client owned the node before, and the other client has taken it over since.
     """
 
     silent: float
+    former: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,14 +593,14 @@ def _taken(f: Frame) -> Taken:
     Raises:
         ProtocolError: the field "silent" is missing or not a valid number of seconds.
     """
-    return Taken(_seconds("the notice of another client", f.header, "silent"))
+    return Taken(_seconds("the notice of another client", f.header, "silent"), f.header.get("former") is True)
 
 
 def _welcome(f: Frame) -> Welcome:
     """Return the `Welcome` in a WELCOME frame: the description of the node.
 
     Control characters are removed from names and from texts about the machine. If the field "trust" is missing or
-    unknown, the `Welcome` has "full".
+    unknown, the `Welcome` has "full". If "epoch" is missing, it has 0.
 
     Raises:
         ProtocolError: another field is missing or not valid.
@@ -620,6 +626,8 @@ def _welcome(f: Frame) -> Welcome:
         tuple(_numbers(what, h, "cpu_calls")),
         _health(health),
         "data" if h.get("trust") == "data" else "full",
+        tuple(_numbers(what, h, "services")) if "services" in h else (),
+        _number(what, h, "epoch") if "epoch" in h else 0,
     )
 
 

@@ -9,6 +9,7 @@
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
+- `service`: `Service`, a long-lived call or program that takes no slot; `services`: starts those of a pool again.
 - `network`: checks that the nodes reach each other.
 - `node_listener`: passes the messages of a node on.
 - `observed`: what other processes of the user can see of a pool.
@@ -28,6 +29,8 @@ __all__ = [
     "pool",
     "replacement",
     "resizing",
+    "service",
+    "services",
     "shutdown",
     "spot",
     "states",

@@ -16,6 +16,7 @@ from typing import Any
 from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
+from skypool.calls.gangs import GangFailure
 from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
 from skypool.errors import (
@@ -24,6 +25,7 @@ from skypool.errors import (
     LaunchError,
     PoolClosed,
     StillRunning,
+    TakenOver,
     UsageError,
     retired,
     together,
@@ -42,6 +44,7 @@ from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
 from skypool.pool.replacement import LIVING, alike
 from skypool.pool.resizing import check_retirement
+from skypool.pool.services import Services
 from skypool.pool.spot import Departures
 from skypool.pool.states import Phase
 from skypool.pool.trust_levels import TrustLevels
@@ -81,6 +84,7 @@ class PoolEngine:
         departures: follows each node whose provider has announced that it takes the machine back, until it is gone.
         inherited: the futures of the calls of a former client, after an attach; otherwise empty.
         forwards: the ports of this computer that lead to ports of nodes.
+        services: the services that run on nodes beside all calls.
         network: makes sure that nodes reach each other.
     """
 
@@ -88,10 +92,19 @@ class PoolEngine:
         self.terms = terms
         self.emit = stream.emit
         self.state = self._performed = states.Pool(terms.minimum, terms.maximum)
-        self.dispatch = Dispatch(terms.name, self._on_failed, self._on_retry, self._on_feed, self._on_drained)
+        self.dispatch = Dispatch(
+            terms.name,
+            self._on_failed,
+            self._on_retry,
+            self._on_feed,
+            self._on_drained,
+            self._on_gang_failed,
+            self._notice,
+            terms.wait,
+        )
         self.rental = Rental(terms, stream.emit)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
-        self._reports = NodeReports(terms.name, self.emit, self.dispatch.acknowledge, self._trust_levels.is_stranger)
+        self._reports = NodeReports(terms.name, self._report, self.dispatch.acknowledge, self._trust_levels.is_stranger)
         self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[object]] = []
         self._connector = Connector(
@@ -107,6 +120,7 @@ class PoolEngine:
         self._links = self._connector.links
         self._welcomes = self._connector.welcomes
         self._closing: asyncio.Task[None] | None = None
+        self._given_away: frozenset[int] | None = None  # nodes of a new owner; None while this process is the owner
         self._tasks: set[asyncio.Task[None]] = set()
         self._reaching: dict[int, asyncio.Task[None]] = {}
         self._heard: dict[int, float] = {}
@@ -119,6 +133,7 @@ class PoolEngine:
         self._watching: asyncio.Task[None] | None = None
         self._feeders: dict[tuple[int, int], Feeder] = {}
         self.forwards = Forwards(self._connector.ways, self._notice)
+        self.services = Services(terms.name, self.dispatch, stream, self._trust_levels.is_stranger)
         observed = Observed(
             terms,
             stream,
@@ -133,6 +148,10 @@ class PoolEngine:
         )
         self._observers = ObserverServer(terms.name, observed)
         self.network = NetworkCheck(self.dispatch, terms.check, self._network_advice, self._notice)
+
+    def is_stranger(self, node: int) -> bool:
+        """Return True if the results of a node are read as plain data only. Any thread may call this."""
+        return self._trust_levels.is_stranger(node)
 
     def words(self) -> dict[int, str]:
         """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
@@ -233,7 +252,10 @@ class PoolEngine:
             StillRunning, ErrorGroup: the end of some machines is not confirmed.
         """
         name = self.terms.name
-        self.dispatch.close(reason or PoolClosed(f"pool {name!r} was stopped before the call ended"))
+        reason = reason or PoolClosed(f"pool {name!r} was stopped before the call ended")
+        self.dispatch.end_calls(reason)
+        await self.services.close()
+        self.dispatch.close(reason)
         self.apply(states.Stop())
         await self._until(Phase.ENDED)
         closing = [self._closing] if self._closing else []
@@ -268,6 +290,8 @@ class PoolEngine:
         """
         self._observers.close()
         self.forwards.close()
+        if self._given_away is not None:
+            return
         for link in self._links.values():
             link.bid_farewell()
         failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
@@ -367,7 +391,8 @@ class PoolEngine:
                 f"pool {self.terms.name!r} has at most {state.maximum} nodes, so {wanted} are never ready: make it "
                 f"larger with pool.resize({wanted})"
             )
-        if state.phase is not Phase.PLANNED and state.count(*LIVING) < wanted <= state.minimum:
+        grows = self._may_grow and wanted > state.minimum
+        if state.phase is not Phase.PLANNED and state.count(*LIVING) < wanted and not grows:
             errors = [each.error for _, each in sorted(state.nodes.items()) if each.error is not None]
             why = f": {errors[-1]}" if errors else ""
             raise LaunchError(
@@ -395,8 +420,13 @@ class PoolEngine:
         before = self.state
         self.state, actions = lifecycle.step(self.state, event)
         self._tell_phases(before, self.state)
+        coming = self.state.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING)
+        # A gang must know of a replacement before it hears that a node is lost, and of a new node before it hears that
+        # no more are coming.
+        self.dispatch.gangs.coming(max(coming, before.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING)))
         for action in actions:
             self._perform(action)
+        self.dispatch.gangs.coming(coming)
         self._performed = self.state  # who reads that a node is ready may send it calls
         self._changed.set()
 
@@ -430,6 +460,7 @@ class PoolEngine:
             case states.Admit(node):
                 self.departures.admitted(node)
                 self.dispatch.add(node, self._welcomes[node], self._links[node])
+                self.services.admitted(node)
                 self._trust_levels.announce()
             case states.Drain(node, None):
                 self.emit(events.NodeRetirement(pool=self.terms.name, node=node))
@@ -437,6 +468,7 @@ class PoolEngine:
             case states.Drain(node, float(at)):
                 self.emit(events.NodeInterruption(pool=self.terms.name, node=node, at=at))
                 self.dispatch.drain(node)
+                self.services.leaving(node)
                 link = self._links[node]
                 self._spawn(self.departures.follow(node, at, lambda: link.is_up))
             case states.Dismiss(node, error, others):
@@ -451,7 +483,9 @@ class PoolEngine:
                 self.emit(events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail))
                 if phase in (Phase.DRAINING, Phase.ENDED):
                     self.rental.stopping.set()
-                    self.dispatch.close(self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended"))
+                    error = self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
+                    self.services.end(error)
+                    self.dispatch.close(error)
                 if phase is Phase.ENDED:
                     self._closing = self._spawn(self._close())
 
@@ -571,6 +605,9 @@ class PoolEngine:
         while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
             try:
                 left = await asyncio.to_thread(self.rental.tend)
+            except TakenOver as e:
+                await self._hand_over(e)
+                return
             except (BudgetExceeded, PoolClosed) as e:
                 self.apply(states.Stop(e))
                 return
@@ -596,6 +633,8 @@ class PoolEngine:
         """
         await asyncio.to_thread(self._observers.close)
         await asyncio.to_thread(self.forwards.close)
+        if self._given_away is not None:  # what is left is the new owner's
+            return
         await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
@@ -603,10 +642,16 @@ class PoolEngine:
 
         Attempts are repeated every 5 s, until the provider confirms the end of all machines. Once the pool is ending,
         only one attempt follows. A machine of the user's own that was lost and cannot be reached counts as ended;
-        the user is told.
+        the user is told. Nodes of a pool that was given away are left running.
         """
         from tenacity import AsyncRetrying, retry_if_result
 
+        for node in nodes:
+            if node in (self._given_away or ()):
+                self.apply(states.Terminated(node))
+        nodes = tuple(node for node in nodes if node not in (self._given_away or ()))
+        if not nodes:
+            return
         await asyncio.gather(*(self._leave(node) for node in nodes))
         left = {node: self.state.instance_of(node) for node in nodes}
         lost = {node for node in nodes if isinstance(self.state.nodes[node].error, ConnectionLost)}
@@ -722,6 +767,7 @@ class PoolEngine:
         """
         if self.terms.attach and node not in self.dispatch.node_queues:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
+            self.services.inherit(node)
 
     @property
     def _may_grow(self) -> bool:
@@ -776,12 +822,37 @@ class PoolEngine:
         Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, node, at)  # before it is drained
         for each in self.state.slice_of(node):
             self.dispatch.drain(each.node)
+            self.dispatch.gangs.interrupted(each.node, at)
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
-        """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this."""
+        """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this.
+
+        Do nothing for a service, whose end `Services` tells.
+        """
+        if pending.service:
+            return
         name = self.terms.name
-        words = f"{type(error).__name__}: {blame.text_of(error)}"
-        self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=words))
+        self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=_text_of(error)))
+
+    def _report(self, event: events.Event) -> None:
+        """Emit an event of a node. The gangs keep the end of what their processes print. Any thread may call this."""
+        if isinstance(event, events.Output):
+            self.dispatch.gangs.heard(event.call, event.text)
+        self.emit(event)
+
+    def _on_gang_failed(self, failure: GangFailure) -> None:
+        """Emit a `GangFailed` event for the user: a run of a gang has failed. Any thread may call this."""
+        event = events.GangFailed(
+            pool=self.terms.name,
+            node=failure.node,
+            call=failure.call,
+            rank=failure.rank,
+            error=_text_of(failure.error),
+            others=tuple(map(_text_of, failure.others)),
+            attempt=failure.attempt,
+            again=failure.again,
+        )
+        self.emit(event)
 
     def _on_retry(self, pending: PendingCall, error: BaseException) -> None:
         """Emit a `CallRetried` event for the user: a call runs again because of `error`. Any thread may call this."""
@@ -794,7 +865,41 @@ class PoolEngine:
 
     def _on_lost(self, node: int, error: ConnectionLost) -> None:
         """Handle the loss of a node that its link (connection) has given up. Returns at once; a task does the rest."""
-        self._spawn(self.departures.lost(node, error))
+        self._spawn(self._lose(node, error))
+
+    async def _lose(self, node: int, error: ConnectionLost) -> None:
+        """Report a lost node to the state machine, or give the pool up if another process has taken it over.
+
+        That a node says so counts only if it is trusted: a stranger's machine could say so to be left running.
+        """
+        try:
+            if isinstance(error, TakenOver) and not self._trust_levels.is_stranger(node):
+                raise error
+            await asyncio.to_thread(self.rental.check_owner)
+        except TakenOver as e:
+            await self._hand_over(e)
+            return
+        await self.departures.lost(node, error)
+
+    async def _hand_over(self, error: TakenOver) -> None:
+        """Give the pool up, because another process owns it now. Ready nodes are left alone, and keep running.
+
+        Machines that are still being set up are ended, as the new owner does not have them. Does nothing if the pool is
+        ending or has ended.
+
+        Args:
+            error: the error of the calls that have not ended, and of later ones.
+        """
+        if self._given_away is not None or self.state.phase in (Phase.DRAINING, Phase.ENDED):
+            return
+        self._given_away = frozenset(n.node for n in self.state.nodes.values() if n.phase is Phase.READY)
+        self.dispatch.close(error)
+        self._notice(f"this process gives the pool up, and leaves its machines to the new owner: {error}")
+        for node in self._given_away:
+            link = self._links.pop(node, None)
+            if link is not None:
+                await link.close(bye=False)
+        self.apply(states.Stop(error))
 
     def _on_drained(self, node: int) -> None:
         Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
@@ -811,3 +916,8 @@ class PoolEngine:
         if feeder is None:
             feeder = self._feeders[pending.id, arg] = Feeder(self.dispatch, pending, arg)
         feeder.want(n)
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an error as text: its type and its message."""
+    return f"{type(error).__name__}: {blame.text_of(error)}"

@@ -19,6 +19,7 @@ from skypool.calls.options import Options
 from skypool.calls.pending import PendingCall
 from skypool.drivers.contract import Driver, abilities
 from skypool.errors import UsageError
+from skypool.gangs.all_reduce import bandwidth_of
 from skypool.gangs.network import (
     Check,
     Connection,
@@ -42,16 +43,22 @@ _PROBE: ComputeFunction[..., object] = ComputeFunction(
 )
 """The function that nodes run. Because of its timeout, they close their ports also if this process is gone."""
 
+MEASURING = Options(procs="per-device", output="silent", timeout=300.0)
+"""The options of the call that measures an all-reduce. It runs as a gang."""
+
 
 def check_asked(check: object) -> Check | None:
     """Return the `check` argument of a pool if it is valid.
 
     Raises:
-        UsageError: it is something else than "network" or None.
+        UsageError: it is something else than "network", "nccl" or None.
     """
     if check is None or check in get_args(Check):
         return cast("Check | None", check)
-    raise UsageError(f"check must be 'network' to try that nodes reach each other, or None for no check, not {check!r}")
+    raise UsageError(
+        "check must be 'network' to try that nodes reach each other, 'nccl' to measure their GPUs' all-reduce, too, or "
+        f"None for no check, not {check!r}"
+    )
 
 
 def advice_for(driver: Driver, private_network: bool) -> str:
@@ -115,6 +122,7 @@ class NetworkCheck:
         self._groups: list[frozenset[int]] = []
         self._pairs: set[tuple[int, int]] = set()
         self._told: set[str] = set()
+        self._measures = check == "nccl"
 
     def ensure(self, nodes: Collection[int]) -> NetworkReport | None:
         """Raise a NetworkError unless each of these nodes can connect to each other one. Blocks until that is known.
@@ -157,6 +165,25 @@ class NetworkCheck:
                 raise error
             self._groups = [*(known for known in self._groups if not known <= group), group]
             return report
+
+    def begin_measuring(self) -> bool:
+        """Return True if an all-reduce is to be measured now: with `check="nccl"`, for the first caller only."""
+        with self._lock:
+            measures = self._measures
+            self._measures = False
+            return measures
+
+    def tell_bandwidth(self, answers: Sequence[object]) -> None:
+        """Tell the user the bandwidth of an all-reduce, or why it was not measured.
+
+        Args:
+            answers: the result of `skypool.gangs.all_reduce.all_reduce` of each process.
+
+        Raises:
+            ProtocolError: an answer has another form.
+        """
+        measured = bandwidth_of(answers)
+        self._tell(f'check="nccl" measured nothing: {measured}' if isinstance(measured, str) else str(measured))
 
     def _tell_once(self, text: str) -> None:
         """Tell the user a sentence, unless this was done before."""

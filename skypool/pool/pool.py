@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -22,7 +23,8 @@ from skypool.calls.arguments import Ref
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell, Stream, as_they_end, in_order, results_of
-from skypool.calls.map import Map
+from skypool.calls.gangs import GangFuture
+from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
 from skypool.calls.parts import ListFuture, StreamParts
 from skypool.calls.pending import PendingCall, World
@@ -30,6 +32,7 @@ from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
+from skypool.gangs.all_reduce import all_reduce
 from skypool.gangs.network import Check
 from skypool.link.forward import Forward
 from skypool.model import SlotsAsked, Trust
@@ -37,7 +40,9 @@ from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_ask
 from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
-from skypool.pool.network import check_asked
+from skypool.pool.network import MEASURING, check_asked
+from skypool.pool.service import Service
+from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
 from skypool.pool.views import PoolView, selection_asked
 from skypool.rental.budget import Budget, Receipt
@@ -130,7 +135,8 @@ class ComputePool(Executor):
         allow_results: classes that results may contain with `trust="data"`: classes, or names such as "mypkg.Point" and
             "mypkg.*". Default (): none.
         check: what is checked before nodes need each other: when a pool with `private_network=True` starts, and before
-            the first gang. "network" (the default) makes a TCP connection from each node to each other one. None
+            the first gang. "network" (the default) makes a TCP connection from each node to each other one. "nccl"
+            also measures an all-reduce of 64 MB among the GPUs of the first gang's nodes, and is experimental. None
             checks nothing.
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
@@ -446,6 +452,8 @@ class ComputePool(Executor):
         """
         call_asked(call).sent = True  # also if it is refused here: the error is enough, without a warning
         named: NamedNodes = call.options.node if node is None else node_asked(node)
+        if call.options.procs is not None:
+            return self._send_gang(call, named, every=isinstance(named, (str, tuple)))
         if isinstance(named, (str, tuple)):
             return self._send_parts(call, self._worlds(named))
         return self._send_to(call, named)
@@ -484,6 +492,81 @@ class ComputePool(Executor):
             future.cancel()
             raise
         return future
+
+    def _send_gang(self, call: Call[Any], named: NamedNodes, every: bool) -> GangFuture[Any]:
+        """Send a call that runs as a gang (as several processes, on one or more nodes), and return its future.
+
+        If the pool was not started, start it, which blocks until the pool is ready.
+
+        Args:
+            call: the call, with the option `procs`.
+            named: the nodes that the call names: a number, a tuple of numbers, "all" or None.
+            every: True to run the gang on all these nodes, with the list of values by rank as the result. False to run
+                it on one of them, with the value of rank 0 as the result.
+
+        Raises:
+            PickleError: the function or an argument cannot be pickled.
+            UsageError: the pool does not have a node that is named, a node is not trusted, an argument is an iterator,
+                or `min_nodes` is more than the nodes of the call.
+            NetworkError: the nodes cannot reach each other.
+            PoolClosed: the pool has ended.
+        """
+        name = call.function.name
+        if call.function.is_generator:
+            raise UsageError(f"{name} is a generator function, which cannot run as a gang: leave procs= out")
+        payload, feeds = call.payload()
+        if feeds:
+            raise UsageError(
+                f"{name} has an iterator among its arguments, which the processes of a gang cannot share: pass a list"
+            )
+        nodes = [*self._worlds(named)]
+        engine = self._working()
+        strangers = [node for node in nodes if engine.is_stranger(node)]
+        if strangers:
+            raise UsageError(
+                f"{name} cannot run as a gang on node {strangers[0]}, whose results are read as data only "
+                '(trust="data"): leave procs= out, or rent machines of a provider that you trust'
+            )
+        count = len(nodes) if every else 1
+        if call.options.min_nodes is not None and call.options.min_nodes > count:
+            raise UsageError(
+                f"min_nodes={call.options.min_nodes} is more than the {count} nodes on which {name} is to run"
+            )
+        if every:
+            self._check_gang_nodes(nodes)
+        among = None if named in (None, "all") else frozenset(nodes)
+        gangs = engine.dispatch.gangs
+        return gangs.submit(call.function.code(), payload, call.options, count, among, every)
+
+    def _check_gang_nodes(self, nodes: Sequence[int]) -> None:
+        """Check that the nodes of a gang reach each other. With `check="nccl"`, measure an all-reduce the first time.
+
+        Args:
+            nodes: the numbers of the nodes.
+
+        Raises:
+            NetworkError: a node cannot connect to another one.
+            Exception: the all-reduce failed, for example because the GPUs cannot connect. The exception has a note.
+        """
+        network = self._working().network
+        network.ensure(nodes)
+        if not network.begin_measuring():
+            return
+        call = ComputeFunction(all_reduce, MEASURING)().with_options(node=list(nodes))
+        try:
+            network.tell_bandwidth(self._run_gang(call, every=True))
+        except Exception as e:
+            e.add_note('this is the all-reduce of check="nccl" before the first gang; check="network" leaves it out')
+            raise
+
+    def _run_gang(self, call: Call[Any], every: bool) -> Any:
+        """Run a call as a gang, wait for it, and return its result. Stop the gang if the wait is interrupted."""
+        future = self._send_gang(call, call.options.node, every)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # as after Ctrl-C; a future that is done is not changed
+            raise
 
     def _submit(
         self,
@@ -542,6 +625,8 @@ class ComputePool(Executor):
             PoolClosed: the pool has ended, or ended before the call did.
         """
         options = call_asked(call).options
+        if options.procs is not None:
+            return cast(T, self._run_gang(call, every=options.is_broadcast))
         if options.is_broadcast:
             return cast(T, self.run_all(call))
         return self._run_on(call, options.pinned)
@@ -601,7 +686,8 @@ class ComputePool(Executor):
         The other streams of a generator function raise that exception in place of their next item.
 
         With the option `independent`, the parts do not stop each other. Exceptions are raised when the call has ended
-        on all nodes.
+        on all nodes. With the option `procs`, the call runs as a gang, and the list has the values of all its processes
+        by rank.
 
         Raises:
             ExceptionGroup: the call has the option `independent`, and failed on several nodes.
@@ -609,7 +695,9 @@ class ComputePool(Executor):
             PickleError: the function or an argument cannot be pickled.
             PoolClosed: the pool has ended.
         """
-        worlds = self._worlds(call_asked(call).options.node)
+        if call_asked(call).options.procs is not None:
+            return cast(list[T], self._run_gang(call, every=True))
+        worlds = self._worlds(call.options.node)
         if call.function.is_generator:
             parts = StreamParts[Any](call.function.name, [*worlds], call.options, self._working().advise_stopped)
             streams = zip(parts.items, worlds.items(), strict=True)
@@ -726,7 +814,8 @@ class ComputePool(Executor):
         """Call `fn` for each item on the nodes, and return an iterator of the results, in the order of the items.
 
         The calls are sent before this returns; see `buffersize`. A node runs as many calls at once as it has slots.
-        With the pool's default `slots=None`, a node with accelerators has one slot for functions that use them. To use
+        With the pool's default `slots=None`, a node with accelerators has one slot for functions that use them. If `fn`
+        has the option `procs`, each call runs as a gang on one node, and its result is the value of its rank 0. To use
         only some nodes, name them: `pool.map(f.with_options(node=[0, 2]), items)`. If the pool was not started, this
         starts it first.
 
@@ -760,6 +849,10 @@ class ComputePool(Executor):
         engine = self._working()
         if isinstance(function.options.node, tuple):
             engine.dispatch.nodes(function.options.node)  # raises UsageError for a node that does not exist
+        if function.options.procs is not None:
+            sent = partial(self._send_gang, named=function.options.node, every=False)
+            calls_of = (Call(function, args, {}, function.options) for args in zip(*iterables, strict=False))
+            return map_of_gangs(sent, calls_of, buffersize, until)
         engine.advise_map(function.options.on_cpu)
         calls_ = Map(engine.dispatch, function, chunksize, at_hand)
         items = zip(*iterables, strict=False)
@@ -826,6 +919,82 @@ class ComputePool(Executor):
             raise UsageError(f"drop() takes a reference returned by put(), not {ref!r:.80}")
         if self._engine is not None:
             self._engine.dispatch.drop(ref.key)
+
+    # --- services --------------------------------------------------------------------------------------------
+
+    @overload
+    def service(
+        self,
+        call: Call[T],
+        *,
+        node: Literal["all"] | Sequence[int],
+        restart: bool | int = False,
+        name: str | None = None,
+    ) -> list[Service[T]]: ...
+    @overload
+    def service(
+        self, call: Call[T], *, node: int | None = None, restart: bool | int = False, name: str | None = None
+    ) -> Service[T]: ...
+    def service(
+        self, call: Call[T], *, node: NodesAsked = None, restart: bool | int = False, name: str | None = None
+    ) -> Service[T] | list[Service[T]]:
+        """Start a long-lived call or program on a node beside all calls, such as a daemon or a web server.
+
+            with pool.service(sky.cmd("python", "-m", "http.server", "8000")) as server:
+                server.wait_ready(8000)
+
+        A service has a process of its own and takes no slot (the part of a node that runs one call at a time). It sees
+        all devices of its node, unless the call has the option `devices=0`. What it prints is shown like the output of
+        calls. It does not hold the end of the pool: the pool closes it. If it ends before, the console says so, and the
+        service's `result` raises its error. If the pool was not started, this starts it first. This does not wait until
+        the process runs.
+
+        Args:
+            call: the call, such as `serve(8)` or `sky.cmd("ray", "start", "--head", "--block")`. Its options timeout,
+                output, grace, devices and on_interruption count.
+            node: the number of the node. "all" or a list of numbers starts a service on each of these nodes. Default
+                None: the call's own `node` option; without one, node 0.
+            restart: True starts the service again whenever it has ended, also if its function returned. A number says
+                how often. The pause before grows from 0.5 s to 30 s. If its node is lost, the service starts on a node
+                that joins in its place. Default False.
+            name: the name of the service in messages. Default None: that of the function or program.
+
+        Returns:
+            a `Service`; for "all" or a list, a list of them, ordered by node number.
+
+        Raises:
+            UsageError: an argument is not valid, the call cannot be a service, or the pool does not have the node. Also
+                raised for nodes with `trust="data"`, on which services do not run.
+            PickleError: the function or an argument cannot be pickled.
+            NodeInterrupted, NodeRetired: the node gets no new calls.
+            PoolClosed: the pool has ended.
+        """
+        call_asked(call).sent = True
+        call_of_service(call)
+        again = restarts_asked(restart)
+        if name is not None and not (isinstance(name, str) and name):
+            raise UsageError(f"name must be a text that names the service in messages, not {name!r}")
+        named: NamedNodes = call.options.node if node is None else node_asked(node)
+        engine = self._working()
+        if not isinstance(named, (str, tuple)):
+            return engine.services.start(call, named or 0, again, name)
+        started: list[Service[T]] = []
+        try:
+            for each, world in self._worlds(named).items():
+                started.append(engine.services.start(call, each, again, name, world))
+        except BaseException:
+            for service in started:
+                engine.services.stop(service)
+            raise
+        return started
+
+    @property
+    def services(self) -> list[Service[object]]:
+        """The services that have not ended, as a new list; [] until `start` has returned and after the pool ended.
+
+        Services of a former process are among them if the pool was taken over with `attach`. They cannot start again.
+        """
+        return [] if self._engine is None else list(self._engine.services.there)
 
     # --- the number of nodes ---------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from it.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -450,6 +451,20 @@ class Ledger:
         except LedgerError:
             return True  # the user was told already; an unreadable file must not end a pool
         return found is None or found[0] is None
+
+    def taken_by(self, session: str) -> Process | None:
+        """Return the process that has taken a pool over from this process; None if none has.
+
+        Also returns None if a process has begun to end the pool, or if the ledger cannot be read or does not have the
+        pool. Does not raise.
+        """
+        sql = "SELECT host, pid, birth FROM pools WHERE session = ? AND ending IS NULL AND ended IS NULL"
+        try:
+            found = self._file.read(lambda book: book.execute(sql, (session,)).fetchone())
+        except LedgerError:
+            return None
+        owner = Process(*found) if found is not None else None
+        return owner if owner is not None and owner.pid != os.getpid() else None  # a host's name may change
 
     def ending(self, pool: str) -> None:
         """Record that this process begins to end the pools of this name, so that no process rents more for these pools.

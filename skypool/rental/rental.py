@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 from skypool import clock, events
 from skypool.drivers.contract import Driver, Learns, Renews, Tidies, abilities
-from skypool.errors import BudgetExceeded, CapacityError, PoolClosed, SkypoolError, StillRunning
+from skypool.errors import BudgetExceeded, CapacityError, PoolClosed, SkypoolError, StillRunning, TakenOver
 from skypool.model import Instance, Offer, Order
 from skypool.offers.ranking import Plan
 from skypool.rental import reaper, reaper_process
@@ -317,6 +317,7 @@ class Rental:
         Raises:
             BudgetExceeded: the budget is spent.
             PoolClosed: another process has begun to end the pool.
+            TakenOver: another process has taken the pool over.
         """
         name = self._terms.name
         ledger = self._holdings.ledger
@@ -324,6 +325,7 @@ class Rental:
             raise PoolClosed(
                 f"pool {name!r} was ended by another process, as `skypool down {name}` does; make a new ComputePool"
             )
+        self.check_owner()
         for driver in self._terms.drivers:
             if driver.name in self._holdings.tried and isinstance(driver, Renews):
                 try:
@@ -345,6 +347,16 @@ class Rental:
             share = f"{budget.warn:.0%} of the budget of ${budget.max_usd:g}"
             self._tell(f"{share} is spent; all machines are ended when the budget is used up", f"${spent:.2f} so far")
         return left
+
+    def check_owner(self) -> None:
+        """Raise TakenOver if the ledger says that another process has taken the pool over. Otherwise do nothing."""
+        ledger = self._holdings.ledger
+        owner = ledger.taken_by(self.session) if ledger is not None else None
+        if owner is not None:
+            raise TakenOver(
+                f"pool {self._terms.name!r} was taken over by {owner} with ComputePool.attach; go on there, and end "
+                "this process"
+            )
 
     def _reprice(self) -> None:
         """Ask for the current prices of the pool's spot machines, and record them. Do so at most every 600 seconds.

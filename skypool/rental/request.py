@@ -55,7 +55,8 @@ class Terms:
         trust: "full" if results of nodes may be unpickled, "data" if they are read as plain data only. None: the offer
             of each machine decides.
         allow_results: names of the classes that results may contain besides plain data, if they are read as data.
-        check: what is checked among the nodes: "network" for connections, or None for nothing.
+        check: what is checked among the nodes: "network" for connections, "nccl" for these and an all-reduce,
+            or None for nothing.
 
     Raises:
         UsageError: `maximum` is above 1, and the accelerators have different numbers of machines.

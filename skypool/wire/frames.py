@@ -28,7 +28,8 @@ from skypool.errors import ProtocolError, protocol_violation
 
 WIRE_VERSION = 4
 """The version of the protocol. Client and node must have the same version."""
-# 4 (2026-11): CALL may have `gang`. OUTPUT may have `rank` and `label`. There is NOTICE.
+# 4 (2026-11): CALL may have `gang` or `service`. OUTPUT may have `rank` and `label`. WELCOME has `services`. There is
+# NOTICE.
 # 3 (2026-11): WELCOME has `devices`, `cpu_slots` and `cpu_calls`. RECALL and RECALLED have `cpu`, which names the kind
 # of slot. CALL and CALLS may have `"devices": 0`. PONG has `cpu_busy`.
 PREFIX = struct.Struct("!2sBBIQ")

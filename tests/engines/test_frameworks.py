@@ -159,7 +159,7 @@ def test_the_example_trains_on_nodes_of_this_computer(environment: Path) -> None
     (packages,) = environment.glob("lib/python*/site-packages")
     env = {**os.environ, "PYTHONPATH": str(packages)}
     done = subprocess.run(
-        [sys.executable, "examples/09_ddp.py"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=200
+        [sys.executable, "examples/10_ddp.py"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(r"4 processes, mean loss 0\.00\d+\n", done.stdout), done.stdout

@@ -37,14 +37,13 @@ def alone_with_jax(steps: int) -> float:
 
     rows = jax.random.normal(jax.random.key(0), (4096, 64))
 
-    @jax.jit
     def step(weights: Any) -> Any:
         loss, slope = jax.value_and_grad(lambda weights: jnp.square(rows @ weights - rows.sum(1)).mean())(weights)
         return weights - 0.1 * slope, loss
 
-    weights = jnp.zeros(64)
+    weights, compiled = jnp.zeros(64), jax.jit(step)
     for _ in range(steps):
-        weights, loss = step(weights)
+        weights, loss = compiled(weights)
     return float(loss)
 
 

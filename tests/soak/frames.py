@@ -195,11 +195,15 @@ def fuzz_border(count: int, seed: int, report: Report) -> None:
         report.refused += not made_sense
 
 
+def _nothing(*_: object) -> None:
+    """Do nothing with what the dispatch reports."""
+
+
 class _Client:
     """What a pool does with what one link brings, without a pool: the same dispatch, reports and lender of modules."""
 
     def __init__(self) -> None:
-        self.dispatch = Dispatch("p", lambda *_: None, lambda *_: None, lambda *_: None, lambda _: None)
+        self.dispatch = Dispatch("p", _nothing, _nothing, _nothing, _nothing, _nothing, _nothing)
         self.reports = NodeReports("p", lambda _: None, self.dispatch.acknowledge, lambda _: False)
         self.lender = Lender()
         self.link: Link

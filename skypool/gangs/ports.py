@@ -1,4 +1,7 @@
-"""Finds free ports on a node, for the processes of a gang (a call that runs as several processes on its nodes)."""
+"""Finds free ports on a node, for the processes of a gang (a call that runs as several processes on its nodes).
+
+The client sends this function as the empty call that each node must answer before a gang runs there.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ _EPHEMERAL = 32_768
 """The first port that Linux gives to outgoing connections, unless the machine is configured otherwise."""
 
 
-def probe(ports: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return the numbers of free TCP ports of this machine. They are free on all of its addresses.
 
     Another program may take such a port before the caller does. Ports are chosen at random, below those that the system
     gives to outgoing connections: otherwise connections that wait for the port's listener could take the port.
 
     Args:
-        ports: how many ports to find. All are bound at the same time, so they differ.
+        count: how many ports to find. All are bound at the same time, so they differ.
 
     Raises:
         OSError: no port is free.
     """
     with contextlib.ExitStack() as bound:
-        return [_bind(bound.enter_context(_socket())) for _ in range(ports)]
+        return [_bind(bound.enter_context(_socket())) for _ in range(count)]
 
 
 def _socket() -> socket.socket:

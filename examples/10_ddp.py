@@ -23,7 +23,7 @@ def train(steps: int) -> float:
         loss = (model(rows) - rows.sum(1, keepdim=True)).square().mean()
         loss.backward()  # averages the gradients of all processes
         optimizer.step()
-    return loss.item()
+    return float(loss)
 
 
 if __name__ == "__main__":

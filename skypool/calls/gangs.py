@@ -1,0 +1,719 @@
+"""`GangRunner`: runs calls as gangs. `GangFuture` is the future of such a call.
+
+A gang is one call that runs as several processes on one or more nodes (rented machines). The processes start together.
+When one fails, the others are stopped, and the gang may run again as a whole. The number of a process in its gang is
+its rank. `skypool.gangs` decides what happens; this module does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+from skypool.calls.arguments import payload_of
+from skypool.calls.call import ComputeFunction
+from skypool.calls.futures import CallFuture, Returned, results_of
+from skypool.calls.node_queue import NodeQueue
+from skypool.calls.options import Options
+from skypool.calls.pending import Code, PendingCall
+from skypool.errors import CallTimeout, ConnectionLost, NodeInterrupted, PickleError, SkypoolError, WorkerDied
+from skypool.gangs import step
+from skypool.gangs.environment import Member
+from skypool.gangs.ports import free_ports
+from skypool.gangs.states import (
+    SETTLING,
+    Action,
+    Again,
+    Answered,
+    Ask,
+    Asked,
+    Cancelled,
+    Coming,
+    Ended,
+    Event,
+    Finish,
+    Fired,
+    Free,
+    Gangs,
+    Hold,
+    How,
+    NodeGone,
+    NodeIdle,
+    NodeLeaving,
+    NodeUp,
+    Order,
+    Place,
+    Run,
+    Set,
+    Start,
+    Stop,
+    Timer,
+    Unset,
+    Verdict,
+)
+from skypool.wire.frames import Buffer
+
+T = TypeVar("T")
+
+_PORTS = 2
+"""The number of free ports of the first node that a gang gets: one for torch, one for JAX."""
+_TAIL = 2000
+"""The number of characters of a rank's output that are kept, to show them if the rank fails."""
+_TAIL_LINES = 10
+"""The number of lines of a rank's output that an error shows."""
+_ASK_AGAIN = 1.0
+"""Seconds until a node that has failed to answer may be asked again."""
+_PROBE_TIMEOUT = 60.0
+"""The longest time in seconds that a node may take for the empty call before a run."""
+
+
+class GangFuture(CallFuture[T]):
+    """The future of a call that runs as a gang.
+
+    Its result is the list of values by rank, or the value of rank 0 for a gang that runs on a single node with `>>`.
+
+    Args:
+        name: the name of the function.
+        every: True if the result is the list of the values of all ranks, False if it is the value of rank 0.
+
+    Attributes:
+        ranks: one future for each rank of the present run, by rank.
+    """
+
+    def __init__(self, name: str, every: bool) -> None:
+        super().__init__(name)
+        self._every = every
+        self.ranks: Sequence[CallFuture[Any]] = ()
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for all ranks, and return the list of their values, or the value of rank 0.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
+
+        Raises:
+            TimeoutError: the gang has not ended within `timeout` seconds. It keeps running.
+            CancelledError: the call was cancelled.
+            PickleError: the value of a rank cannot be unpickled here.
+        """
+        Future.result(self, timeout)
+        return cast(T, results_of(self.ranks) if self._every else self.ranks[0].result())
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for all ranks, and return the exception that `result` would raise, or None if it would return a value.
+
+        For a value that cannot be unpickled, the error of unpickling is returned, not raised.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
+
+        Raises:
+            TimeoutError: the gang has not ended within `timeout` seconds. It keeps running.
+            CancelledError: the call was cancelled.
+        """
+        error = Future.exception(self, timeout)
+        if error is None:
+            try:
+                self.result()
+            except (PickleError, BaseExceptionGroup) as e:
+                return e
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class GangFailure:
+    """The failure of one run of a gang.
+
+    Attributes:
+        call: the name of the function.
+        error: the error of the rank that failed first.
+        others: the errors of other ranks that came before the gang was stopped.
+        rank: that rank.
+        node: the number of its node.
+        attempt: the number of the run, from 1.
+        again: True if the gang runs again.
+    """
+
+    call: str
+    error: BaseException
+    others: Sequence[BaseException]
+    rank: int
+    node: int
+    attempt: int
+    again: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call that runs as a gang, from its submission to its end.
+
+    Attributes:
+        code, payload, options: the function, the pickled arguments and the options of the user.
+        future: gives the result to the caller.
+        pending: the calls of the present run, one for each rank.
+        ends: how the ranks ended that have ended, by rank.
+        tails: the last characters that each rank has printed, by rank.
+        ports: the free ports of each node that has answered before this run.
+        asked: the answer of each node that was asked last.
+        timers: the timers that run.
+        note: the note of the last failure.
+        notices: when machines of the present run are taken back, by node, in seconds since 1970.
+    """
+
+    code: Code
+    payload: Sequence[Buffer]
+    options: Options
+    future: GangFuture[Any]
+    pending: list[PendingCall] = field(default_factory=list)
+    ends: dict[int, BaseException | Returned] = field(default_factory=dict)
+    tails: dict[int, str] = field(default_factory=dict)
+    ports: dict[int, list[int]] = field(default_factory=dict)
+    asked: dict[int, CallFuture[list[int]]] = field(default_factory=dict)
+    timers: dict[Timer, threading.Timer] = field(default_factory=dict)
+    note: str = ""
+    notices: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def rank_options(self) -> Options:
+        """The options of a single rank. Timeouts and retries belong to the gang, not to its ranks."""
+        return self.options.but({"timeout": None, "retries": 0, "retry_on": (), "node": None})
+
+
+_PROBE = ComputeFunction[[int], list[int]](free_ports, Options())
+"""The empty call that a node answers before each run of a gang."""
+
+
+class Sender(Protocol):
+    """What a `GangRunner` uses of the `Dispatch` that owns it."""
+
+    node_queues: dict[int, NodeQueue]
+
+    def new_id(self) -> int:
+        """Return a new id for a call."""
+        ...
+
+    def stop(self, pending: PendingCall) -> None:
+        """Stop a call that is running."""
+        ...
+
+    def refill(self, node_queue: NodeQueue) -> None:
+        """Send a node as many waiting calls as it has room for."""
+        ...
+
+
+class GangRunner:
+    """The gangs of one pool. It performs the actions of the state machine `skypool.gangs`, and reports events to it.
+
+    All methods take the lock of the dispatch, and may be called while it is held.
+
+    Args:
+        pool: the name of the pool, for messages.
+        sender: the dispatch, which has the nodes and their queues.
+        lock: the lock of the dispatch.
+        wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
+        on_failed: called with each failure of a run.
+        notice: called with a sentence for the user.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        sender: Sender,
+        lock: threading.RLock,
+        wait: float,
+        on_failed: Callable[[GangFailure], None],
+        notice: Callable[[str], None],
+    ) -> None:
+        self._pool = pool
+        self._sender = sender
+        self._lock = lock
+        self._wait = wait
+        self._on_failed = on_failed
+        self._notice = notice
+        self._state = Gangs()
+        self._calls: dict[int, _Call] = {}
+        self._ranks: dict[int, tuple[_Call, int]] = {}
+        self._numbers = itertools.count(1)
+        self._events: deque[Event] = deque()
+        self._is_stepping = False
+        self._finished: list[tuple[GangFuture[Any], BaseException | Returned]] = []
+
+    @property
+    def unfinished(self) -> int:
+        """The number of gangs that wait or run."""
+        return len(self._calls)
+
+    @property
+    def lacks_nodes(self) -> bool:
+        """True if a gang waits that needs more nodes than the pool has."""
+        usable = sum(not node.leaving for node in self._state.nodes.values())
+        return any(gang.phase == "waiting" and gang.order.count > usable for gang in self._state.gangs.values())
+
+    # --- calls in --------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        code: Code,
+        payload: Sequence[Buffer],
+        options: Options,
+        count: int,
+        among: frozenset[int] | None,
+        every: bool,
+    ) -> GangFuture[Any]:
+        """Submit a gang, and return its future at once.
+
+        Args:
+            code: the pickled function.
+            payload: the pickled arguments.
+            options: the options of the call.
+            count: the number of nodes.
+            among: the only nodes that may run the gang; None for any.
+            every: True if the result is the list of the values of all ranks, False for the value of rank 0.
+        """
+        with self._lock:
+            number = next(self._numbers)
+            future: GangFuture[Any] = GangFuture(code.name, every)
+            self._calls[number] = _Call(code, payload, options, future)
+            future.on_cancel(partial(self._apply, Cancelled(number)))
+            self._apply(
+                Asked(
+                    Order(
+                        number,
+                        count,
+                        least=min(count, options.min_nodes or count),
+                        procs=options.procs if isinstance(options.procs, int) else None,
+                        among=among,
+                        retries=options.retries,
+                        timeout=options.timeout,
+                        grace=options.grace,
+                        wait=self._wait,
+                    )
+                )
+            )
+            return future
+
+    # --- what happens to nodes -------------------------------------------------------------------------------
+
+    def node_up(self, node: int, devices: int) -> None:
+        """Note that a node can run gangs. `devices` is the number of its devices."""
+        self._apply(NodeUp(node, devices))
+
+    def node_leaving(self, node: int) -> None:
+        """Note that a node gets no new calls, because its machine is taken back or retired."""
+        self._apply(NodeLeaving(node))
+
+    def node_gone(self, node: int) -> None:
+        """Note that a node is lost or was ended. The calls that ran there must have got their errors before."""
+        self._apply(NodeGone(node))
+
+    def node_changed(self) -> None:
+        """Note that calls of a node have ended, or that a node was connected again. Cheap if no gang waits."""
+        if self._calls:
+            self._apply()
+
+    def coming(self, count: int) -> None:
+        """Note the number of nodes that are being rented or set up."""
+        with self._lock:
+            if count != self._state.coming:
+                self._apply(Coming(count))
+
+    def interrupted(self, node: int, at: float) -> None:
+        """Tell the ranks on other nodes that the machine of this node is taken back. Ranks on the node know it already.
+
+        Args:
+            node: the number of the node.
+            at: when the provider takes the machine, in seconds since 1970.
+        """
+        with self._lock:
+            for call in self._calls.values():
+                if any(pending.at == node for pending in call.pending):
+                    call.notices.setdefault(node, at)
+                    for other in {pending.at for pending in call.pending} - {node}:
+                        self._notify(call, other)
+
+    def resumed(self, node: int) -> None:
+        """Repeat what the ranks on a node may have missed while the node was not connected."""
+        with self._lock:
+            for call in self._calls.values():
+                self._notify(call, node)
+            self.node_changed()
+
+    def _notify(self, call: _Call, node: int) -> None:
+        """Tell the ranks of a gang on one node that the machine of another node is taken back, if it is."""
+        at = min((at for other, at in call.notices.items() if other != node), default=None)
+        ids = [pending.id for pending in call.pending if pending.at == node and not pending.ended]
+        if at is not None and ids and node in self._sender.node_queues:
+            self._sender.node_queues[node].notice(ids, at)
+
+    def heard(self, id_: int, text: str) -> None:
+        """Keep the end of what a rank prints. Does nothing for other calls.
+
+        Args:
+            id_: the id of the call that printed.
+            text: the text.
+        """
+        found = self._ranks.get(id_)
+        if found is not None:
+            call, rank = found
+            call.tails[rank] = (call.tails.get(rank, "") + text)[-_TAIL:]
+
+    def close(self, error: BaseException) -> None:
+        """End all gangs with `error`, because the pool has ended. Nothing is sent to nodes."""
+        with self._lock:
+            calls = list(self._calls.values())
+            self._calls.clear()
+            self._ranks.clear()
+            self._state = Gangs()
+            self._events.clear()
+        for call in calls:
+            self._forget_timers(call)
+            call.future.finish(error)
+
+    # --- the state machine -----------------------------------------------------------------------------------
+
+    def _apply(self, *events: Event) -> None:
+        """Pass events to the state machine, and perform the actions that follow.
+
+        Events that come while an action is performed are handled after it. Before each event, the machine is told which
+        nodes have become idle or have ceased to be.
+        """
+        with self._lock:
+            self._events.extend(events)
+            if self._is_stepping:
+                return
+            self._is_stepping = True
+            try:
+                while (changed := self._changed_node()) or self._events:
+                    self._step(NodeIdle(*changed) if changed else self._events.popleft())
+            finally:
+                self._is_stepping = False
+            finished = self._finished
+            self._finished = []
+        for future, end in finished:  # without the lock, as callbacks of the user may run
+            future.finish(end)
+
+    def _step(self, event: Event) -> None:
+        self._state, actions = step(self._state, event)
+        for action in actions:
+            self._perform(action)
+
+    def _changed_node(self) -> tuple[int, bool] | None:
+        """Return a node that has become idle, or has ceased to be, and whether it is idle now. None if there is none.
+
+        A node is idle if it is connected and no call is under way in its first lane (the slots that gangs reserve).
+        """
+        for number, node in self._state.nodes.items():
+            node_queue = self._sender.node_queues.get(number)
+            idle = node_queue is not None and node_queue.is_reachable and not node_queue.lanes[0].underway
+            if idle != node.idle:
+                return number, idle
+        return None
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Hold(node, gang):
+                self._hold(node, gang)
+            case Free(node):
+                self._free(node)
+            case Ask(gang, attempt, nodes):
+                for node in nodes:
+                    self._ask(gang, attempt, node)
+            case Start(gang, run):
+                self._start(gang, run)
+            case Stop(gang, ranks):
+                call = self._calls[gang]
+                for rank in ranks:
+                    self._sender.stop(call.pending[rank])
+            case Set(gang, timer, seconds):
+                self._set_timer(gang, timer, seconds)
+            case Unset(gang, timer):
+                running = self._calls[gang].timers.pop(timer, None)
+                if running is not None:
+                    running.cancel()
+            case Again(gang, failure):
+                self._tell_failure(self._calls[gang], failure, again=True)
+            case Finish(gang, verdict):
+                self._finish(gang, verdict)
+
+    def _hold(self, node: int, gang: int) -> None:
+        node_queue = self._sender.node_queues.get(node)
+        if node_queue is not None:
+            lane = node_queue.lanes[0]
+            lane.held = gang
+            if lane.underway:
+                node_queue.recall(lane, len(lane.underway))
+
+    def _free(self, node: int) -> None:
+        node_queue = self._sender.node_queues.get(node)
+        if node_queue is not None:
+            node_queue.lanes[0].held = None
+            self._sender.refill(node_queue)
+
+    def _ask(self, gang: int, attempt: int, node: int) -> None:
+        """Send a node an empty call. Its answer becomes an event, and so does its failure."""
+        node_queue = self._sender.node_queues.get(node)
+        if node_queue is None or not node_queue.is_up:
+            self._events.append(Answered(gang, attempt, node, ok=False))
+            return
+        answer: CallFuture[list[int]] = CallFuture(_PROBE.name)
+        self._calls[gang].asked[node] = answer
+        answer.add_done_callback(partial(self._on_answer, gang, attempt, node))
+        payload, _ = payload_of(_PROBE, (_PORTS,), {})
+        options = Options(timeout=_PROBE_TIMEOUT, output="silent")
+        pending = PendingCall(_PROBE.code(), payload, answer, options, node=node, gang=gang)
+        pending.id = self._sender.new_id()
+        node_queue.send([pending])
+
+    def _on_answer(self, gang: int, attempt: int, node: int, answer: Future[list[int]]) -> None:
+        with self._lock:
+            call = self._calls.get(gang)
+            if call is None or call.asked.get(node) is not answer:
+                return
+            try:
+                call.ports[node] = answer.result()
+            except Exception:  # noqa: BLE001 - a node that fails here is lost soon, or is asked again
+                self._apply(Answered(gang, attempt, node, ok=False))
+                _after(_ASK_AGAIN, partial(self._ask_again, node))
+            else:
+                self._apply(Answered(gang, attempt, node))
+
+    def _ask_again(self, node: int) -> None:
+        """Let gangs use a node again that has failed to answer, if it is idle now."""
+        with self._lock:
+            node_queue = self._sender.node_queues.get(node)
+            if node_queue is not None and node_queue.is_reachable and not node_queue.lanes[0].underway:
+                self._apply(NodeIdle(node, True))
+
+    def _start(self, gang: int, run: Run) -> None:
+        """Send the calls of all ranks to their nodes."""
+        call = self._calls[gang]
+        self._forget_ranks(call)
+        call.ends.clear()
+        call.tails.clear()
+        call.notices.clear()
+        queues = self._sender.node_queues
+        addresses = [queues[node].address if node in queues else "" for node in run.nodes]
+        master = addresses[0] or ("127.0.0.1" if len(addresses) == 1 else "")
+        port, jax_port = call.ports.get(run.nodes[0], [0] * _PORTS)
+        local_sizes: dict[int, int] = {}
+        for place in run.places:
+            local_sizes[place.node] = local_sizes.get(place.node, 0) + 1
+        outlets: list[CallFuture[Any]] = []
+        call.pending = []
+        options = call.rank_options
+        for place in run.places:
+            outlet: CallFuture[Any] = CallFuture(call.code.name, partial(self._on_end, gang, run.attempt, place.rank))
+            member = Member(
+                rank=place.rank,
+                size=len(run.places),
+                local=place.local,
+                of=local_sizes[place.node],
+                attempt=run.attempt,
+                position=place.position,
+                nodes=len(run.nodes),
+                changed=run.changed,
+                gang=f"{self._pool}-{gang}",
+                master=master,
+                port=port,
+                jax_port=jax_port,
+            )
+            world = (place.position, addresses)
+            pending = PendingCall(call.code, call.payload, outlet, options, place.node, world, gang=gang, member=member)
+            pending.id = self._sender.new_id()
+            self._ranks[pending.id] = (call, place.rank)
+            outlets.append(outlet)
+            call.pending.append(pending)
+        call.future.ranks = outlets
+        if run.changed:
+            self._notice(
+                f"{call.code.name} runs again as {len(run.places)} processes on {len(run.nodes)} nodes: its world has "
+                "another size than before"
+            )
+        for node in run.nodes:
+            mine = [pending for pending in call.pending if pending.node == node]
+            if node in queues:
+                queues[node].send(mine)
+            else:
+                for pending in mine:
+                    pending.finish(ConnectionLost(f"{pending.name} was lost with node {node}", node))
+
+    def _on_end(self, gang: int, attempt: int, rank: int, end: BaseException | Returned) -> None:
+        with self._lock:
+            call = self._calls.get(gang)
+            if call is None or rank >= len(call.pending):
+                return
+            pending = call.pending[rank]
+            if pending.member is None or pending.member.attempt != attempt:
+                return
+            call.ends[rank] = end
+            again = isinstance(end, call.options.retry_on) if call.options.retry_on else False
+            self._apply(Ended(gang, attempt, rank, _how(end, pending.stopped), again))
+
+    def _set_timer(self, gang: int, timer: Timer, seconds: float) -> None:
+        call = self._calls[gang]
+        running = call.timers.pop(timer, None)
+        if running is not None:
+            running.cancel()
+        call.timers[timer] = _after(seconds, partial(self._on_timer, gang, timer))
+
+    def _on_timer(self, gang: int, timer: Timer) -> None:
+        with self._lock:
+            call = self._calls.get(gang)
+            if call is None or call.timers.get(timer) is not threading.current_thread():
+                return
+            del call.timers[timer]
+            if timer == "settle" and self._awaits_a_node(call):
+                self._set_timer(gang, timer, SETTLING)
+            else:
+                self._apply(Fired(gang, timer))
+
+    def _awaits_a_node(self, call: _Call) -> bool:
+        """Return True if a node that still runs ranks of a gang is not connected.
+
+        Its loss may be why another rank has failed. The node is connected again or given up within the pool's
+        `liveness`.
+        """
+        left = {pending.at for pending in call.pending if not pending.ended}
+        queues = self._sender.node_queues
+        return any(node in queues and not queues[node].is_reachable for node in left)
+
+    # --- ends ------------------------------------------------------------------------------------------------
+
+    def _finish(self, gang: int, verdict: Verdict) -> None:
+        call = self._calls.pop(gang)
+        self._forget_timers(call)
+        self._forget_ranks(call)
+        name = call.code.name
+        end: BaseException | Returned
+        match verdict.kind:
+            case "returned":
+                end = Returned(())
+            case "failed":
+                end = self._tell_failure(call, verdict, again=False)
+            case "timeout":
+                end = self._timed_out(call, verdict)
+            case "cancelled":
+                end = SkypoolError(f"{name} was cancelled")
+            case "no nodes":
+                end = ConnectionLost(
+                    f"{name} was not run: pool {self._pool!r} no longer has all nodes that the call named"
+                )
+        self._finished.append((call.future, end))
+
+    def _timed_out(self, call: _Call, verdict: Verdict) -> CallTimeout:
+        run = verdict.run
+        assert run is not None
+        left = [_words(run.places[rank], self._devices(run.places[rank].node)) for rank in verdict.others]
+        shown = "; ".join(left[:8]) + (f"; and {len(left) - 8} more" if len(left) > 8 else "")
+        return CallTimeout(
+            f"{call.code.name} ran longer than its timeout of {call.options.timeout:g} s as a gang of "
+            f"{len(run.places)} processes and was ended. These had not ended: {shown}"
+        )
+
+    def _tell_failure(self, call: _Call, verdict: Verdict, again: bool) -> BaseException:
+        """Report the failure of a run to the user, and return the error of the rank that failed first.
+
+        The error gets a note about the rank, and attributes `rank`, `node` and `others`. `others` is the list of the
+        errors of other ranks that came before the gang was stopped. An exception whose class refuses attributes goes
+        without.
+        """
+        run = verdict.run
+        assert run is not None
+        assert verdict.rank is not None
+        place = run.places[verdict.rank]
+        name = call.code.name
+        end = call.ends.get(verdict.rank)
+        if isinstance(end, NodeInterrupted):  # an error of its own, which gets its own note
+            end = NodeInterrupted(str(end), end.node)
+        elif not isinstance(end, BaseException):
+            end = ConnectionLost(f"{name} was lost with node {place.node}", place.node)
+        others = [each for rank in verdict.others if isinstance(each := call.ends.get(rank), BaseException)]
+        with contextlib.suppress(AttributeError, TypeError):  # as a frozen dataclass raises
+            if call.note in getattr(end, "__notes__", ()):  # of the same failure, when the gang was to run again
+                end.__notes__.remove(call.note)
+            call.note = self._note(call, run, verdict)
+            end.add_note(call.note)
+            vars(end).update(rank=place.rank, node=place.node, others=[each for each in others if each is not end])
+        self._on_failed(GangFailure(name, end, others, place.rank, place.node, run.attempt, again))
+        return end
+
+    def _note(self, call: _Call, run: Run, verdict: Verdict) -> str:
+        """Return the note for the error of a gang: the rank that failed first, the others, and its last output."""
+        assert verdict.rank is not None
+        name = call.code.name
+        first = _words(run.places[verdict.rank], self._devices(run.places[verdict.rank].node))
+        lines = [f"{name} failed first on {first}, one of {len(run.places)} processes of this gang"]
+        also = [
+            f"{_words(run.places[rank], self._devices(run.places[rank].node))}: {type(end).__name__}: {end}"
+            for rank in verdict.others
+            if isinstance(end := call.ends.get(rank), BaseException)
+        ]
+        if also:
+            more = f"; and {len(also) - 4} more" if len(also) > 4 else ""
+            lines[0] += f"; then on {'; '.join(each.splitlines()[0] for each in also[:4])}{more}"
+        if run.attempt > 1:
+            lines.append(f"this was run {run.attempt} of the gang")
+        if verdict.lacking:
+            order_words = f"{len(run.nodes)} nodes"
+            lines.append(
+                f"the gang was not run again, because the pool has no machines in place of the lost ones; it ran on "
+                f"{order_words}. @compute(min_nodes=…) lets it go on with fewer"
+            )
+        tail = call.tails.get(verdict.rank, "").strip().splitlines()[-_TAIL_LINES:]
+        if tail and not isinstance(call.ends.get(verdict.rank), WorkerDied):  # whose message has it already
+            lines += [f"last output of rank {verdict.rank}:", *(f"  {line}" for line in tail)]
+        return "\n".join(lines)
+
+    def _devices(self, node: int) -> int:
+        known = self._state.nodes.get(node)
+        return 0 if known is None else known.devices
+
+    def _forget_ranks(self, call: _Call) -> None:
+        for pending in call.pending:
+            self._ranks.pop(pending.id, None)
+
+    def _forget_timers(self, call: _Call) -> None:
+        for timer in call.timers.values():
+            timer.cancel()
+        call.timers.clear()
+
+
+def _after(seconds: float, function: Callable[[], None]) -> threading.Timer:
+    """Start a timer that calls a function in a thread of its own, and return it. It does not keep the process alive."""
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _how(end: BaseException | Returned, stopped: bool) -> How:
+    """Return how the process of a rank ended.
+
+    Args:
+        end: the value or the error of its call.
+        stopped: True if it was stopped for the gang's sake.
+    """
+    if isinstance(end, Returned):
+        return "returned"
+    if stopped:
+        return "stopped"
+    if isinstance(end, NodeInterrupted):
+        return "interrupted"
+    if isinstance(end, ConnectionLost):
+        return "lost"
+    return "died" if isinstance(end, WorkerDied) else "raised"
+
+
+def _words(place: Place, devices: int) -> str:
+    """Return a text that names a rank, such as "rank 5 (node 2, device 1)"."""
+    where = f"node {place.node}, device {place.local}" if devices > 1 else f"node {place.node}"
+    if devices <= 1 and place.local:
+        where += f", process {place.local}"
+    return f"rank {place.rank} ({where})"

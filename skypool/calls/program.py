@@ -1,0 +1,181 @@
+"""What runs on a node (a rented machine) for `cmd` and for services: a program of the node, and a test of its ports.
+
+This module is imported by worker processes, so it imports little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from skypool import runtime
+from skypool.errors import CommandFailed
+
+_TAIL = 4096
+"""The number of bytes of a program's output that are kept, to show its last lines if it fails."""
+_PIECE = 64 << 10
+"""The most bytes of output that are passed on at a time."""
+_PATIENCE = 200
+"""Milliseconds between two checks if a program has ended whose stdout is still open in another process."""
+_LOOK = 0.05
+"""Seconds between two attempts to connect to a port."""
+
+
+class Program:
+    """A function that runs one program of the node, with any arguments. `cmd` makes calls of it.
+
+    Args:
+        program: the name of the program, which is looked up on `PATH`, or its path.
+    """
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        self.__name__ = self.__qualname__ = PurePath(program).name or program  # the call's name in messages
+
+    def __call__(
+        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: str | None = None, check: bool = True
+    ) -> int:
+        """Run the program, pass its output on as it comes, wait for its end, and return its exit status.
+
+        The program gets an empty stdin. When the call is stopped, the process group of this worker, to which the
+        program belongs, gets SIGTERM. When the call's `grace` is over, the agent (the node's main process) kills it.
+
+        Args:
+            arguments: the arguments of the program.
+            env: variables that are added to the environment of the program.
+            cwd: the folder in which the program starts. Default None: that of the calls.
+            check: True raises CommandFailed if the status is not 0.
+
+        Returns:
+            the exit status, or the negative number of the signal that ended the program.
+
+        Raises:
+            CommandFailed: the program could not be started. With `check`, also if its status is not 0.
+        """
+        argv = [self.program, *arguments]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        process = self._start(argv, {"PYTHONUNBUFFERED": "1", **os.environ, **(env or {})}, cwd)
+        try:
+            tail = _pass_on(process)
+            status = process.wait()
+        except BaseException as e:
+            _stop(process, is_failure=isinstance(e, Exception))
+            raise
+        finally:
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+        if check and status:
+            raise CommandFailed(shlex.join(argv), status, tail.decode("utf-8", "replace"), runtime.node_number())
+        return status
+
+    def _start(self, argv: list[str], env: Mapping[str, str], cwd: str | None) -> subprocess.Popen[bytes]:
+        """Start the program.
+
+        Raises:
+            CommandFailed: the program could not be started, for example because the node does not have it.
+        """
+        pipe = subprocess.PIPE
+        try:
+            return subprocess.Popen(
+                argv, bufsize=0, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env, cwd=cwd
+            )
+        except FileNotFoundError as e:
+            if cwd is not None and not os.path.isdir(cwd):
+                why = f"there is no folder {cwd!r}, which cwd= names"
+            elif os.path.exists(self.program):
+                why = "the program that its first line names (#!) does not exist"
+            else:
+                why = f"there is no program {self.program!r}; install it with Image(pip=[…]) or Image(apt=[…])"
+            raise CommandFailed(shlex.join(argv), node=runtime.node_number(), why=why) from e
+        except (OSError, ValueError) as e:
+            why = os.strerror(e.errno) if isinstance(e, OSError) and e.errno else str(e)
+            raise CommandFailed(shlex.join(argv), node=runtime.node_number(), why=why) from e
+
+
+def _pass_on(process: subprocess.Popen[bytes]) -> bytearray:
+    """Write the output of a process to this process's stdout and stderr until the process ends.
+
+    Output of other processes that still hold its stdout or stderr is not waited for. Returns the last bytes of the
+    output, at most `_TAIL` (4096).
+    """
+    tail = bytearray()
+    poll = select.poll()
+    ends: dict[int, int] = {}
+    for fd, stream in ((1, process.stdout), (2, process.stderr)):
+        assert stream is not None
+        ends[stream.fileno()] = fd
+        poll.register(stream, select.POLLIN)
+
+    def pass_on(patience: int) -> None:
+        """Pass on one piece of each stream that can be read within `patience` milliseconds."""
+        for end, _ in poll.poll(patience):
+            data = os.read(end, _PIECE)
+            if not data:
+                poll.unregister(end)
+                del ends[end]
+                continue
+            tail.extend(data)
+            del tail[:-_TAIL]
+            _write_all(ends[end], data)
+
+    while ends and process.poll() is None:
+        pass_on(_PATIENCE)
+    pass_on(0)  # a pipe holds no more than one piece
+    return tail
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _stop(process: subprocess.Popen[bytes], is_failure: bool) -> None:
+    """End a process whose call is stopped, and wait for its end. What it prints meanwhile is passed on.
+
+    In a worker process, the whole process group gets SIGTERM, except this process. The agent kills the group when the
+    call's `grace` is over.
+
+    Args:
+        process: the process.
+        is_failure: True if an error of this process is the reason: the process is killed at once.
+    """
+    if is_failure:
+        process.kill()
+    elif os.getpgrp() == os.getpid():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this worker ends after this call
+        os.killpg(0, signal.SIGTERM)
+    else:
+        process.terminate()
+    with contextlib.suppress(OSError):
+        _pass_on(process)
+    process.wait()
+
+
+def await_port(port: int, hosts: tuple[str, ...], timeout: float) -> bool:
+    """Wait until a program on this node accepts connections at a port. Return False if none does in time.
+
+    Args:
+        port: the number of the port.
+        hosts: the addresses to try, each time in this order.
+        timeout: seconds to wait.
+    """
+    until = time.monotonic() + timeout
+    while True:
+        for host in hosts:
+            with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2.0):
+                return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_LOOK)

@@ -1,0 +1,381 @@
+"""`Services`: starts the services of one pool, starts them again after they ended, and closes them with the pool.
+
+A service is a call that runs on a node (a rented machine) beside all others, and takes no slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import wait
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from skypool import events
+from skypool.calls.call import Call, ComputeFunction
+from skypool.calls.dispatch import Dispatch
+from skypool.calls.futures import CallFuture, Returned
+from skypool.calls.options import Options
+from skypool.calls.pending import PendingCall, World
+from skypool.calls.program import await_port
+from skypool.errors import NodeInterrupted, NodeRetired, PoolClosed, UsageError
+from skypool.event_loop import Loop
+from skypool.pool.service import Run, Service
+from skypool.wire import blame
+
+T = TypeVar("T")
+ALWAYS = 1 << 62
+"""The number of restarts of a service with `restart=True`."""
+_FIRST_PAUSE = 0.5
+"""Seconds between the end of a service and its next start. The pause doubles with each quick end."""
+_LONGEST_PAUSE = 30.0
+"""The longest pause in seconds between the end of a service and its next start."""
+_LONG = 60.0
+"""Seconds that a run must have lasted so that the next pause is the first one again."""
+_LATE = 2.0
+"""Seconds that a node may take beyond the `grace` of its services when the pool ends."""
+_LOCALHOST = "localhost"
+
+
+def call_of_service(call: Call[T]) -> Call[T]:
+    """Return the call itself, after checking that it can run as a service.
+
+    Raises:
+        UsageError: the function is a generator function, or the call has options that a service cannot have.
+    """
+    options = call.options
+    if call.function.is_generator:
+        raise UsageError(f"{call.function.name} is a generator function, and a service cannot yield items")
+    if options.retries or options.retry_on:
+        raise UsageError("a service has no retries= and retry_on=; pool.service(restart=…) starts it again")
+    if options.output == "capture":
+        raise UsageError('a service cannot have output="capture"; its attribute `output` has the end of its output')
+    return call
+
+
+def restarts_asked(restart: object) -> int:
+    """Check the argument `restart` of `pool.service`, and return how often a service may start again.
+
+    Raises:
+        UsageError: it is neither a bool nor a whole number from 0.
+    """
+    if isinstance(restart, bool):
+        return ALWAYS if restart else 0
+    if not isinstance(restart, int) or restart < 0:
+        raise UsageError(f"restart must be True, False, or how often the service may start again, not {restart!r}")
+    return restart
+
+
+class Services:
+    """The services of one pool. Any thread may use this.
+
+    A service that may start again does so on its node, after a pause. If its node is lost, it waits for a node to join:
+    the services of the node that was lost first move to the next node that joins. Services of a retired node end.
+
+    Args:
+        pool: the name of the pool.
+        dispatch: sends services to nodes.
+        stream: the events of the pool. Output of services comes from it, and their ends are told there.
+        is_stranger: takes a node's number and returns True if the node is not trusted.
+    """
+
+    def __init__(
+        self, pool: str, dispatch: Dispatch, stream: events.EventStream, is_stranger: Callable[[int], bool]
+    ) -> None:
+        self._pool = pool
+        self._dispatch = dispatch
+        self._stream = stream
+        self._is_stranger = is_stranger
+        self._lock = threading.Lock()  # guards _all
+        self._all: list[Service[Any]] = []
+        self._homeless: dict[int, list[Service[Any]]] = {}
+        self._leaving: list[int] = []
+        self._successors: dict[int, int] = {}
+        self._ending = False
+        self._unlisten: Callable[[], None] | None = None
+        self._await_port: ComputeFunction[[int, tuple[str, ...], float], bool] = ComputeFunction(await_port, Options())
+
+    @property
+    def there(self) -> list[Service[Any]]:
+        """The services that have not ended, also those that wait to start again, in the order of their start."""
+        with self._lock:
+            self._all = [each for each in self._all if not each._future.done()]
+            return list(self._all)
+
+    def _add(self, service: Service[Any]) -> None:
+        with self._lock:
+            self._all.append(service)
+
+    # --- starting --------------------------------------------------------------------------------------------
+
+    def start(
+        self, call: Call[T], node: int, restart: int, name: str | None = None, world: World | None = None
+    ) -> Service[T]:
+        """Start a service on a node, and return it. This does not wait until its process runs.
+
+        Args:
+            call: the call, checked by `call_of_service`.
+            node: the number of the node.
+            restart: how often the service may start again.
+            name: the name of the service; None for that of the function.
+            world: for one of several services that were started together: its position among them, and the addresses of
+                their nodes.
+
+        Raises:
+            PickleError: the function or an argument cannot be pickled.
+            UsageError: the pool does not have the node, the node is not trusted, or an argument is an iterator.
+            NodeInterrupted, NodeRetired: the node gets no new calls.
+            PoolClosed: the pool has ended.
+        """
+        self._dispatch.nodes([node])  # raises UsageError for a node that does not exist
+        if self._is_stranger(node):
+            raise UsageError(
+                f'node {node} is not trusted (trust="data"), and services run on trusted nodes only; make the pool '
+                'with trust="full" if you trust its machines'
+            )
+        payload, feeds = call.payload()
+        if feeds:
+            raise UsageError(f"a service cannot have an iterator as an argument; pass {call.function.name} a list")
+        first = PendingCall(
+            call.function.code(), payload, CallFuture(), call.options, node=node, world=world, service=True
+        )
+        service: Service[T] = Service(name or call.function.name, node, restart, first, self)
+        self._listen()
+        self._begin(service)
+        self._add(service)
+        return service
+
+    def _begin(self, service: Service[Any]) -> None:
+        """Send a service to its node, for a first or further run. Do nothing if it is being closed.
+
+        Raises:
+            UsageError, NodeInterrupted, NodeRetired, PoolClosed: the service cannot start on its node.
+        """
+        pending = replace(service._call, outlet=Run(service, self._on_end), node=service._node)
+        with service._changed:
+            if service._closing:
+                return
+            service._running = pending
+            service._changed.notify_all()
+        try:
+            self._dispatch.start_service(pending)
+        except BaseException:
+            with service._changed:
+                service._running = None
+            raise
+
+    def _listen(self) -> None:
+        """Begin to collect the output of services, unless that was done before."""
+        if self._unlisten is None:
+            self._unlisten = self._stream.listen(self._hear)
+
+    def _hear(self, event: events.Event) -> None:
+        if isinstance(event, events.Output):
+            service = self._dispatch.service(event.node, event.call)
+            if service is not None and isinstance(service.outlet, Run):
+                service.outlet.service._printed(event.text)
+
+    def inherit(self, node: int) -> None:
+        """Make objects for the services that a former client has started on a node. They cannot start again."""
+        for pending in self._dispatch.services_on(node):
+            service: Service[Any] = Service(pending.name, node, 0, pending, self)
+            pending.outlet = Run(service, self._on_end)
+            service._running = pending
+            self._listen()
+            self._add(service)
+
+    def address(self, node: int) -> str:
+        """Return the address of a node; "" if it is not known, or if the pool does not have the node."""
+        node_queue = self._dispatch.node_queues.get(node)
+        return "" if node_queue is None else node_queue.address
+
+    def test_port(self, node: int, port: int, timeout: float) -> CallFuture[bool]:
+        """Have a node wait until one of its ports accepts connections. The future says if one did in time.
+
+        The test takes no slot. If it cannot start, the future has the error.
+
+        Args:
+            node: the number of the node.
+            port: the number of the port.
+            timeout: seconds to wait.
+        """
+        address = self.address(node)
+        hosts = (_LOCALHOST, address) if address else (_LOCALHOST,)
+        call = self._await_port(port, hosts, timeout)
+        future: CallFuture[bool] = CallFuture(call.function.name)
+        payload, _ = call.payload()
+        options = Options(output="silent", devices=0)
+        pending = PendingCall(call.function.code(), payload, future, options, node=node, service=True)
+        try:
+            self._dispatch.start_service(pending)
+        except (UsageError, NodeInterrupted, NodeRetired, PoolClosed) as e:
+            future.finish(e)
+        return future
+
+    # --- ends and restarts -----------------------------------------------------------------------------------
+
+    def _on_end(self, run: Run, end: BaseException | Returned) -> None:
+        """Handle the end of a service's process: let the service start again, or end for good. Tell the user of it.
+
+        This may be called while the dispatch holds its lock.
+        """
+        service = run.service
+        with service._changed:
+            if not isinstance(service._running, PendingCall) or service._running.outlet is not run:
+                return
+            service._running = None
+            closing = service._closing or self._ending
+            restarts = not closing and not isinstance(end, NodeRetired) and service.restarts < service.restart
+            if restarts:
+                long = time.monotonic() - run.began >= _LONG
+                service._pauses = 0 if long else service._pauses + 1
+            service._changed.notify_all()
+        node = service._node
+        if not restarts:
+            if not closing:
+                self._tell(service, node, end)
+            self._finish(service, end)
+            return
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** max(0, service._pauses - 1))
+        target = self._successor(node)
+        self._tell(service, node, end, restarts=True, delay=None if target is None else pause)
+        loop = Loop.shared().loop
+        if target is None:
+            loop.call_soon_threadsafe(self._await_node, service)
+        else:
+            loop.call_soon_threadsafe(loop.call_later, pause, self._again, service, target)
+
+    def _successor(self, node: int) -> int | None:
+        """Return the node on which a service of this node starts again: the node itself, or the one that replaced it.
+
+        Returns None if the node is lost or leaving, and no node has replaced it yet.
+        """
+        for each in (node, self._successors.get(node, node)):
+            if self._dispatch.can_start_on(each):
+                return each
+        return None
+
+    def _again(self, service: Service[Any], node: int) -> None:
+        """Start a service again on a node. If that node is gone meanwhile, let it wait for another one.
+
+        Runs in the engine's thread.
+        """
+        if service._future.done():
+            return
+        self._move(service, node)
+        try:
+            service.restarts += 1
+            self._begin(service)
+        except (UsageError, NodeInterrupted, NodeRetired):
+            service.restarts -= 1
+            self._await_node(service)
+        except PoolClosed as e:
+            self._finish(service, e)
+
+    def _move(self, service: Service[Any], node: int) -> None:
+        """Note the node on which a service runs next."""
+        if node == service._node:
+            return
+        service._node = node
+        if service._call.world is not None:
+            place, addresses = service._call.world
+            addresses = [*addresses[:place], self.address(node), *addresses[place + 1 :]]
+            service._call = replace(service._call, world=(place, addresses))
+
+    def _await_node(self, service: Service[Any]) -> None:
+        """Let a service whose node is lost wait for a node to join. Runs in the engine's thread."""
+        node = self._successor(service._node)
+        if node is not None:
+            self._again(service, node)
+        else:
+            self._homeless.setdefault(service._node, []).append(service)
+
+    def admitted(self, node: int) -> None:
+        """Start the services of a lost node on a node that has joined. Runs in the engine's thread.
+
+        If no service waits, the node is kept for the services of a node that its provider takes back.
+        """
+        lost = next(iter(self._homeless), None)
+        served = {service.node for service in self.there}
+        self._leaving = [each for each in self._leaving if each in served]
+        if lost is not None:
+            self._successors[lost] = node
+            for service in self._homeless.pop(lost):
+                self._again(service, node)
+        elif self._leaving:
+            self._successors[self._leaving.pop(0)] = node
+
+    def leaving(self, node: int) -> None:
+        """Note that the provider takes the machine of a node back. Runs in the engine's thread."""
+        self._leaving.append(node)
+
+    def _tell(
+        self,
+        service: Service[Any],
+        node: int,
+        end: BaseException | Returned,
+        restarts: bool = False,
+        delay: float | None = None,
+    ) -> None:
+        error = f"{type(end).__name__}: {blame.text_of(end)}" if isinstance(end, BaseException) else ""
+        self._stream.emit(
+            events.ServiceEnded(
+                pool=self._pool, node=node, service=service.name, error=error, restarts=restarts, delay=delay
+            )
+        )
+
+    @staticmethod
+    def _finish(service: Service[Any], end: BaseException | Returned) -> None:
+        """End a service for good."""
+        if service._future.done():
+            return
+        if service._closing:
+            service._future.cancel()
+        else:
+            service._future.finish(end)
+        with service._changed:
+            service._changed.notify_all()
+
+    # --- closing ---------------------------------------------------------------------------------------------
+
+    def stop(self, service: Service[Any], grace: float | None = None) -> None:
+        """Stop a service for good, without waiting for its end. Do nothing if it has ended or is being stopped.
+
+        Args:
+            service: the service.
+            grace: seconds between SIGTERM and SIGKILL. Default None: the option `grace` of its call.
+        """
+        with service._changed:
+            service._closing = True
+            pending = service._running
+        if pending is None:
+            self._finish(service, PoolClosed(f"service {service.name!r} was closed"))
+            return
+        if grace is not None and not pending.stopped:
+            pending.options = pending.options.but({"grace": grace})
+        self._dispatch.stop(pending)
+
+    async def close(self) -> None:
+        """Stop all services, and wait until they are gone, for a little longer than the longest `grace` of them."""
+        self._ending = True
+        ending = self.there
+        for service in ending:
+            self.stop(service)
+        if ending:
+            patience = max(each._call.options.grace for each in ending) + _LATE
+            await asyncio.to_thread(wait, [each._future for each in ending], patience)
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+
+    def end(self, error: BaseException) -> None:
+        """End the services that wait to start again, and let none start again: the pool ends.
+
+        Services that run end with the dispatch, and their processes with their nodes.
+        """
+        self._ending = True
+        for service in self.there:
+            if not service.is_running:
+                self._finish(service, error)
