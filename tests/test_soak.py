@@ -19,6 +19,15 @@ def test_pools_under_random_kills_stops_and_cuts_lose_nothing_and_leave_nothing(
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
 
 
+@pytest.mark.slow
+@pytest.mark.lab
+@pytest.mark.timeout(900)
+def test_the_rank_that_began_is_named_whatever_ends_it() -> None:
+    argv = [sys.executable, "-m", "tests.soak.ranks", "--seed", "7", "--runs", "2"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
 @pytest.mark.lab
 @pytest.mark.slow
 @pytest.mark.timeout(600)
