@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from skypool.calls.call import Call, ComputeFunction, compute, gather
     from skypool.calls.command import cmd
     from skypool.calls.futures import CallFuture, Stream
+    from skypool.engines import joblib
     from skypool.errors import (
         BootstrapError,
         BudgetExceeded,
@@ -72,8 +73,9 @@ if TYPE_CHECKING:
 _HOME = {
     "Image": "skypool_images",
     "Host": "skypool_ssh",
-    "accelerators": "",
-    "devices": "",
+    "accelerators": "skypool",
+    "devices": "skypool",
+    "joblib": "skypool.engines",
     "Captured": "skypool.wire.codec",
     "Budget": "skypool.rental.budget",
     "Receipt": "skypool.rental.budget",
@@ -116,6 +118,9 @@ _HOME = {
     "is_head": "skypool.runtime",
     "shard": "skypool.runtime",
 }
+
+_MODULES = {"accelerators", "devices", "joblib"}
+"""The names that are modules. `_HOME` has the packages that they are in."""
 
 __all__ = [
     "BootstrapError",
@@ -161,6 +166,7 @@ __all__ = [
     "instance_info",
     "interruption",
     "is_head",
+    "joblib",
     "plan",
     "shard",
 ]
@@ -168,12 +174,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name) if name in _HOME else _driver_package(name)
-    if sys.platform == "win32" and home not in (None, "", "skypool.errors"):
+    if sys.platform == "win32" and home not in (None, "skypool", "skypool.errors"):
         from skypool.supported import check_client
 
         check_client()  # what is imported next needs modules that Windows lacks
-    if home == "":
-        value = importlib.import_module(f"skypool.{name}")
+    if name in _MODULES:
+        value = importlib.import_module(f"{home}.{name}")
     elif home is None or not hasattr(module := importlib.import_module(home), name):
         said = f"module 'skypool' has no attribute {name!r}; `dir(skypool)` lists its names"
         raise AttributeError(said, name=name, obj=sys.modules[__name__])

@@ -228,6 +228,7 @@ class Output(NodeEvent):
             other calls.
         label: what tells the process from the gang's others on the node: its devices, such as "gpu1", or else its
             number on the node. "" if it is the only one there, and for other calls.
+        service: the name of the service of `pool.service` that printed the text; "" for other calls.
     """
 
     slot: int
@@ -236,6 +237,7 @@ class Output(NodeEvent):
     text: str
     rank: int | None = None
     label: str = ""
+    service: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, TypeVar, overload
@@ -124,6 +124,8 @@ class InstanceInfo:
 _process: InstanceInfo | None = None
 _call = 0
 _world: tuple[int, Sequence[str]] | None = None
+_own: Collection[str] | None = None
+"""The names of the devices that this process is to use, such as "cuda 0"; None for all that it sees."""
 _in_gang = False
 """True in a process of a gang, a call with `procs=` that runs as several processes on its nodes."""
 
@@ -144,11 +146,11 @@ def instance_info() -> InstanceInfo:
 
 @cache
 def _devices() -> tuple[Device, ...]:
-    """Return the devices that this process may use; () if there are none.
+    """Return the devices that this process is to use; () if there are none. It may see more.
 
     The devices are detected at the first call in a process. Later calls return the same tuple.
     """
-    return devices.detect()
+    return tuple(each for each in devices.detect() if _own is None or f"{each.kind} {each.pin}" in _own)
 
 
 def is_head() -> bool:
@@ -160,7 +162,7 @@ def is_head() -> bool:
     return instance_info().is_head
 
 
-def enter(info: InstanceInfo, in_gang: bool = False) -> None:
+def enter(info: InstanceInfo, in_gang: bool = False, own: Collection[str] | None = None) -> None:
     """Set the place of this worker process, which `instance_info` returns from now on.
 
     The worker process calls this function once, before its first call. The place is the same for all threads.
@@ -168,9 +170,11 @@ def enter(info: InstanceInfo, in_gang: bool = False) -> None:
     Args:
         info: the place.
         in_gang: True for a process of a gang, a call that runs as several processes on its nodes. Default False.
+        own: the names of the process's own devices, such as "cuda 0", if it sees others, too. Default None.
     """
-    global _process, _in_gang
+    global _process, _in_gang, _own
     _process = info
+    _own = own
     _in_gang = in_gang
 
 

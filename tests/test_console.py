@@ -532,6 +532,19 @@ def test_links_retries_and_failures_are_one_line_each() -> None:
     ]
 
 
+def test_the_end_of_a_service_is_one_line() -> None:
+    def ended(error: str = "", delay: float | None = None, **more: bool) -> events.ServiceEnded:
+        return events.ServiceEnded(pool="p", node=1, service="ray", error=error, delay=delay, **more)
+
+    soon = ended("WorkerDied: the worker\nSIGKILL", 0.5, restarts=True)
+    assert told(Words(), ended("CommandFailed: x"), soon, ended("ConnectionLost: y", restarts=True), ended()) == [
+        "service ray ended on node 1: CommandFailed: x",
+        "service ray ended on node 1, and starts again in 0.5 s: WorkerDied: the worker",
+        "service ray ended on node 1, and starts again when a node joins: ConnectionLost: y",
+        "service ray ended on node 1: its function returned",
+    ]
+
+
 def test_an_interruption_says_when_and_shows_in_the_view() -> None:
     notice = events.NodeInterruption(pool="p", node=3, at=1118.0, time=1000.0)
     assert told(Words(), notice) == ["node 3 will be taken back by its provider in 1:58 min: it gets no new calls"]

@@ -121,6 +121,13 @@ def test_what_the_user_has_set_stays_and_devices_are_shared_out_anyway() -> None
     assert env["CUDA_VISIBLE_DEVICES"] == "1"
 
 
+def test_the_place_of_another_launcher_does_not_count_but_the_machines_threads_do() -> None:
+    machine = {"RANK": "0", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "7", "FI_PROVIDER": "tcp"}
+    env = environment.variables(PLACE, {}, machine, cpus=2, efa=True)
+    assert (env["RANK"], env["LOCAL_RANK"]) == ("5", "1")
+    assert not {"OMP_NUM_THREADS", "FI_PROVIDER"} & env.keys()
+
+
 def test_a_host_of_a_tpu_slice_leaves_jax_to_libtpu_and_efa_is_named_where_it_is() -> None:
     env = environment.variables(PLACE, {}, cpus=2, hosts=2, efa=True)
     assert not [name for name in env if name.startswith("JAX")]
@@ -210,7 +217,8 @@ def test_devices_threads_and_what_the_user_has_set(eight: None, tmp_path: Path) 
     with sky.ComputePool(provider, image=image, console="off") as mine:
         mine.events.listen(heard.append)
         found = values(start(mine, place(), 8))
-        assert [env["CUDA_VISIBLE_DEVICES"] for _, env, _, _ in found] == [*"01234567"]
+        assert not any("CUDA_VISIBLE_DEVICES" in env for _, env, _, _ in found), "all see all, as under torchrun"
+        assert [env["JAX_LOCAL_DEVICE_IDS"] for _, env, _, _ in found] == [*"01234567"]
         assert [[each.index for each in info.accelerators] for info, _, _, _ in found] == [[n] for n in range(8)]
         assert {info.slot_kind for info, _, _, _ in found} == {"device"}
         assert {(env["OMP_NUM_THREADS"], env["MASTER_PORT"], env["GLOO_SOCKET_IFNAME"]) for _, env, _, _ in found} == {

@@ -25,6 +25,7 @@ RUNS = [
     ("getting-started.md", 1, "H100-80GB on "),
     ("guides/many-inputs.md", 1, "a 2"),
     ("guides/many-inputs.md", 2, "[1, 0]"),
+    ("guides/scikit-learn.md", 0, "{'C': 1, 'gamma': 0.001}"),
 ]
 """Programs that run as they stand but for their provider: page, number of the block, what they print."""
 

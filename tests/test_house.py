@@ -24,11 +24,14 @@ ROOT = Path(__file__).parent.parent
 
 ORDER = """
     errors tracebacks supported events clock checks processes event_loop accelerators devices wire shipping model trust
-    runtime gangs link drivers calls offers rental provision console observers pool proof agent cli testing __main__
-""".split()  # noqa: SIM905 - as a list it is 31 lines and says no more
+    runtime gangs link drivers calls offers rental provision console observers pool engines proof agent cli
+    testing __main__
+""".split()  # noqa: SIM905 - as a list it is 32 lines and says no more
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 
 FRONT_DOOR = "skypool"
+ENGINES = "engines"
+"""The room that may use the front door, and nothing else of skypool."""
 MOST_BESIDE = 12
 """How many modules may stand in skypool/ itself, `__init__` and `__main__` among them."""
 NO_NAMES = {"util", "utils", "helper", "helpers", "common", "base", "manager", "managers", "misc"}
@@ -148,13 +151,36 @@ def rooms_import_downwards(root: Path) -> Iterator[str]:
                 continue
             there = room(each.module)
             if not there:
-                yield f"{source.where(each.node)}: {here} imports {each.module} from the front door"
+                if here != ENGINES:
+                    yield f"{source.where(each.node)}: {here} imports {each.module} from the front door"
             elif node[there] > node[here]:
                 yield f"{source.where(each.node)}: {here} imports {there}, which is above it"
 
 
+def engines_use_what_every_program_may(root: Path) -> Iterator[str]:
+    """The public names of the front door: an engine could stand in a distribution of its own."""
+    for source in sources(root, "skypool"):
+        if not source.name.startswith(f"{FRONT_DOOR}.{ENGINES}"):
+            continue
+        for each in imports(source):
+            name = each.module.removeprefix(f"{FRONT_DOOR}.")
+            is_public = name in (FRONT_DOOR, *skypool.__all__) or room(each.module) == ENGINES
+            if each.top == FRONT_DOOR and not is_public:
+                yield f"{source.where(each.node)}: an engine imports {each.module}, which is not public"
+        for node in nodes(source.tree):
+            match node:
+                case ast.Attribute(ast.Name("sky" | "skypool"), attr=name) if name not in {*skypool.__all__, *DRIVERS}:
+                    yield f"{source.where(node)}: an engine uses skypool.{name}, which is not public"
+                case ast.Attribute(ast.Name("pool") | ast.Attribute(attr="pool" | "_pool"), attr=name):
+                    if name.startswith("_"):
+                        yield f"{source.where(node)}: an engine uses {name} of a pool, which is not public"
+
+
 def files_import_in_one_direction(root: Path) -> Iterator[str]:
-    """No file imports itself back through others, in a package or across them, late imports and types included."""
+    """No file imports itself back through others, in a package or across them, late imports and types included.
+
+    Engines use the names of the front door, which names them: it imports each at its first use.
+    """
     found = sources(root, "skypool", "providers", "images")
     names = [re.sub(r"^(providers|images)\.", "", source.name) for source in found]
     known = dict(zip(names, found, strict=True))
@@ -164,7 +190,8 @@ def files_import_in_one_direction(root: Path) -> Iterator[str]:
             there = each.module
             while there and there not in known:
                 there = there.rpartition(".")[0]
-            if there and there != name:
+            is_front_door = there == FRONT_DOOR and name.startswith(f"{FRONT_DOOR}.{ENGINES}")
+            if there and there != name and not is_front_door:
                 edges[name].setdefault(there, each)
     reached = {name: reachable(name, edges) for name in known}
     for name, source in known.items():
@@ -331,6 +358,7 @@ def _literal(node: ast.AST) -> str:
 Rule = Callable[[Path], Iterator[str]]
 RULES: list[Rule] = [
     rooms_import_downwards,
+    engines_use_what_every_program_may,
     files_import_in_one_direction,
     few_modules_stand_beside_the_packages,
     roots_import_downwards,
@@ -393,6 +421,27 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     (rooms_import_downwards, "skypool/agent/shared_page.py", "from skypool import ComputePool", "the front door"),
     (rooms_import_downwards, "skypool/agent/shared_page.py", "import skypool", "the front door"),
     (rooms_import_downwards, "skypool/attic.py", "", "attic has no place"),
+    (rooms_import_downwards, "skypool/pool/pool.py", "from skypool.engines import joblib", "pool imports engines"),
+    (
+        engines_use_what_every_program_may,
+        "skypool/engines/joblib.py",
+        "from skypool.pool.pool import ComputePool",
+        "imports skypool.pool.pool.ComputePool, which is not public",
+    ),
+    (
+        engines_use_what_every_program_may,
+        "skypool/engines/joblib.py",
+        "from skypool import wire",
+        "skypool.wire, which",
+    ),
+    (engines_use_what_every_program_may, "skypool/engines/joblib.py", "from ..calls import call", "skypool.calls.call"),
+    (engines_use_what_every_program_may, "skypool/engines/joblib.py", "x = sky.wire", "uses skypool.wire"),
+    (
+        engines_use_what_every_program_may,
+        "skypool/engines/_batch_queue.py",
+        "def f(self): return self.pool._terms, self._pool.name",
+        "uses _terms of a pool",
+    ),
     (
         files_import_in_one_direction,
         "skypool/wire/frames.py",
@@ -554,6 +603,12 @@ def test_a_house_that_breaks_the_rule_is_told_where(house: Path, rule: Rule, fil
         (roots_import_downwards, "providers/skypool_b/__init__.py", "import skypool, skypool_images, boto3"),
         (files_import_in_one_direction, "skypool/wire/codec.py", "from skypool.wire.frames import Kind"),
         (few_modules_stand_beside_the_packages, "skypool/attic/__init__.py", '"""A package."""'),
+        (
+            engines_use_what_every_program_may,
+            "skypool/engines/joblib.py",
+            "import skypool, joblib\nfrom skypool import ComputePool\nfrom skypool.engines import _versions\n"
+            "def f(pool): return pool.name, sky.AWS(), self._terms",
+        ),
     ],
 )
 def test_what_is_allowed_is_not_told_of(house: Path, rule: Rule, file: str, text: str) -> None:
@@ -611,7 +666,7 @@ def test_the_lists_of_the_front_door_agree() -> None:
     tree = ast.parse((ROOT / "skypool" / "__init__.py").read_text())
     checked = next(node for node in tree.body if isinstance(node, ast.If))
     typed = {a.asname or a.name for node in checked.body if isinstance(node, ast.ImportFrom) for a in node.names}
-    assert set(skypool._HOME) == set(skypool.__all__)
+    assert set(skypool._HOME) == set(skypool.__all__) >= skypool._MODULES
     assert {*skypool.__all__, *DRIVERS} == typed - {"Any"}
     assert skypool.__all__ == sorted(skypool.__all__)
     assert set(dir(skypool)) >= {*skypool.__all__, *DRIVERS}

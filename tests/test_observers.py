@@ -218,6 +218,20 @@ def test_the_socket_of_a_killed_process_is_removed(tmp_path: Path, monkeypatch: 
         assert there is None or not there.exists()
 
 
+def test_a_path_is_no_name_of_a_pool_and_a_file_is_never_removed(still: Still, tmp_path: Path) -> None:
+    file = tmp_path / "state" / "skypool" / "a-file"
+    file.write_text("kept")
+    for name in (str(file), "../a-file", "", ".", "still/", "still\n"):
+        with pytest.raises(client.NoOwner):
+            client.info(name)
+    inside = place.folder() / "inside"
+    inside.write_text("kept")
+    with pytest.raises(client.NoOwner):
+        client.info("inside")
+    assert (file.read_text(), inside.read_text()) == ("kept", "kept")
+    inside.unlink()
+
+
 def test_a_forked_child_does_not_keep_the_socket(still: Still) -> None:
     child = os.fork()
     if child == 0:
@@ -495,7 +509,7 @@ def test_what_is_not_there_is_said_with_the_next_step(pool: sky.ComputePool) -> 
 OWNER = """
 import sys, time
 import skypool as sky
-with sky.ComputePool(name="owned", console="off", lease="20s", liveness=5) as pool:
+with sky.ComputePool(name="owned", console="off", lease="120s") as pool:
     print("ready", flush=True)
     time.sleep(600)
 """

@@ -16,7 +16,7 @@ from skypool.model import Need
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually, processes_of
 from tests.watched import Watched
-from tests.work import add, nap, where
+from tests.work import add, nap, until, where
 
 
 @pytest.fixture
@@ -250,3 +250,19 @@ def test_a_service_of_a_retired_node_ends_after_the_calls_of_the_node(cloud: Fak
         with pytest.raises(NodeRetired):
             service.result(60)
         assert service.restarts == 0
+
+
+def test_a_gang_on_a_retired_node_goes_on_and_no_other_starts_there(cloud: FakeCloud, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Watched(cloud, nodes=3) as pool:
+        running = pool.send(until(str(go)).with_options(procs=1), node=[0, 1])
+        pool.until_busy(0, 1)
+        pool.retire(1)
+        eventually(lambda: pool.nodes[1] == "leaving", what="the retirement")
+        for _ in range(2):
+            assert add.with_options(procs=1)(1) >> pool == 2
+        assert pool.nodes[1] == "leaving"
+        go.touch()
+        assert running.result(60) == [str(go)] * 2
+        until_ended(pool, 1)
+        assert add.with_options(procs=1)(1) @ pool == [2, 2]

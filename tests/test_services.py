@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import events
+from skypool import errors, events
+from skypool.console.printer import Printer
 from skypool.testing import FakeCloud, Stock
-from tests.conftest import eventually, processes_of
+from tests.conftest import eventually, nodes, processes_of
+from tests.test_link import cut, link_of
 from tests.watched import Watched
 from tests.work import add
 
@@ -201,6 +203,14 @@ def test_a_program_can_run_without_a_pool() -> None:
     assert call.function.local(*call.args, **call.kwargs) == 4
 
 
+def test_a_program_runs_as_each_process_of_a_gang(pool: sky.ComputePool) -> None:
+    ranks = sky.cmd("sh", "-c", "exit $RANK", check=False).with_options(procs=2) @ pool
+    assert ranks == [0, 1, 2, 3]
+    with pytest.raises(sky.CommandFailed, match="status 3"):
+        sky.cmd("sh", "-c", "[ $RANK = 1 ] && exit 3; exec sleep 98765").with_options(procs=2, grace=1) @ pool
+    eventually(lambda: sleeping() == [], 30)
+
+
 # --- services ---------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +229,7 @@ def test_a_service_takes_no_slot_and_does_not_hold_the_end_of_the_pool(tmp_path:
         statuses = [each for each in told if isinstance(each, events.NodeStatus)]
         assert {(each.busy, each.waiting) for each in statuses} <= {(0, 0), (1, 0)}
         assert all(each.is_running for each in services)
+        assert {each.service for each in told if isinstance(each, events.Output)} == {"sh"}
         assert pool.services == services
     assert said.read_text() == "told\n"  # SIGTERM came before the end
     for service in services:
@@ -337,6 +348,8 @@ def test_what_cannot_be_a_service_is_refused(pool: sky.ComputePool) -> None:
         pool.service(add(1, 2).with_options(retries=1))
     with pytest.raises(sky.UsageError, match="capture"):
         pool.service(add(1, 2).with_options(output="capture"))
+    with pytest.raises(sky.UsageError, match="no procs="):
+        pool.service(add(1, 2).with_options(procs=2))
     with pytest.raises(sky.UsageError, match="pass sum a list"):
         pool.service(sky.compute(sum)(iter([1])))  # type: ignore[arg-type]
     with pytest.raises(sky.UsageError, match="has no node 9"):
@@ -366,6 +379,46 @@ def test_a_service_prints_without_end_and_its_last_output_is_kept(pool: sky.Comp
     assert len(service.output) <= 64 << 10
 
 
+def test_the_lines_of_a_service_have_its_name(
+    pool: sky.ComputePool, told: list[events.Event], capfd: pytest.CaptureFixture[str]
+) -> None:
+    service = pool.service(sky.cmd("sh", "-c", "echo hello; sleep 98765"), name="web", node=1)
+    eventually(lambda: "hello" in service.output, 30)
+    service.close()
+    printer = Printer()
+    for event in told:
+        printer.hear(event)
+    printer.close()
+    assert "[1 web] hello\n" in capfd.readouterr().out
+
+
+def test_a_service_goes_on_while_the_connection_is_down(tmp_path: Path) -> None:
+    told: list[events.Event] = []
+    with sky.ComputePool(slots=1, console="off") as pool:
+        pool.events.listen(told.append)
+        before = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"))
+        eventually(lambda: "up" in before.output, 30)
+        cut(link_of(pool))
+        eventually(lambda: any(isinstance(each, events.LinkDown) for each in told), 30)
+        during = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"))
+        eventually(lambda: "up" in during.output, 60)
+        assert before.is_running
+        assert before.restarts == 0
+        before.close()
+        assert (tmp_path / "told").read_text() == "told\n"
+
+
+def test_a_service_of_a_retired_node_ends_with_it(cloud: FakeCloud, tmp_path: Path) -> None:
+    with Watched(cloud, nodes=2) as pool:
+        service = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"), node=1, restart=True)
+        eventually(lambda: "up" in service.output, 30)
+        pool.retire(1)
+        assert isinstance(service.exception(60), errors.NodeRetired)
+        with pytest.raises((sky.UsageError, errors.NodeRetired)):
+            pool.service(sky.cmd("true"), node=1)
+        assert [each.restarts for each in pool.heard(events.ServiceEnded)] == [False]
+
+
 # --- lost nodes and lost clients --------------------------------------------------------------------------------
 
 
@@ -375,7 +428,7 @@ def cloud(tmp_path: Path) -> FakeCloud:
 
 
 def test_a_service_whose_node_is_lost_ends_or_starts_on_the_next_node(cloud: FakeCloud, tmp_path: Path) -> None:
-    with Watched(cloud, nodes=2, liveness=3.0) as pool:
+    with Watched(cloud, nodes=2, liveness=6.0) as pool:
         fixed = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"), node=1, name="fixed")
         moving = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"), node=1, name="moving", restart=True)
         eventually(lambda: "up" in fixed.output and "up" in moving.output, 30)
@@ -388,8 +441,9 @@ def test_a_service_whose_node_is_lost_ends_or_starts_on_the_next_node(cloud: Fak
         moving.close()
 
 
+@pytest.mark.slow
 def test_a_service_moves_with_a_node_that_its_provider_takes_back(cloud: FakeCloud, tmp_path: Path) -> None:
-    with Watched(cloud, nodes=1, liveness=3.0) as pool:
+    with Watched(cloud, nodes=1) as pool:
         service = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"), restart=True)
         eventually(lambda: "up" in service.output, 30)
         pool.notify(0, 60.0)
@@ -434,6 +488,7 @@ def test_services_of_a_client_that_is_killed_end_with_the_lease(tmp_path: Path) 
         program.kill()
         program.wait(30)
         eventually(lambda: processes_of(mark) == [], 30, "the end of the services")
+        eventually(lambda: nodes("killed") == [], 30, "the end of the node")
 
 
 def test_services_end_with_the_program_that_started_them(tmp_path: Path) -> None:
@@ -444,6 +499,7 @@ def test_services_end_with_the_program_that_started_them(tmp_path: Path) -> None
     eventually(lambda: processes_of(mark) == [], 30, "the end of the services")
 
 
+@pytest.mark.slow
 def test_services_of_a_former_program_go_on_and_can_be_closed(tmp_path: Path) -> None:
     mark = str(tmp_path / "mark")
     with client(mark, "60s", "former") as program:

@@ -1,4 +1,4 @@
-"""A minute of `make soak`."""
+"""A tenth of `make soak`."""
 
 from __future__ import annotations
 
@@ -15,5 +15,23 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.timeout(900)
 def test_pools_under_random_kills_stops_and_cuts_lose_nothing_and_leave_nothing() -> None:
     argv = [sys.executable, "-m", "tests.soak.pools", "--seed", "7", "--minutes", "1"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+@pytest.mark.slow
+@pytest.mark.lab
+@pytest.mark.timeout(900)
+def test_the_rank_that_began_is_named_whatever_ends_it() -> None:
+    argv = [sys.executable, "-m", "tests.soak.ranks", "--seed", "7", "--runs", "2"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_services_that_are_killed_cut_off_or_orphaned_leave_nothing() -> None:
+    argv = [sys.executable, "-m", "tests.soak.services", "--seed", "7", "--runs", "5"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]

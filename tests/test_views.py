@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.server
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,13 @@ import skypool as sky
 from skypool.errors import UsageError
 from tests.conftest import eventually, served
 from tests.work import add, count, where
+
+
+@sky.compute
+def rank(_: int = 0) -> tuple[int, int]:
+    """The number of the node that runs this process of a gang, as its folder has it, and the rank of the process."""
+    (folder,) = (Path(each).parent.name for each in sys.path if each.endswith(".zip") and "skypool-" in each)
+    return int(folder.split(".")[1]), sky.instance_info().rank
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +50,15 @@ def test_a_broadcast_to_a_view_runs_on_each_of_its_nodes(pool: sky.ComputePool) 
     assert everywhere >> pool[[0, 2]] == [2, 2]
     assert (everywhere > pool[1:]).result(60) == [2, 2]
     assert [list(items) for items in count(2) @ pool[0:2]] == [[0, 1], [0, 1]]
+
+
+def test_a_gang_that_is_sent_to_a_view_runs_on_its_nodes(pool: sky.ComputePool) -> None:
+    two = rank.with_options(procs=2)
+    assert two() @ pool[1:] == [(1, 0), (1, 1), (2, 2), (2, 3)]
+    assert two() @ pool[0] == [(0, 0), (0, 1)]
+    assert two() >> pool[2] == (2, 0)
+    assert (two() > pool[1]).result(60) == (1, 0)
+    assert {node for node, _ in pool[1:].map(two, [0] * 4)} <= {1, 2}
 
 
 def test_map_over_a_view_uses_only_its_nodes(pool: sky.ComputePool) -> None:

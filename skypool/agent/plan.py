@@ -17,6 +17,10 @@ GANG_ROWS = 2 * GANG_PROCESSES
 """The number of slots for them. There are more than processes, because a process may still be ending after its call."""
 
 
+_CHOSEN_BY_INDEX = {"cuda", "rocm"}
+"""The kinds of devices of which programs choose one by its index among those that they see."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodePlan:
     """The configuration and the slots of one node, from which its agent (the node's main process) starts.
@@ -49,6 +53,22 @@ class NodePlan:
         The shares are those of `count` slots. On a node without devices they are empty. Returns () if `count` is 0.
         """
         return plan_slots(count, self.health.devices, self.config.slice.hosts) if count else ()
+
+    def index_among_all(self, share: SlotPlan, count: int) -> int | None:
+        """Return the index of a process's device among all devices of this node, if the process is to see them all.
+
+        Programs for torchrun choose the device with the index LOCAL_RANK themselves. So if each of `count` processes
+        has one GPU of its own, all of them see all GPUs. The result is None in all other cases: the process then sees
+        its own devices only.
+
+        Args:
+            share: what the process gets, from `shares`.
+            count: the number of processes of the gang on this node.
+        """
+        found = self.health.devices
+        if len(found) != count or {each.kind for each in found} - _CHOSEN_BY_INDEX:
+            return None
+        return [_named(each) for each in found].index(share.devices[0])
 
 
 def plan_slots(

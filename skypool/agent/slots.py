@@ -71,6 +71,8 @@ class Slot:
         member: the process of a gang that the slot was made for; None for other slots.
         on_cpu: True for a process of a gang or a service that asks for no devices.
         label: the text that tells the output of this process from that of the gang's others here; "" if not needed.
+        own_devices: for a process of a gang that sees all devices of the node: the names of its own, such as "cuda 0".
+            None for other slots, whose workers see only their own devices.
         notice: for a process of a gang, the write end of the pipe that is closed to tell it that a machine is taken
             back; -1 for other slots, and after that.
         pid: the worker's process id.
@@ -101,6 +103,7 @@ class Slot:
     member: Member | None = None
     on_cpu: bool = False
     label: str = ""
+    own_devices: tuple[str, ...] | None = None
     notice: int = -1
     pid: int = 0
     pidfd: int = -1
@@ -271,17 +274,21 @@ class Slots:
         config = self._plan.config
         shares = self._plan.shares(0 if on_cpu else member.of) or (SlotPlan(devices.hidden()),) * member.of
         # the machine's own variables for devices are no choice of the user: the node's devices were detected with them
-        own = {name: value for name, value in shares[member.local].env.items() if name not in config.env}
+        share = shares[member.local]
+        index = None if on_cpu else self._plan.index_among_all(share, member.of)
+        own = {name: value for name, value in share.env.items() if name not in config.env} if index is None else {}
         env = environment.variables(
             member,
+            config.env,
             os.environ,
             devices=own,
+            index=index,
             cpus=usable_cpus(),
             hosts=config.slice.hosts,
             efa=environment.has_efa(),
         )
         text = environment.label([share.devices for share in shares], member.local)
-        slot = Slot(number, env, GANG, member, on_cpu, text)
+        slot = Slot(number, env, GANG, member, on_cpu, text, share.devices if index is not None else None)
         self.all.append(slot)
         return slot
 
@@ -511,7 +518,7 @@ class Slots:
             )
             if member.nodes > 1:
                 own_name.shadow(self._plan.health.address)
-        runtime.enter(info, in_gang=member is not None)
+        runtime.enter(info, in_gang=member is not None, own=slot.own_devices)
 
     def ignore(self, fd: int) -> None:
         """Stop watching a file descriptor in the agent's event loop, because nothing more will arrive on it.

@@ -645,6 +645,16 @@ class Dispatch:
                 raise no_such_node(self._pool, missing, self.node_queues)
             return {node: self.node_queues[node].address for node in sorted(nodes)}
 
+    def slots(self, *, on_cpu: bool) -> dict[int, int]:
+        """Return how many calls each node runs at once, by its number. Leaving nodes are left out.
+
+        Args:
+            on_cpu: True for calls that need no device, False for all other calls.
+        """
+        with self._lock:
+            there = {node: self.node_queues[node].lanes for node in sorted(self._staying())}
+            return {node: lanes[-1 if on_cpu else 0].slots for node, lanes in there.items()}
+
     def can_start_on(self, node: int) -> bool:
         """Return True if a service can start on a node: the pool has the node, and the node is not leaving.
 

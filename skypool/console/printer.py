@@ -22,8 +22,8 @@ class _Source:
 
     Attributes:
         call: id of the call whose output came last.
-        place: what the mark of its lines says about the place on the node, such as ":gpu1", for a process of a
-            gang; None for other calls, where the mark follows from the number of the slot.
+        place: what the mark of its lines says about the place on the node: ":gpu1" for a process of a gang, " ray" for
+            a service. None for other calls, where the mark follows from the number of the slot.
         lines: object that splits the stream into lines.
         shown: when the state of a progress bar in this stream was last shown, in seconds since 1970; 0.0 before.
         state: the state that was shown then; "" before.
@@ -43,7 +43,8 @@ class Printer:
     where one call runs at a time. Lines of a node with one slot have the mark `[node]`. Lines of a CPU slot (one
     without a device) on a node with devices have a mark such as `[node.cpu3]`. Lines of a gang (a call that runs as
     several processes) have a mark such as `[node:gpu1]`, or `[node:1]` on a node without devices, or `[node]` if it has
-    one process there. If several pools print, the pool's name comes first: `[pool node.slot]`.
+    one process there. Lines of a service have its name, as `[node name]`. If several pools print, the pool's name comes
+    first: `[pool node.slot]`.
 
     Args:
         states: True (the default) prints the state of progress bars now and then. False does not, because a live view
@@ -108,6 +109,8 @@ class Printer:
                 self._write(e.node, e.slot, e.stream, source.lines.finish(), source.place)
             if e.rank is not None:
                 source.place = f":{e.label}" if e.label else ""
+            elif e.service:
+                source.place = f" {e.service}"
             self._write(e.node, e.slot, e.stream, source.lines.feed(e.text), source.place)
             if self._states and source.lines.redrawn:
                 self._show_state(e, source)
@@ -135,11 +138,11 @@ class Printer:
             file = self.stderr if stream == 2 else self.stdout
             file.write(marked(lines, self._mark(node, slot, place)))
 
-    def _mark(self, node: int, slot: int, gang_place: str | None) -> str:
+    def _mark(self, node: int, slot: int, own_place: str | None) -> str:
         slots = self._slots.get(node, 0)
         place = f"{node}.{slot}" if slots > 1 or slot else f"{node}"
         if node in self._have_cpu_slots and slot >= slots:
             place = f"{node}.cpu{slot - slots}"
-        if gang_place is not None:
-            place = f"{node}{gang_place}"
+        if own_place is not None:
+            place = f"{node}{own_place}"
         return f"[{self._pool} {place}] " if len(_open) > 1 else f"[{place}] "

@@ -17,12 +17,16 @@ and JAX 0.10 were read for this table on 2026-11-24.
 | `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` | the same as `WORLD_SIZE` and `RANK` | programs, which pass them to JAX |
 | `OMP_NUM_THREADS` | the process's share of the CPUs | OpenMP, PyTorch, Accelerate |
 | `FI_PROVIDER=efa` | the network provider of libfabric, on nodes with an EFA device (AWS) | aws-ofi-nccl |
-| `CUDA_VISIBLE_DEVICES` and others | the process's share of the devices | drivers of the devices |
+| `CUDA_VISIBLE_DEVICES` and others | the process's share of the devices, except as below | drivers of the devices |
+| `JAX_LOCAL_DEVICE_IDS` | the index of the process's own GPU, if it sees all GPUs | JAX |
+
+With one process for each GPU, every process sees all GPUs of its node, as under torchrun. PyTorch programs, Lightning,
+DeepSpeed and the Trainer of Hugging Face use the GPU with the index `LOCAL_RANK`, which would not exist if each process
+saw a single one. With fewer processes than GPUs, and for other kinds of devices, each process sees only its own share.
 
 Variables that are left out on purpose:
 
 - `TORCHELASTIC_USE_AGENT_STORE`: with it, PyTorch expects torchrun to listen at `MASTER_PORT`. Without it, rank 0 does.
-- `JAX_LOCAL_DEVICE_IDS`: each process sees only its own devices, and JAX uses all that a process sees.
 - `ACCELERATE_*`: Accelerate takes its place from the variables above, and each of its own has a default.
 - `OMPI_*`, `SLURM_*`: JAX would find its place in them, but MPI and Lightning would then look for a launcher.
 """
@@ -123,8 +127,10 @@ class Member:
 def variables(
     member: Member,
     given: Container[str],
+    machine: Container[str] = (),
     *,
     devices: Mapping[str, str] | None = None,
+    index: int | None = None,
     cpus: int = 1,
     hosts: int = 1,
     efa: bool = False,
@@ -133,9 +139,12 @@ def variables(
 
     Args:
         member: the process.
-        given: names of the variables that the user or the machine has set. They are left out, except those in
+        given: names of the variables that the user has set for the image. They are left out, except those in
             `devices`.
+        machine: names of the variables that the machine has set. Of these, the ones that name no place in the gang are
+            left out, too. A place may come from another launcher, in which all processes would get the same one.
         devices: the variables that make only this process's devices visible. Default: none.
+        index: the index of the process's device among those that it sees, if it sees those of other processes, too.
         cpus: how many CPUs the processes of the node may use together. Default 1.
         hosts: how many machines the TPU slice of this node has; 1, the default, if it is not part of a larger slice. In
             a larger slice, libtpu (Google's TPU library) tells JAX its place, so JAX gets no variables here.
@@ -153,7 +162,6 @@ def variables(
         "MASTER_PORT": member.port,
         "TORCHELASTIC_RUN_ID": member.gang,
         "TORCHELASTIC_RESTART_COUNT": member.attempt - 1,
-        "OMP_NUM_THREADS": max(1, cpus // member.of),
     }
     if hosts == 1:
         address = f"[{member.master}]" if ":" in member.master else member.master  # an IPv6 address
@@ -162,7 +170,11 @@ def variables(
             "JAX_NUM_PROCESSES": member.size,
             "JAX_PROCESS_ID": member.rank,
         }
-    if efa:
+    if index is not None:
+        wanted["JAX_LOCAL_DEVICE_IDS"] = index
+    if "OMP_NUM_THREADS" not in machine:
+        wanted["OMP_NUM_THREADS"] = max(1, cpus // member.of)
+    if efa and "FI_PROVIDER" not in machine:
         wanted["FI_PROVIDER"] = "efa"
     return {name: str(value) for name, value in wanted.items() if name not in given} | dict(devices or {})
 

@@ -29,6 +29,8 @@ class NodeReports:
             number.
         is_stranger: takes a node's number and returns True if the node is not trusted. The output of such a node is
             shown without colours.
+        service_of: takes the numbers of a node and of a call, and returns the name of the service that the call is; ""
+            for other calls.
 
     Attributes:
         statuses: the last status report of each node, by the node's number.
@@ -40,11 +42,13 @@ class NodeReports:
         emit: Callable[[events.Event], None],
         acknowledge: Callable[[int, int], None],
         is_stranger: Callable[[int], bool],
+        service_of: Callable[[int, int], str] = lambda node, call: "",
     ) -> None:
         self._pool = pool
         self._emit = emit
         self._acknowledge = acknowledge
         self._is_stranger = is_stranger
+        self._service_of = service_of
         self.statuses: dict[int, events.NodeStatus] = {}
         self._heard: dict[int, int] = {}
         self._unread: dict[int, int] = {}
@@ -81,6 +85,7 @@ class NodeReports:
             text=text,
             rank=said.rank,
             label=said.label,
+            service=self._service_of(node, said.id),
         )
         self._emit(output)
 

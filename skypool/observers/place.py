@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 import stat
@@ -20,6 +21,8 @@ from pathlib import Path
 
 LONGEST = 103
 """The most bytes of the path of a Unix socket. Linux allows 107, and macOS allows 103."""
+_NAME = re.compile(r"[a-z0-9-]+")
+"""The names of pools."""
 _UNFINISHED = "~"
 """A mark in names of sockets that are being made. It cannot be part of a pool's name."""
 _MARK_LENGTH = 9
@@ -60,7 +63,8 @@ class Place:
         if self.elsewhere is not None:
             _discard(self.elsewhere)
         with contextlib.suppress(FileNotFoundError):
-            if os.lstat(self.name).st_ino == self.inode:
+            told = os.lstat(self.name)
+            if told.st_ino == self.inode and (stat.S_ISSOCK(told.st_mode) or stat.S_ISLNK(told.st_mode)):
                 self.name.unlink()
 
 
@@ -119,11 +123,13 @@ def connect(pool: str, patience: float) -> socket.socket:
         patience: seconds to wait for the connection, and later for each answer.
 
     Raises:
-        FileNotFoundError: the pool has no socket.
+        FileNotFoundError: the pool has no socket, or `pool` is not the name of a pool.
         ConnectionRefusedError: the pool's socket is stale: its process was killed.
         PermissionError: the socket is that of another user.
         OSError: connecting failed, as after `patience` seconds (TimeoutError).
     """
+    if not _NAME.fullmatch(pool):  # a path must not lead out of the folder
+        raise FileNotFoundError(f"{pool!r} is not the name of a pool")
     name = folder() / pool
     inode = os.lstat(name).st_ino
     elsewhere = _elsewhere(name)

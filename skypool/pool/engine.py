@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
@@ -33,8 +33,7 @@ from skypool.errors import (
 from skypool.event_loop import Loop
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
-from skypool.model import Instance
-from skypool.observers.server import ObserverServer
+from skypool.model import Instance, Trust
 from skypool.offers.need import hosts_alike
 from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
@@ -53,6 +52,9 @@ from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
+
+if TYPE_CHECKING:
+    from skypool.observers.server import ObserverServer
 
 _AGAIN = 5.0
 """Seconds between two attempts to end machines whose end is not confirmed."""
@@ -104,7 +106,13 @@ class PoolEngine:
         )
         self.rental = Rental(terms, stream.emit)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
-        self._reports = NodeReports(terms.name, self._report, self.dispatch.acknowledge, self._trust_levels.is_stranger)
+        self._reports = NodeReports(
+            terms.name,
+            self._report,
+            self.dispatch.acknowledge,
+            self._trust_levels.is_stranger,
+            lambda node, call: self.services.name_of(node, call),
+        )
         self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.inherited: list[CallFuture[object]] = []
         self._connector = Connector(
@@ -134,7 +142,8 @@ class PoolEngine:
         self._feeders: dict[tuple[int, int], Feeder] = {}
         self.forwards = Forwards(self._connector.ways, self._notice)
         self.services = Services(terms.name, self.dispatch, stream, self._trust_levels.is_stranger)
-        observed = Observed(
+        self._observers: ObserverServer | None = None
+        self._observed = Observed(
             terms,
             stream,
             lambda: self._performed,
@@ -146,7 +155,6 @@ class PoolEngine:
             self.dispatch,
             self.forwards,
         )
-        self._observers = ObserverServer(terms.name, observed)
         self.network = NetworkCheck(self.dispatch, terms.check, self._network_advice, self._notice)
 
     def is_stranger(self, node: int) -> bool:
@@ -159,6 +167,10 @@ class PoolEngine:
         A ready node whose connection is down is "unreachable since" a time of day. Nodes that have ended are included.
         """
         return {node: self._word(state) for node, state in sorted(self._performed.nodes.items())}
+
+    def trusts(self) -> set[Trust]:
+        """Return the trust in the results of the pool's nodes, so far as it is known. Any thread may call this."""
+        return self._trust_levels.trusts()
 
     def _word(self, node: states.Node) -> str:
         link = self._links.get(node.node)
@@ -288,7 +300,8 @@ class PoolEngine:
             StillRunning: the end of one or more machines is not confirmed. The error is that of the first machine.
             ErrorGroup: all known machines have ended, but several other resources of the pool are left.
         """
-        self._observers.close()
+        if self._observers is not None:
+            self._observers.close()
         self.forwards.close()
         if self._given_away is not None:
             return
@@ -619,9 +632,22 @@ class PoolEngine:
     async def _serve_observers(self) -> None:
         """Begin to serve observers: other processes of the user. If that fails, tell the user; the pool goes on."""
         try:
-            await asyncio.to_thread(self._observers.open)
+            await asyncio.to_thread(self._open_to_observers)
         except OSError as e:
             self._notice(f"other terminals cannot look into this pool: its socket cannot be made: {e}")
+
+    def _open_to_observers(self) -> None:
+        """Begin to serve observers, unless the pool has ended meanwhile. This runs in a thread of its own.
+
+        Raises:
+            OSError: the socket cannot be made.
+        """
+        from skypool.observers.server import ObserverServer  # imported here, so that a pool's start need not wait
+
+        self._observers = server = ObserverServer(self.terms.name, self._observed)
+        server.open()
+        if self.state.phase is Phase.ENDED:  # `_close` may have looked before
+            server.close()
 
     async def _close(self) -> None:
         """Remove what the pool still has at its providers, such as keys, and close its record in the ledger.
@@ -631,7 +657,8 @@ class PoolEngine:
         Raises:
             StillRunning, ErrorGroup: something could not be removed.
         """
-        await asyncio.to_thread(self._observers.close)
+        if self._observers is not None:
+            await asyncio.to_thread(self._observers.close)
         await asyncio.to_thread(self.forwards.close)
         if self._given_away is not None:  # what is left is the new owner's
             return

@@ -1215,6 +1215,33 @@ class ComputePool(Executor):
         """
         return {} if self._engine is None else self._engine.words()
 
+    def slots(self, devices: Literal[0] | None = None) -> dict[int, int]:
+        """Return how many calls each node runs at once, by its number. Nodes that get no new calls are left out.
+
+        The dict is empty until `start` has returned, and after the pool was stopped.
+
+        Args:
+            devices: 0 for calls that need no accelerator, as the option `devices` of `@compute`. They have slots of
+                their own on nodes with accelerators. Default None: for all other calls.
+        """
+        return {} if self._engine is None else self._engine.dispatch.slots(on_cpu=devices == 0)
+
+    @property
+    def image(self) -> Image:
+        """The packages, files and settings of each node."""
+        image: Image = self._terms.image
+        return image
+
+    @property
+    def trust(self) -> Trust | None:
+        """ "data" if results of some node may be plain data only, because its machine belongs to a stranger.
+
+        Otherwise "full". Before nodes are known, this is the argument `trust` of the pool, which may be None. See
+        docs/trust.md.
+        """
+        known = () if self._engine is None else self._engine.trusts()
+        return self._terms.trust if not known else "data" if "data" in known else "full"
+
     @property
     def inherited(self) -> list[CallFuture[object]]:
         """The futures of the calls that the former process had sent to a pool that was taken over with `attach`.

@@ -50,6 +50,10 @@ def call_of_service(call: Call[T]) -> Call[T]:
         raise UsageError(f"{call.function.name} is a generator function, and a service cannot yield items")
     if options.retries or options.retry_on:
         raise UsageError("a service has no retries= and retry_on=; pool.service(restart=…) starts it again")
+    if options.procs is not None:
+        raise UsageError(
+            "a service has no procs=, as it is one process; with torchrun it can be one that starts others"
+        )
     if options.output == "capture":
         raise UsageError('a service cannot have output="capture"; its attribute `output` has the end of its output')
     return call
@@ -172,10 +176,20 @@ class Services:
             self._unlisten = self._stream.listen(self._hear)
 
     def _hear(self, event: events.Event) -> None:
-        if isinstance(event, events.Output):
-            service = self._dispatch.service(event.node, event.call)
-            if service is not None and isinstance(service.outlet, Run):
-                service.outlet.service._printed(event.text)
+        if isinstance(event, events.Output) and event.service:
+            service = self._service_of(event.node, event.call)
+            if service is not None:
+                service._printed(event.text)
+
+    def _service_of(self, node: int, call: int) -> Service[Any] | None:
+        """Return the service whose process runs as the call of this id; None if there is none."""
+        pending = self._dispatch.service(node, call)
+        return pending.outlet.service if pending is not None and isinstance(pending.outlet, Run) else None
+
+    def name_of(self, node: int, call: int) -> str:
+        """Return the name of the service whose process runs as the call of this id; "" if there is none."""
+        service = self._service_of(node, call)
+        return "" if service is None else service.name
 
     def inherit(self, node: int) -> None:
         """Make objects for the services that a former client has started on a node. They cannot start again."""

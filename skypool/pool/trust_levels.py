@@ -106,6 +106,10 @@ class TrustLevels:
         """
         return self._readers[node] is not None
 
+    def trusts(self) -> set[Trust]:
+        """Return the decisions for all nodes so far. Any thread may call this."""
+        return {said.trust for _, said in list(self._words.values())}
+
     def announce(self) -> None:
         """Tell the user for which providers results are read as plain data only, and why. No message is repeated.
 

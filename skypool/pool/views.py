@@ -11,7 +11,7 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 from skypool.calls import call as calls
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked
 from skypool.calls.futures import CallFuture, as_they_end, in_order, results_of
-from skypool.calls.options import no_such_node, node_asked
+from skypool.calls.options import NamedNodes, no_such_node, node_asked
 from skypool.checks import whole
 from skypool.errors import UsageError
 from skypool.link.forward import Forward
@@ -43,6 +43,8 @@ class Pool(Protocol):
     def forward(self, port: int, node: int = 0, *, host: str = "localhost", here: int = 0) -> Forward: ...
     def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]: ...
     def _node_numbers(self, named: Sequence[int] | None = None) -> tuple[int, ...]: ...
+    def _run_gang(self, call: Call[Any], every: bool) -> Any: ...
+    def _send_gang(self, call: Call[Any], named: NamedNodes, every: bool) -> CallFuture[Any]: ...
     def _run_on(self, call: Call[T], node: int | tuple[int, ...] | None) -> T: ...
     def _send_to(self, call: Call[T], node: int | tuple[int, ...] | None) -> CallFuture[T]: ...
 
@@ -125,6 +127,13 @@ class PoolView:
             )
         return asked
 
+    def _narrowed(self, call: Call[T]) -> Call[T]:
+        """Return a copy of a call that names the nodes that may run it, as `_chosen` says. It counts as sent."""
+        numbers = self._chosen(call)
+        copy = Call(call.function, call.args, call.kwargs, call.options.but({"node": numbers}))
+        copy.sent = True
+        return copy
+
     # --- calls -----------------------------------------------------------------------------------------------
 
     def run(self, call: Call[T]) -> T:
@@ -138,6 +147,8 @@ class PoolView:
         """
         if call_asked(call).options.is_broadcast:
             return cast(T, self.run_all(call))
+        if call.options.procs is not None:
+            return cast(T, self._pool._run_gang(self._narrowed(call), every=False))
         return self._pool._run_on(call, _one_of(self._chosen(call)))
 
     def run_all(self, call: Call[T]) -> list[T]:
@@ -148,10 +159,7 @@ class PoolView:
         Raises:
             UsageError: the pool does not have a node of the view, or the call names a node that is not in the view.
         """
-        numbers = self._chosen(call)
-        narrowed = Call(call.function, call.args, call.kwargs, call.options.but({"node": numbers}))
-        narrowed.sent = True
-        return self._pool.run_all(narrowed)
+        return self._pool.run_all(self._narrowed(call))
 
     def send(self, call: Call[T]) -> CallFuture[T]:
         """Send a call to one node of the view, and return its future at once. `call > view` does the same.
@@ -165,6 +173,8 @@ class PoolView:
         numbers = self._chosen(call)
         if call.options.is_broadcast:
             return cast(CallFuture[T], self._pool.send(call, node=numbers))
+        if call.options.procs is not None:
+            return self._pool._send_gang(call, numbers, every=False)
         return self._pool._send_to(call, _one_of(numbers))
 
     def run_group(self, group: Group[R]) -> R:

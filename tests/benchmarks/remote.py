@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import statistics
 import struct
 import subprocess
@@ -20,6 +21,7 @@ from tests.lab.machines import Lab, Machine, unavailable
 from tests.lab.work import interpreter, made_once, same, size_of
 
 _LARGE = 200_000_000
+_FORWARDED = 50_000_000
 
 _BY_HAND = """
 set -e
@@ -48,6 +50,7 @@ def rows() -> Iterator[Row]:
             yield from _round_trip(pool, [*ssh, shlex.join([remote, "-c", ECHO])])
             yield from _pipelined(pool, [*ssh, shlex.join([remote, "-c", ECHO])])
             yield from _large(pool, ssh)
+            yield from _forward(pool, ssh)
         machine.destroy()
         yield from _making_ready(lab)
 
@@ -169,6 +172,79 @@ def _large(pool: sky.ComputePool, ssh: list[str]) -> Iterator[Row]:
             f"{other:,.0f} MB/s through bare ssh",
             f"{ours / other:.2f} (≥ 0.7)",
         )
+
+
+_SERVE = """
+import socket, threading
+def serve(connection):
+    with connection:
+        head = connection.recv(10)
+        left = int(head[1:])
+        if head[:1] == b"d":
+            block = bytes(1 << 20)
+            while left:
+                left -= connection.send(block[:left])
+        else:
+            while left:
+                left -= len(connection.recv(min(left, 1 << 20)))
+            connection.sendall(b"done")
+with socket.create_server(("127.0.0.1", 8264), backlog=16) as server:
+    print("up", flush=True)
+    while True:
+        threading.Thread(target=serve, args=(server.accept()[0],)).start()
+"""
+"""A program for the machine: it sends ("d") or takes ("u") as many bytes as a connection says first, as 9 digits."""
+
+
+def _forward(pool: sky.ComputePool, ssh: list[str]) -> Iterator[Row]:
+    """Bytes through `pool.forward` beside those through `ssh -L`, by turns."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    serving = [*ssh, shlex.join(["timeout", "300", "python3", "-c", _SERVE])]
+    options, host = ssh[:-1], ssh[-1]
+    beside = [*options, "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{port}:localhost:8264", host, "echo; cat"]
+    with (
+        subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server,
+        subprocess.Popen(beside, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as carrier,
+        pool.forward(8264) as forward,
+    ):
+        try:
+            assert server.stdout is not None
+            assert carrier.stdout is not None
+            server.stdout.readline()
+            carrier.stdout.readline()
+            for kind, what in ((b"d", "from"), (b"u", "to")):
+                rates = [(_through(forward.port, kind), _through(port, kind)) for _ in range(8)][1:]
+                ours, other = (statistics.median(each) for each in zip(*rates, strict=True))
+                yield (
+                    f"{_FORWARDED // 10**6} MB {what} a node through pool.forward",
+                    f"{ours:,.0f} MB/s",
+                    f"{other:,.0f} MB/s through ssh -L",
+                    f"{ours / other:.2f} (≥ 0.8)",
+                )
+        finally:
+            server.kill()
+            carrier.kill()
+
+
+def _through(port: int, kind: bytes) -> float:
+    """Send or take `_FORWARDED` bytes through a port of this computer, and return the rate in MB/s."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        began = time.perf_counter()
+        connection.sendall(kind + b"%09d" % _FORWARDED)
+        if kind == b"d":
+            left = _FORWARDED
+            space = bytearray(1 << 20)
+            while left:
+                received = connection.recv_into(space, min(left, len(space)))
+                assert received
+                left -= received
+        else:
+            block = bytes(1 << 20)
+            for at in range(0, _FORWARDED, len(block)):
+                connection.sendall(block[: _FORWARDED - at])
+            assert connection.recv(4) == b"done"
+        return _FORWARDED / (time.perf_counter() - began) / 1e6
 
 
 def _bare(ssh: list[str], command: str, data: bytes | memoryview) -> float:

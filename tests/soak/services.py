@@ -27,11 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import skypool as sky
+from skypool import events
 from tests.lab.machines import Lab, Machine, unavailable
 
 ROOT = Path(__file__).parent.parent.parent
-LEASE = 6.0
-LIVENESS = 3.0
+LEASE = 8.0
+LIVENESS = 5.0
 LATE = 30.0
 """Seconds by which anything may be late, as this machine may be busy."""
 STUBBORN = "trap '' TERM; setsid sh -c 'while :; do sleep 1; done' $1 & echo up; while :; do sleep 1; done"
@@ -53,19 +54,26 @@ def client(words: Sequence[str]) -> None:
     pool = sky.ComputePool(
         driver, name=mark, nodes=2, slots=1, lease=LEASE, liveness=LIVENESS, console="off", order_by="cheapest"
     )
+    pool.events.listen(_tell)
     pool.start()
+    first, second = (node for node, state in pool.nodes.items() if state == "ready")  # others may have failed before
     with contextlib.redirect_stdout(sys.stderr):
         services = [
             pool.service(sky.cmd("sh", "-c", STUBBORN, f"{mark}-{name}", f"{mark}-{name}"), node=node, restart=again)
-            for name, node, again in (("killed", 0, False), ("lost", 1, False), ("kept", 0, True))
+            for name, node, again in (("killed", first, False), ("lost", second, False), ("kept", first, True))
         ]
         while not all("up" in each.output for each in services):
             time.sleep(0.01)
-    instances = [pool._engine.state.instance_of(node).id for node in (0, 1)] if pool._engine else []
+    instances = [pool._engine.state.instance_of(node).id for node in (first, second)] if pool._engine else []
     _say({"up": instances})
     for service in services[:2]:
         _say({"ended": type(service.exception(300)).__name__})
     time.sleep(3600)
+
+
+def _tell(event: events.Event) -> None:
+    if isinstance(event, events.NodePhase) and event.detail:
+        sys.stderr.write(f"{event.pool}: node {event.node} is {event.phase}: {event.detail}\n")
 
 
 def _say(words: dict[str, object]) -> None:

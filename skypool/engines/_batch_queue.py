@@ -1,0 +1,161 @@
+"""Sends the batches of one parallel call of joblib to a pool, a limited number at once.
+
+A batch is a list of tasks that joblib has put together. Each batch is one call of the pool.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import skypool as sky
+from skypool.engines._shared_arrays import PickledTasks, SharedArrays, Task
+
+_HOLD = 0.02
+"""The most seconds that a batch with a new large array waits for a second batch that has this array.
+
+If one comes, the array is sent to each node once. Otherwise it goes along with the only call that needs it.
+"""
+
+Ended = Future[list[Any]]
+"""The future of a call that has ended."""
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """A batch that was submitted.
+
+    Attributes:
+        tasks: the pickled tasks.
+        ended: gets the future of the batch's call when the call has ended.
+        call: the future of the call; None until the call is sent.
+    """
+
+    tasks: PickledTasks
+    ended: Future[Ended]
+    call: sky.CallFuture[list[Any]] | None = None
+
+
+@dataclass(eq=False)
+class BatchQueue:
+    """The batches of one parallel call. Any thread may call the methods.
+
+    The ends of batches are told in a thread of this object, not in the pool's: joblib then reads the program's next
+    tasks, which may take any time.
+
+    Args:
+        pool: the pool.
+        call: makes the call of a batch, from the pickle of its tasks and its large arrays.
+        arrays: the large arrays of the parallel call.
+        limit: the most batches that the pool has at once. None: no limit.
+    """
+
+    pool: sky.ComputePool
+    call: Callable[[bytes, Sequence[Any]], sky.Call[list[Any]]]
+    arrays: SharedArrays
+    limit: int | None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _held: _Batch | None = None
+    _waiting: deque[_Batch] = field(default_factory=deque)
+    _underway: set[_Batch] = field(default_factory=set)
+    _ends: queue.SimpleQueue[tuple[_Batch, Ended] | bool] = field(default_factory=queue.SimpleQueue)
+    _thread: threading.Thread | None = None
+    _cancelled: bool = False
+
+    def submit(self, tasks: Sequence[Task], on_end: Callable[[Future[Ended]], object] | None) -> Future[Ended]:
+        """Queue a batch, and return a future whose result is the future of the batch's call, when that has ended.
+
+        No error is raised here. If the batch cannot be sent, the future of its call has the exception.
+
+        Args:
+            tasks: the tasks.
+            on_end: called with the returned future when it is done, in the thread of this object.
+        """
+        ended: Future[Ended] = Future()
+        if on_end is not None:
+            ended.add_done_callback(on_end)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._tell_ends, name="skypool-joblib", daemon=True)
+                self._thread.start()
+        try:
+            batch = _Batch(self.arrays.pickled(tasks), ended)
+        except sky.PickleError as e:
+            self._ends.put((_Batch(PickledTasks(b""), ended), _failed(e)))
+            return ended
+        with self._lock:
+            if self._held is not None:
+                self._waiting.append(self._held)
+            self._held = batch if batch.tasks.has_new_array else None
+            if self._held is None:
+                self._waiting.append(batch)
+            else:
+                self._ends.put(True)  # the thread begins to count the time
+        self._send()
+        return ended
+
+    def cancel(self) -> None:
+        """Stop all calls. Batches that were not sent are forgotten. Their ends are not told."""
+        with self._lock:
+            self._cancelled = True
+            self._held = None
+            self._waiting.clear()
+            underway = list(self._underway)
+        for batch in underway:
+            if batch.call is not None:
+                batch.call.cancel()
+
+    def close(self) -> None:
+        """Free the large arrays on all nodes, and end the thread. Nothing can be submitted afterwards."""
+        self.arrays.free()
+        self._ends.put(False)
+
+    def _send(self) -> None:
+        """Send as many waiting batches as the limit allows."""
+        while True:
+            with self._lock:
+                if not self._waiting or (self.limit is not None and len(self._underway) >= self.limit):
+                    return
+                batch = self._waiting.popleft()
+                self._underway.add(batch)
+            try:
+                batch.call = call = self.pool.send(self.call(batch.tasks.data, self.arrays.arguments(batch.tasks)))
+            except Exception as e:  # noqa: BLE001 - joblib raises it where the results are awaited
+                self._ends.put((batch, _failed(e)))
+                continue
+            batch.tasks = PickledTasks(b"")  # the pool has what it needs
+            call.add_done_callback(lambda ended, batch=batch: self._ends.put((batch, ended)))  # type: ignore[misc]
+            if self._cancelled:
+                call.cancel()
+
+    def _tell_ends(self) -> None:
+        """Tell the end of each batch, until `close` is called. Send a held batch when its time is over."""
+        while True:
+            try:
+                end = self._ends.get(timeout=None if self._held is None else _HOLD)
+            except queue.Empty:
+                with self._lock:
+                    if self._held is not None:
+                        self._waiting.append(self._held)
+                        self._held = None
+                self._send()
+                continue
+            if end is False:
+                return
+            if isinstance(end, tuple):
+                batch, call = end
+                with self._lock:
+                    self._underway.discard(batch)
+                self._send()
+                batch.ended.set_result(call)
+
+
+def _failed(error: Exception) -> Ended:
+    future: Ended = Future()
+    future.set_exception(error)
+    return future

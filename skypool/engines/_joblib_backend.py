@@ -1,0 +1,179 @@
+"""The class of joblib's backend: joblib asks it how many tasks may run at once, and gives it batches of tasks."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Literal
+
+from joblib import parallel as joblib_parallel
+
+import skypool as sky
+from skypool.engines._batch_queue import BatchQueue, Ended
+from skypool.engines._joblib_call import run_tasks
+from skypool.engines._shared_arrays import SharedArrays
+
+_BATCH = 0.2
+"""The least seconds of a batch, from its dispatch to its end, that joblib makes itself. Quick tasks travel together."""
+_BATCH_MOST = 2.0
+"""The most seconds of a batch of several tasks: a long last batch keeps the other slots waiting."""
+_GROWTH = 4
+"""The factor by which the size of batches may grow at once. The next tasks may take longer."""
+
+
+_Base: Any = joblib_parallel.ParallelBackendBase  # joblib has no types, and those that can be inferred are wrong
+
+
+class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
+    """A backend of joblib whose workers are the slots (places that run one call at a time) of a pool's nodes.
+
+    `sky.joblib.backend` makes one for its block. Each `joblib.Parallel` object gets a copy, so that several parallel
+    calls may run at once.
+
+    The methods and attributes are those that joblib documents for `ParallelBackendBase`.
+    """
+
+    default_n_jobs = -1
+    supports_retrieve_callback = True
+    supports_inner_max_num_threads = True
+
+    _pool: sky.ComputePool
+    _devices: Literal[0] | None
+    _run: sky.ComputeFunction[..., list[Any]]
+    _total = 2
+    _limit: int | None = None
+    _least: int | None = None
+    _queue: BatchQueue | None = None
+    _is_copy = False
+    _size = 1
+    _seconds = 0.0
+
+    @classmethod
+    def of_pool(cls, pool: sky.ComputePool, *, devices: Literal[0] | None, **options: Any) -> SkypoolBackend:
+        """Return a backend that sends tasks to a pool.
+
+        Args:
+            pool: the pool.
+            devices: 0 for the CPU slots of nodes with accelerators; None for the slots with devices.
+            options: further options of calls, such as `retries`.
+        """
+        made = cls()
+        made._pool = pool
+        made._devices = devices
+        run: Any = sky.compute(run_tasks)
+        made._run = run.with_options(devices=devices, **options)
+        made._run.code()  # pickled now, not when the first task waits for it
+        return made
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """Return the number of batches that can run at once.
+
+        Args:
+            n_jobs: -1 or None means all slots of the ready nodes, at least two: joblib would run the tasks in this
+                process if there was one. -2 means one slot less, and so on. Other numbers are returned unchanged.
+
+        Raises:
+            ValueError: `n_jobs` is 0.
+        """
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        if n_jobs is not None and n_jobs > 0:
+            return n_jobs
+        self._total = max(sum(self._slots()), 2) if self._slots() else self._total
+        return self._total if n_jobs is None else max(1, self._total + 1 + n_jobs)
+
+    def _slots(self) -> list[int]:
+        return list(self._pool.slots(self._devices).values())
+
+    def configure(
+        self,
+        n_jobs: int | None = 1,
+        parallel: Any = None,
+        max_nbytes: int | None = None,
+        mmap_mode: str | None = "r",
+        **_: Any,
+    ) -> int:
+        """Prepare for the calls of a `Parallel` object, and return the number of batches that can run at once.
+
+        Args:
+            n_jobs: as in `effective_n_jobs`.
+            parallel: the `Parallel` object.
+            max_nbytes: the size in bytes from which arrays are sent once to each node. None: arrays go with each call.
+            mmap_mode: the mode in which tasks get large arrays. Unless it is "r" (read-only), arrays go with each call.
+        """
+        workers = self.effective_n_jobs(n_jobs)
+        if workers == 1:
+            raise joblib_parallel.FallbackToBackend(joblib_parallel.SequentialBackend(nesting_level=self.nesting_level))
+        if not self._is_copy:
+            made = copy.copy(self)
+            made._is_copy = True
+            raise joblib_parallel.FallbackToBackend(made)  # joblib calls `configure` of the copy
+        self.parallel = parallel
+        self._limit = None if n_jobs in (None, -1) else workers
+        self._least = max_nbytes if mmap_mode == "r" else None
+        return workers
+
+    def start_call(self) -> None:
+        """Prepare for the batches of one parallel call."""
+        slots = min(max(self._slots(), default=1), self._limit or 1 << 30)
+        threads = self.inner_max_num_threads
+        call = functools.partial(_call, self._run, threads, slots)
+        self._queue = BatchQueue(self._pool, call, SharedArrays(self._pool, self._least), self._limit)
+
+    def submit(self, func: Any, callback: Callable[[Future[Ended]], object] | None = None) -> Future[Ended]:
+        """Send a batch of tasks to the pool, and return a future of its end, without waiting."""
+        assert self._queue is not None
+        return self._queue.submit(func.items, callback)
+
+    apply_async = submit
+    """The name of `submit` before joblib 1.5."""
+
+    def retrieve_result_callback(self, out: Future[Ended]) -> list[Any]:
+        """Return the results of a batch that has ended. Raise the exception of the task that failed."""
+        return out.result().result()
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        """Stop all batches, also those that run: their processes get SIGTERM, and SIGKILL after 5 seconds."""
+        if self._queue is not None:
+            self._queue.cancel()
+
+    def stop_call(self) -> None:
+        """Free what the batches of a parallel call have left on the nodes."""
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
+
+    def terminate(self) -> None:
+        """Forget how long batches took. The pool goes on."""
+        self._size = 1
+        self._seconds = 0.0
+
+    def compute_batch_size(self) -> int:
+        """Return the number of tasks that the next batch should have."""
+        if self._seconds > _BATCH_MOST or 0 < self._seconds < _BATCH:
+            wanted = int(self._size * 2 * _BATCH / self._seconds)
+            self._size = max(1, min(wanted, self._size * _GROWTH))
+            self._seconds = 0.0  # until a batch of this size has ended
+        return self._size
+
+    def batch_completed(self, batch_size: int, duration: float) -> None:
+        """Note how long a batch took.
+
+        Args:
+            batch_size: the number of its tasks.
+            duration: seconds from its dispatch to its end.
+        """
+        if batch_size == self._size:
+            self._seconds = duration
+
+    def get_nested_backend(self) -> tuple[Any, None]:
+        """Return the backend of parallel calls inside tasks: they run one task after the other."""
+        return joblib_parallel.SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
+
+
+def _call(
+    run: sky.ComputeFunction[..., list[Any]], threads: int | None, slots: int, tasks: bytes, arrays: Any
+) -> sky.Call[list[Any]]:
+    return run(tasks, arrays, threads, slots)

@@ -1,0 +1,94 @@
+"""A joblib backend: `joblib.Parallel`, and with it scikit-learn, runs its tasks on the nodes (machines) of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
+
+import skypool as sky
+from skypool.engines import _versions
+
+if TYPE_CHECKING:
+    from skypool.engines._joblib_backend import SkypoolBackend
+
+__all__ = ["backend"]
+
+_EQUAL = ("joblib", "cloudpickle", "scikit-learn")
+"""The packages whose versions must be equal on the client and on the nodes."""
+
+
+@contextmanager
+def backend(
+    pool: sky.ComputePool,
+    *,
+    retries: int = 0,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    devices: Literal[0] | None = None,
+    output: Literal["show", "head", "silent"] = "show",
+) -> Iterator[SkypoolBackend]:
+    """Run joblib's tasks on the nodes of a pool inside this `with` block.
+
+        with sky.ComputePool(sky.AWS(), nodes=4, image=sky.Image(pip=["joblib==1.5.2", "scikit-learn==1.7.2"])) as pool:
+            with sky.joblib.backend(pool):
+                search = GridSearchCV(SVC(), grid, n_jobs=-1).fit(X, y)
+
+    `joblib.Parallel`, and functions that use it, then send batches of tasks to the pool as calls. `n_jobs=-1` means all
+    slots of the nodes that are ready when the parallel call begins, and is the default. `n_jobs=k` runs at most k
+    batches at once. With `n_jobs=1`, joblib runs the tasks in this process. On a node, parallel calls inside a task run
+    one task after the other.
+
+    A contiguous array of at least `max_nbytes` (an argument of `joblib.Parallel`, default 1 MB) that several tasks have
+    is sent once to each node, and freed when the parallel call ends. On the nodes, such an array is read-only.
+
+    The block applies to the thread that enters it. In other threads, pass the object of the block to joblib:
+    `Parallel(backend=…)`. If the pool was not started, this starts it. Leaving the block does not end the pool.
+
+    Args:
+        pool: the pool.
+        retries: how often a batch may run again when its node or its process is lost. Default 0.
+        retry_on: exceptions of tasks that count as such a loss. Default (): none.
+        devices: 0 runs the tasks on the CPU slots of nodes with accelerators. Default None: each batch gets the devices
+            of a slot.
+        output: what is shown of the output of tasks, as in `@sky.compute`. Default "show": all.
+
+    Yields:
+        The backend of joblib.
+
+    Raises:
+        UsageError: joblib is not installed; the image, or a node, has another version of joblib, cloudpickle or
+            scikit-learn than this process; or a machine of the pool belongs to a stranger, so that its results may be
+            plain data only. If this started the pool, the pool has been stopped.
+        SkypoolError: the pool could not become ready.
+    """
+    if find_spec("joblib") is None:
+        raise sky.UsageError('joblib is not installed on this computer: pip install "skypool[joblib]"')
+    import joblib
+
+    from skypool.engines._joblib_backend import SkypoolBackend
+
+    _refuse_strangers(pool)
+    _versions.check_image(pool.image, _EQUAL)
+    is_new = pool.phase == "planned"
+    pool.start()
+    try:
+        _refuse_strangers(pool)
+        _versions.check_nodes(pool, _EQUAL)
+        made = SkypoolBackend.of_pool(pool, retries=retries, retry_on=retry_on, devices=devices, output=output)
+    except BaseException:
+        if is_new:
+            pool.stop()
+        raise
+    with joblib.parallel_config(backend=made):
+        yield made
+
+
+def _refuse_strangers(pool: sky.ComputePool) -> None:
+    """Raise a UsageError if results of the pool's nodes may be plain data only."""
+    if pool.trust == "data":
+        raise sky.UsageError(
+            f'joblib cannot run on pool {pool.name!r}: results of its machines are plain data only (trust="data"), and '
+            "joblib's results may be any objects; use pool.map with functions that return plain data, or pass "
+            'trust="full" to ComputePool if you trust the owners of these machines'
+        )
