@@ -17,7 +17,7 @@ GRACE = 2.0
 def alone(steps: int) -> float:
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"  # a process sees its own GPU only
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     rows = torch.randn(4096, 64).to(device)
     model = torch.nn.Linear(64, 1).to(device)
