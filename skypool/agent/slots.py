@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from skypool import devices, runtime
+from skypool.agent import own_name
 from skypool.agent.batch import Pipes
 from skypool.agent.call import NodeCall
 from skypool.agent.notice import Herald
@@ -515,6 +516,8 @@ class Slots:
                 attempt=member.attempt,
                 world_changed=member.changed,
             )
+            if member.nodes > 1:
+                own_name.shadow(self._plan.health.address)
         runtime.enter(info, in_gang=member is not None, own=slot.own_devices)
 
     def ignore(self, fd: int) -> None:
