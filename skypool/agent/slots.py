@@ -643,6 +643,13 @@ class Slots:
         slot.kill_at = self._clock() + grace
         self.signal(slot, signal.SIGTERM)
 
+    def end_processes_of(self, calls: Collection[int]) -> None:
+        """Kill the processes of gangs that ran these calls, which have ended. A process that failed waits for that."""
+        if len(self.all) > self._lasting:
+            for slot in self.all:
+                if slot.kind == GANG and self.page.running(slot.number)[0] in calls:
+                    self.signal(slot, signal.SIGKILL)
+
     def signal(self, slot: Slot, number: int) -> None:
         """Send a signal to a worker's process. SIGKILL goes to all processes of its process group, too.
 
