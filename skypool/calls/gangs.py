@@ -533,8 +533,8 @@ class GangRunner:
         call.future.ranks = outlets
         if run.changed:
             self._notice(
-                f"{call.code.name} runs again as {len(run.places)} processes on {len(run.nodes)} nodes: its world has "
-                "another size than before"
+                f"{call.code.name} runs again as {len(run.places)} processes on {len(run.nodes)} "
+                f"{'node' if len(run.nodes) == 1 else 'nodes'}: its world has another size than before"
             )
         for node in run.nodes:
             mine = [pending for pending in call.pending if pending.node == node]
