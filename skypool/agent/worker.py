@@ -346,16 +346,13 @@ class Worker:
             self._drops = self._page.drops
             self._channel.drain()
         ok = True
-        failure: BaseException | None = None
         try:
             buffers = self._run(id_, packet.header, self._payload(packet, fds) if part is None else [part])
         except Cancelled:
             raise
         except BaseException as e:  # noqa: BLE001 - every error is sent to the caller
             ok = False
-            failure = e
-            if "gang" in packet.header:
-                self._failure = e
+            self._failure = e
             if isinstance(e, ModuleNotFoundError) and e.name:
                 e.add_note(f"this node has no module {e.name!r}: install it with Image(pip=[…]) or Image(apt=[…])")
             own = 0 if isinstance(e, (PickleError, UntrustedResult)) else _OWN_FRAMES
@@ -372,8 +369,9 @@ class Worker:
             self._answer(id_, ok, buffers, seconds)
         else:
             self._note_end(end_of(id_, ok, seconds, buffers[0]))
-        # Kept until here because its frames may hold sockets: peers must not notice their end before the error is sent.
-        failure = None
+        if "gang" not in packet.header:
+            # Kept until here because its frames may hold sockets: peers must not notice their end before it is sent.
+            self._failure = None
         if not ok or len(sys.modules) < self._modules:
             self._worn = self._worn or self._lacks_modules()
         if not ok:
