@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.gangs
 
-`torchrun` is from the environment that tests/engines/test_frameworks.py makes. Its row is left out if that is not there.
+`torchrun` is from the environment that tests/engines/test_frameworks.py makes. Its row is left out without that.
 """
 
 from __future__ import annotations
