@@ -942,6 +942,8 @@ class PoolEngine:
         """
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:
+            for key in [key for key, known in self._feeders.items() if known.is_over]:
+                del self._feeders[key]
             feeder = self._feeders[pending.id, arg] = Feeder(self.dispatch, pending, arg)
         feeder.want(n)
 
