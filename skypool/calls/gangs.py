@@ -159,13 +159,13 @@ class _Call:
         future: gives the result to the caller.
         order: what the gang needs.
         pending: the calls of the present run, one for each rank.
-        ends: how the ranks ended that have ended, by rank.
+        ends: the value or error of each rank that has ended, by rank.
         tails: the last characters that each rank has printed, by rank.
         ports: the free ports of each node that has answered before this run.
-        asked: the answer of each node that was asked last.
-        timers: the timers that run.
-        note: the note of the last failure.
-        notices: when machines of the present run are taken back, by node, in seconds since 1970.
+        asked: the future of the latest empty call to each node.
+        timers: the running timers, by name.
+        note: the note that was added to the error of the last failure.
+        notices: the times at which providers take machines of the present run back, by node, in seconds since 1970.
     """
 
     code: Code
@@ -352,7 +352,7 @@ class GangRunner:
             self._sender.node_queues[node].notice(ids, at)
 
     def heard(self, id_: int, text: str) -> None:
-        """Keep the end of what a rank prints. Does nothing for other calls.
+        """Keep the last characters that a rank has printed, for the note of its error. Ignore calls that are no ranks.
 
         Args:
             id_: the id of the call that printed.
@@ -484,7 +484,7 @@ class GangRunner:
                 self._apply(Answered(gang, attempt, node))
 
     def _ask_again(self, node: int) -> None:
-        """Let gangs use a node again that has failed to answer, if it is idle now."""
+        """Allow gangs to use a node that failed to answer before, if it is idle now."""
         with self._lock:
             node_queue = self._sender.node_queues.get(node)
             if node_queue is not None and node_queue.is_reachable and not node_queue.lanes[0].underway:
@@ -624,7 +624,7 @@ class GangRunner:
         shown = "; ".join(left[:8]) + (f"; and {len(left) - 8} more" if len(left) > 8 else "")
         return CallTimeout(
             f"{call.code.name} ran longer than its timeout of {call.options.timeout:g} s as a gang of "
-            f"{len(run.places)} processes and was ended. These had not ended: {shown}"
+            f"{len(run.places)} processes and was stopped (timeout= allows more). These had not ended: {shown}"
         )
 
     def _tell_failure(self, call: _Call, verdict: Verdict, again: bool) -> BaseException:
@@ -676,7 +676,7 @@ class GangRunner:
             )
             lines.append(f"the gang was not run again, because {why}; it ran on {_nodes(len(run.nodes))}")
             if call.order.least > 1:
-                lines[-1] += ". @compute(min_nodes=…) lets it go on with fewer"
+                lines[-1] += ". @compute(min_nodes=…) lets it run again with fewer"
         tail = call.tails.get(verdict.rank, "").strip().splitlines()[-_TAIL_LINES:]
         if tail and not isinstance(call.ends.get(verdict.rank), WorkerDied):  # whose message has it already
             lines += [f"last output of rank {verdict.rank}:", *(f"  {line}" for line in tail)]
