@@ -220,7 +220,7 @@ def test_the_end_of_the_pool_is_raised_as_it_is(tmp_path: Path) -> None:
     assert not hasattr(error, "__notes__")
 
 
-def test_an_exception_that_takes_no_attributes_is_raised_as_itself() -> None:
+def test_an_exception_that_takes_no_attributes_is_raised_as_itself_and_names_its_node() -> None:
     @dataclass(frozen=True)
     class Rigid(Exception):
         number: int
@@ -228,6 +228,8 @@ def test_an_exception_that_takes_no_attributes_is_raised_as_itself() -> None:
     rigid = Rigid(1)
     failure = FirstFailure("train", [0, 1], lambda error: None)
     failure.add(1, rigid)
-    failure.add(0, KeyError())
+    other = KeyError()
+    failure.add(0, other)
     assert failure.choose() is rigid
-    assert not hasattr(rigid, "others")
+    assert vars(rigid)["others"] == [other]
+    assert "train failed on node 1" in rigid.__notes__[-1]
