@@ -7,6 +7,7 @@ import pytest
 from skypool.gangs import Gangs, Order, Verdict, step
 from skypool.gangs.states import (
     SETTLING,
+    SHORTAGE,
     STOPPING,
     Action,
     Again,
@@ -105,6 +106,7 @@ def test_a_node_without_devices_runs_one_process_unless_the_user_says_how_many()
 
 def test_a_gang_holds_what_there_is_until_it_has_all_nodes_that_it_needs() -> None:
     play = Play(0)
+    play(Coming(1))
     assert play(Asked(two())) == [Hold(0, 0)]
     assert play(NodeUp(1)) == [Hold(1, 0), Ask(0, 1, (0, 1))]
 
@@ -130,7 +132,7 @@ def test_a_gang_that_holds_a_busy_node_takes_an_idle_one_in_its_place() -> None:
 
 def test_a_leaving_node_is_taken_by_no_gang_and_one_that_is_held_is_freed() -> None:
     play = Play(0)
-    play(Asked(two()))
+    play(Coming(2), Asked(two()))
     assert play(NodeLeaving(0)) == [Free(0)]
     assert play(NodeUp(1), NodeUp(2)) == [Hold(1, 0), Hold(2, 0), Ask(0, 1, (1, 2))]
 
@@ -158,6 +160,7 @@ def test_an_earlier_gang_takes_a_node_from_a_later_one_that_waits() -> None:
 
 def test_a_later_gang_does_not_pass_an_earlier_one_that_waits_for_more_nodes() -> None:
     play = Play(0)
+    play(Coming(2))
     assert play(Asked(two()), Asked(Order(1, 1, 1))) == [Hold(0, 0)]
     assert play(NodeUp(1), NodeUp(2)) == [Hold(1, 0), Ask(0, 1, (0, 1)), Hold(2, 1), Ask(1, 1, (2,))]
 
@@ -189,8 +192,9 @@ def test_a_node_that_does_not_answer_is_replaced_at_once_and_uses_up_no_retry() 
 def test_a_gang_whose_node_goes_while_it_asks_waits_for_another(event: Event) -> None:
     play = Play(0, 1)
     play(Asked(two()))
-    assert play(event) == ([] if isinstance(event, NodeGone) else [Free(1)])
-    assert play(NodeUp(2)) == [Hold(2, 0), Ask(0, 1, (0, 2))]
+    short = Set(0, "shortage", SHORTAGE)
+    assert play(event) == ([short] if isinstance(event, NodeGone) else [short, Free(1)])
+    assert play(NodeUp(2)) == [Unset(0, "shortage"), Hold(2, 0), Ask(0, 1, (0, 2))]
 
 
 def test_a_node_that_is_gone_is_not_freed() -> None:
@@ -205,10 +209,20 @@ def test_a_gang_that_names_too_few_nodes_that_stay_finishes_before_its_first_run
     assert play(NodeGone(1)) == [Finish(0, Verdict("no nodes")), Free(0)]
 
 
-def test_a_first_run_waits_for_nodes_without_end_if_it_names_none() -> None:
-    play = Play()
-    assert play(Asked(two()), Coming(1), Coming(0)) == []
-    assert list(play.state.gangs) == [0]
+def test_a_first_run_waits_as_long_as_nodes_are_coming() -> None:
+    play = Play(0)
+    play(Coming(1))
+    assert play(Asked(two())) == [Hold(0, 0)]
+    assert play(Fired(0, "shortage")) == []
+    assert play(Coming(0)) == [Set(0, "shortage", SHORTAGE)]
+    assert play(Coming(1)) == [Unset(0, "shortage")]
+
+
+def test_a_first_run_gives_up_if_the_pool_has_too_few_nodes_and_rents_no_more() -> None:
+    play = Play(0, 1)
+    play(NodeIdle(0, False), Asked(two()))
+    assert play(NodeLeaving(1)) == [Set(0, "shortage", SHORTAGE), Free(1)]
+    assert play(Fired(0, "shortage")) == [Finish(0, Verdict("no nodes")), Free(0)]
 
 
 # --- a run ---------------------------------------------------------------------------------------------------
@@ -311,7 +325,7 @@ def test_a_timeout_after_the_first_failure_changes_nothing() -> None:
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_gang_without_processes_that_is_cancelled_finishes_at_once(asks: bool) -> None:
     play = Play(0, 1) if asks else Play(0)
-    play(Asked(two()))
+    play(Coming(1), Asked(two()))
     assert play(Cancelled(0)) == [Finish(0, Verdict("cancelled")), Free(0), *([Free(1)] if asks else [])]
 
 

@@ -327,6 +327,51 @@ def test_a_lost_node_without_retries_is_told_with_its_first_rank(tmp_path: Path)
         eventually(lambda: gone(tmp_path))
 
 
+class Refuses(Exception):
+    """An exception that takes no notes and has no text."""
+
+    def add_note(self, note: str) -> None:
+        raise RuntimeError(f"no {note}")
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_exception_that_refuses_notes_and_text_is_raised_as_itself_and_no_node_is_lost(
+    pool: sky.ComputePool,
+) -> None:
+    @sky.compute(procs=2, grace=GRACE)
+    def refuse() -> None:
+        raise Refuses
+
+    with pytest.raises(Refuses) as caught:
+        refuse() @ pool
+    assert "refuse failed first on rank" in caught.value.__notes__[-1]
+    with pytest.raises(Refuses):
+        refuse.with_options(procs=None)() @ pool
+    assert set(pool.nodes.values()) == {"ready"}
+
+
+@pytest.mark.slow
+def test_a_gang_that_waits_in_a_pool_that_became_too_small_says_so(tmp_path: Path) -> None:
+    with sky.ComputePool(nodes=2, console="off") as pool:
+        mark = tmp_path / "mark"
+
+        @sky.compute
+        def wait() -> None:
+            mark.touch()
+            time.sleep(1)
+
+        busy = wait().with_options(node=0) > pool
+        waits = look().with_options(node="all") > pool
+        eventually(mark.exists)
+        pool.resize(1)
+        with pytest.raises(ConnectionLost, match=r"needs 2 nodes at once, but pool '.*' has 1 and rents no more"):
+            waits.result(timeout=60)
+        busy.result(timeout=30)
+        assert look() >> pool
+
+
 def test_the_pools_end_ends_its_gangs(tmp_path: Path) -> None:
     with sky.ComputePool(nodes=2, console="off") as pool:
         future = fails("none", 9, str(tmp_path)).with_options(node="all") > pool

@@ -7,7 +7,6 @@ its rank. `skypool.gangs` decides what happens; this module does it.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from collections import deque
@@ -58,6 +57,7 @@ from skypool.gangs.states import (
     Unset,
     Verdict,
 )
+from skypool.wire.blame import annotate, text_of
 from skypool.wire.frames import Buffer
 
 T = TypeVar("T")
@@ -157,6 +157,7 @@ class _Call:
     Attributes:
         code, payload, options: the function, the pickled arguments and the options of the user.
         future: gives the result to the caller.
+        order: what the gang needs.
         pending: the calls of the present run, one for each rank.
         ends: the value or error of each rank that has ended, by rank.
         tails: the last characters that each rank has printed, by rank.
@@ -171,6 +172,7 @@ class _Call:
     payload: Sequence[Buffer]
     options: Options
     future: GangFuture[Any]
+    order: Order
     pending: list[PendingCall] = field(default_factory=list)
     ends: dict[int, BaseException | Returned] = field(default_factory=dict)
     tails: dict[int, str] = field(default_factory=dict)
@@ -280,23 +282,20 @@ class GangRunner:
         with self._lock:
             number = next(self._numbers)
             future: GangFuture[Any] = GangFuture(code.name, every)
-            self._calls[number] = _Call(code, payload, options, future)
-            future.on_cancel(partial(self._apply, Cancelled(number)))
-            self._apply(
-                Asked(
-                    Order(
-                        number,
-                        count,
-                        least=min(count, options.min_nodes or count),
-                        procs=options.procs if isinstance(options.procs, int) else None,
-                        among=among,
-                        retries=options.retries,
-                        timeout=options.timeout,
-                        grace=options.grace,
-                        wait=self._wait,
-                    )
-                )
+            order = Order(
+                number,
+                count,
+                least=min(count, options.min_nodes or count),
+                procs=options.procs if isinstance(options.procs, int) else None,
+                among=among,
+                retries=options.retries,
+                timeout=options.timeout,
+                grace=options.grace,
+                wait=self._wait,
             )
+            self._calls[number] = _Call(code, payload, options, future, order)
+            future.on_cancel(partial(self._apply, Cancelled(number)))
+            self._apply(Asked(order))
             return future
 
     # --- what happens to nodes -------------------------------------------------------------------------------
@@ -533,8 +532,8 @@ class GangRunner:
         call.future.ranks = outlets
         if run.changed:
             self._notice(
-                f"{call.code.name} runs again as {len(run.places)} processes on {len(run.nodes)} "
-                f"{'node' if len(run.nodes) == 1 else 'nodes'}: its world has another size than before"
+                f"{call.code.name} runs again as {len(run.places)} processes on {_nodes(len(run.nodes))}: its world "
+                "has another size than before"
             )
         for node in run.nodes:
             mine = [pending for pending in call.pending if pending.node == node]
@@ -602,10 +601,21 @@ class GangRunner:
             case "cancelled":
                 end = SkypoolError(f"{name} was cancelled")
             case "no nodes":
-                end = ConnectionLost(
-                    f"{name} was not run: pool {self._pool!r} no longer has all nodes that the call named"
-                )
+                end = ConnectionLost(f"{name} was not run: {self._shortage(call.order)}")
         self._finished.append((call.future, end))
+
+    def _shortage(self, order: Order) -> str:
+        """Return why a gang cannot get its nodes, and what the user can do about it."""
+        if order.among is not None:
+            return (
+                f"pool {self._pool!r} no longer has all nodes that the call named "
+                f"({', '.join(map(str, sorted(order.among)))}); pool.nodes has those that are left"
+            )
+        left = sum(not node.leaving for node in self._state.nodes.values())
+        return (
+            f"it needs {_nodes(order.count)} at once, but pool {self._pool!r} has {left} and rents no more; send the "
+            f"call again to run it on the nodes that are left, or call pool.resize({order.count}) before that"
+        )
 
     def _timed_out(self, call: _Call, verdict: Verdict) -> CallTimeout:
         run = verdict.run
@@ -621,8 +631,7 @@ class GangRunner:
         """Report the failure of a run to the user, and return the error of the rank that failed first.
 
         The error gets a note about the rank, and attributes `rank`, `node` and `others`. `others` is the list of the
-        errors of other ranks that came before the gang was stopped. An exception whose class refuses attributes goes
-        without.
+        errors of other ranks that came before the gang was stopped.
         """
         run = verdict.run
         assert run is not None
@@ -635,12 +644,11 @@ class GangRunner:
         elif not isinstance(end, BaseException):
             end = ConnectionLost(f"{name} was lost with node {place.node}", place.node)
         others = [each for rank in verdict.others if isinstance(each := call.ends.get(rank), BaseException)]
-        with contextlib.suppress(AttributeError, TypeError):  # as a frozen dataclass raises
-            if call.note in getattr(end, "__notes__", ()):  # of the same failure, when the gang was to run again
-                end.__notes__.remove(call.note)
-            call.note = self._note(call, run, verdict)
-            end.add_note(call.note)
-            vars(end).update(rank=place.rank, node=place.node, others=[each for each in others if each is not end])
+        note = self._note(call, run, verdict)
+        rest = [each for each in others if each is not end]
+        # the last note is of the same failure, when the gang was to run again
+        annotate(end, note, {"rank": place.rank, "node": place.node, "others": rest}, instead_of=call.note)
+        call.note = note
         self._on_failed(GangFailure(name, end, others, place.rank, place.node, run.attempt, again))
         return end
 
@@ -651,7 +659,7 @@ class GangRunner:
         first = _words(run.places[verdict.rank], self._devices(run.places[verdict.rank].node))
         lines = [f"{name} failed first on {first}, one of {len(run.places)} processes of this gang"]
         also = [
-            f"{_words(run.places[rank], self._devices(run.places[rank].node))}: {type(end).__name__}: {end}"
+            f"{_words(run.places[rank], self._devices(run.places[rank].node))}: {type(end).__name__}: {text_of(end)}"
             for rank in verdict.others
             if isinstance(end := call.ends.get(rank), BaseException)
         ]
@@ -661,11 +669,14 @@ class GangRunner:
         if run.attempt > 1:
             lines.append(f"this was run {run.attempt} of the gang")
         if verdict.lacking:
-            order_words = f"{len(run.nodes)} nodes"
-            lines.append(
-                f"the gang was not run again, because the pool has no machines in place of the lost ones; it ran on "
-                f"{order_words}. @compute(min_nodes=…) lets it run again with fewer"
+            why = (
+                "the pool has no machines in place of the lost ones"
+                if call.order.among is None
+                else "the call names nodes that are gone, and other nodes do not replace them"
             )
+            lines.append(f"the gang was not run again, because {why}; it ran on {_nodes(len(run.nodes))}")
+            if call.order.least > 1:
+                lines[-1] += ". @compute(min_nodes=…) lets it run again with fewer"
         tail = call.tails.get(verdict.rank, "").strip().splitlines()[-_TAIL_LINES:]
         if tail and not isinstance(call.ends.get(verdict.rank), WorkerDied):  # whose message has it already
             lines += [f"last output of rank {verdict.rank}:", *(f"  {line}" for line in tail)]
@@ -709,6 +720,11 @@ def _how(end: BaseException | Returned, stopped: bool) -> How:
     if isinstance(end, ConnectionLost):
         return "lost"
     return "died" if isinstance(end, WorkerDied) else "raised"
+
+
+def _nodes(count: int) -> str:
+    """Return "1 node", "2 nodes" and so on."""
+    return f"{count} node{'' if count == 1 else 's'}"
 
 
 def _words(place: Place, devices: int) -> str:

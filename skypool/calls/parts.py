@@ -5,7 +5,6 @@ A call is a function with its arguments. A node is a rented machine. The run of 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Generic, TypeVar
 from skypool.calls.futures import CallFuture, Items, Returned, as_one_error, cancel_all, results_of
 from skypool.calls.options import Options
 from skypool.errors import ConnectionLost, PickleError, UntrustedResult, WorkerDied
+from skypool.wire.blame import annotate, text_of
 
 T = TypeVar("T")
 
@@ -73,8 +73,8 @@ class FirstFailure:
         """Return the error to raise, or None if no part has failed. Errors that come later are dropped.
 
         The error gets a note about the nodes, and an attribute `others`: the list of the other errors, in the order in
-        which they came. An exception whose class refuses attributes goes without. If all parts ended with the same
-        exception object, as when the pool ends, that object is returned as it is.
+        which they came. If all parts ended with the same exception object, as when the pool ends, that object is
+        returned as it is.
         """
         with self._lock:
             if self._chosen is not None or self._timer is None:
@@ -85,14 +85,12 @@ class FirstFailure:
             error = self._chosen = self._errors.pop(place)
         others = [each for each in self._errors.values() if each is not error]
         if others or not self._errors:
-            with contextlib.suppress(AttributeError, TypeError):  # as a frozen dataclass raises
-                error.add_note(self._note(place))
-                error.others = others  # type: ignore[attr-defined]  # any other exception has a __dict__
+            annotate(error, self._note(place), {"others": others})
         return error
 
     def _note(self, place: int) -> str:
         note = f"{self._name} failed on node {self._nodes[place]}, one of {len(self._nodes)} nodes of this call"
-        also = [f"node {self._nodes[each]}: {type(e).__name__}: {e}" for each, e in self._errors.items()]
+        also = [f"node {self._nodes[each]}: {type(e).__name__}: {text_of(e)}" for each, e in self._errors.items()]
         return f"{note}; it also failed on {'; '.join(also)}" if also else note
 
 

@@ -13,10 +13,12 @@ actions, and reports the results as events.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from skypool.gangs.states import (
     SETTLING,
+    SHORTAGE,
     STOPPING,
     Action,
     Again,
@@ -200,18 +202,24 @@ def _placed(state: Gangs, gang: Gang, held: tuple[int, ...]) -> Run:
 
 
 def _waits(before: Gangs, after: Gangs, event: Event) -> tuple[list[Action], list[Action]]:
-    """Return the actions that stop and that start "wait" timers.
+    """Return the actions that stop and that start the timers of gangs that lack nodes.
 
-    The timer runs exactly while `_lacks_some` is true of the gang, so it is compared before and after the event.
+    "wait" runs exactly while `_lacks_some` is true of a gang, and "shortage" while `_is_short` is. So both are compared
+    before and after the event.
     """
     unset: list[Action] = []
     set_: list[Action] = []
     for number, gang in {**before.gangs, **after.gangs}.items():
-        was, lacks = _lacks_some(before, number), _lacks_some(after, number)
-        if was and not lacks and event != Fired(number, "wait"):
-            unset.append(Unset(number, "wait"))
-        elif lacks and not was:
-            set_.append(Set(number, "wait", gang.order.wait))
+        timers: tuple[tuple[Timer, float, Callable[[Gangs, int], bool]], ...] = (
+            ("wait", gang.order.wait, _lacks_some),
+            ("shortage", SHORTAGE, _is_short),
+        )
+        for timer, seconds, runs in timers:
+            ran, now = runs(before, number), runs(after, number)
+            if ran and not now and event != Fired(number, timer):
+                unset.append(Unset(number, timer))
+            elif now and not ran:
+                set_.append(Set(number, timer, seconds))
     return unset, set_
 
 
@@ -221,6 +229,14 @@ def _lacks_some(state: Gangs, number: int) -> bool:
     if gang is None or gang.phase != "waiting" or gang.last is None or gang.late:
         return False
     return len(_held(state, number)) < gang.order.count
+
+
+def _is_short(state: Gangs, number: int) -> bool:
+    """Return True if a gang waits for its first run, the pool has too few nodes for it, and no more are coming."""
+    gang = state.gangs.get(number)
+    if gang is None or gang.phase != "waiting" or gang.last is not None or state.coming:
+        return False
+    return len(_possible(state, gang.order)) < gang.order.count
 
 
 def _moves(before: Gangs, after: Gangs) -> list[Action]:
@@ -397,6 +413,8 @@ def _fired(state: Gangs, gang: Gang, timer: Timer) -> tuple[Gangs, list[Action]]
             return _stopped(state, replace(gang, end="timeout", failed=_left(gang)))
         case "wait", "waiting" if _lacks_some(state, gang.order.gang):
             return _with(state, replace(gang, late=True)), []
+        case "shortage", "waiting" if _is_short(state, gang.order.gang):
+            return _finished(state, gang, Verdict("no nodes"))
         case _:
             return state, []
 

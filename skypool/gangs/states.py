@@ -22,19 +22,26 @@ How = Literal["returned", "raised", "died", "lost", "interrupted", "stopped"]
 - "stopped": the process ended because it was stopped for the gang's sake.
 """
 
-Timer = Literal["settle", "stop", "timeout", "wait"]
+Timer = Literal["settle", "stop", "timeout", "wait", "shortage"]
 """The timers of a gang.
 
 - "settle": the time after the first failure in which further failures are collected before one is blamed.
 - "stop": the time in which stopped processes must end.
 - "timeout": the longest time that one run of the gang may take.
 - "wait": the time in which the gang waits for nodes that replace lost ones.
+- "shortage": the time in which a gang that has never run waits although the pool has too few nodes for it, and rents no
+  more.
 """
 
 SETTLING = 0.8
 """Seconds between the first failure and the decision which rank is to blame.
 
 When a process is killed, its peers often report a broken connection some 10 to 50 ms before its death is known.
+"""
+SHORTAGE = 5.0
+"""Seconds until a gang that has never run gives up if the pool has too few nodes for it and rents no more.
+
+In this time a pool begins to replace a node, or to grow because calls wait.
 """
 STOPPING = 1.0
 """Seconds that stopped processes may take in addition to the gang's `grace`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -180,3 +180,20 @@ def text_of(error: BaseException) -> str:
         raise
     except BaseException as e:  # noqa: BLE001 - a broken __str__ must not hide the error, nor end a thread of skypool
         return f"<its text cannot be shown: {type(e).__name__}>"
+
+
+def annotate(error: BaseException, note: str, attributes: Mapping[str, object], instead_of: str = "") -> None:
+    """Add a note and attributes to an exception, without running code of its class, which may refuse them.
+
+    A frozen dataclass refuses attributes, for example.
+
+    Args:
+        error: the exception, which is changed in place.
+        note: the note, as for `BaseException.add_note`.
+        attributes: the attributes by name.
+        instead_of: an earlier note to remove. Default "": none.
+    """
+    own: dict[str, object] = object.__getattribute__(error, "__dict__")
+    notes = own.get("__notes__")
+    kept = [each for each in notes if each != instead_of] if isinstance(notes, list) else []
+    own |= {"__notes__": [*kept, note], **attributes}

@@ -611,9 +611,9 @@ class World:
                 assert verdict.others
             case "no nodes":
                 staying = {n for n, node in self.nodes.items() if not node.leaving}
-                assert order.among is not None
                 assert gang.run is None
-                assert len(order.among & staying) < order.count
+                assert len(staying if order.among is None else order.among & staying) < order.count
+                assert order.among is not None or self.coming == 0
             case "failed" if verdict.lacking:
                 assert gang.last is not None
                 assert not gang.is_active
@@ -675,6 +675,9 @@ class World:
         assert len(held) < needed or not all(self.nodes[n].idle for n in held), "it has what it needs"
         waits = gang.last is not None and not gang.has_waited and len(held) < order.count
         assert ((number, "wait") in self.timers) == waits
+        staying = {n for n, node in self.nodes.items() if not node.leaving}
+        is_short = gang.last is None and order.among is None and len(staying) < order.count and self.coming == 0
+        assert ((number, "shortage") in self.timers) == is_short
         usable = {n for n, node in self.nodes.items() if not node.leaving and not node.silent}
         may_come = self.coming > 0 and order.among is None
         if gang.has_waited and len(usable if order.among is None else usable & order.among) < order.least:
