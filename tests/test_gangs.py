@@ -15,9 +15,11 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.errors import CallTimeout, ConnectionLost, PoolClosed, RemoteError, UsageError, WorkerDied
+from skypool.errors import CallTimeout, CapacityError, ConnectionLost, PoolClosed, RemoteError, UsageError, WorkerDied
+from skypool.testing import FakeCloud
 from tests.conftest import eventually
 from tests.test_bad_luck import agent_of
+from tests.watched import Watched
 
 GRACE = 1.0
 AT_MOST = GRACE + 30.0
@@ -340,3 +342,61 @@ def test_the_pools_end_ends_its_gangs(tmp_path: Path) -> None:
 def lose_node(pool: sky.ComputePool, node: int) -> None:
     """Kill the agent of a local node, and with it all of its processes."""
     os.kill(agent_of(pool, node), signal.SIGKILL)
+
+
+# --- machines that come and go -------------------------------------------------------------------------------
+
+
+@sky.compute(procs=2, grace=GRACE, output="silent")
+def outlive(folder: str) -> tuple[int, int, bool]:
+    """In the first run, wait for the notice of a machine and leave a mark. Return attempt, size, and if it changed."""
+    me = sky.instance_info()
+    (Path(folder) / f"{me.attempt}-{me.rank}").write_text(str(os.getpid()))
+    if me.attempt == 1:
+        while sky.interruption() is None:
+            time.sleep(0.02)
+        (Path(folder) / f"noticed-{me.rank}").write_text(str(os.getpid()))
+        time.sleep(600)
+    return me.attempt, me.world_size, me.world_changed
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
+    with FakeCloud(tmp_path / "cloud") as made:
+        yield made
+
+
+def test_every_rank_hears_a_notice_and_the_gang_runs_again_without_a_retry(cloud: FakeCloud, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    with Watched(cloud, nodes=2, market="spot", liveness=6) as pool:
+        future = outlive(str(marks)).with_options(node="all") > pool
+        eventually(lambda: len(list(marks.glob("1-*"))) == 4)
+        pool.notify(1)
+        eventually(lambda: len(list(marks.glob("noticed-*"))) == 4, what="the notice on all ranks")
+        assert not future.done()
+        pool.take(1)
+        assert future.result(timeout=90) == [(2, 4, False)] * 4
+        assert [each.again for each in pool.heard(events.GangFailed)] == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("least", [None, 1])
+def test_a_gang_without_replacements_shrinks_only_if_it_may(
+    cloud: FakeCloud, tmp_path: Path, least: int | None
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    with Watched(cloud, nodes=2, market="spot", liveness=6) as pool:
+        future = outlive(str(marks)).with_options(node="all", min_nodes=least) > pool
+        eventually(lambda: len(list(marks.glob("1-*"))) == 4)
+        cloud.control.refuse(CapacityError, times=None)
+        pool.take(1)
+        if least:
+            assert future.result(timeout=90) == [(2, 2, True)] * 2
+            assert any("runs again as 2 processes on 1 node" in each.text for each in pool.heard(events.Notice))
+        else:
+            with pytest.raises(ConnectionLost) as caught:
+                future.result(timeout=90)
+            assert "was not run again" in caught.value.__notes__[-1]
+        assert [each.again for each in pool.heard(events.GangFailed)] == ([True] if least else [True, False])

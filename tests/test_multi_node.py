@@ -16,7 +16,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "multi-node.md").re
 
 
 def test_what_the_page_shows_compiles() -> None:
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 12
     for block in BLOCKS:
         compile(block, "docs/multi-node.md", "exec")
 

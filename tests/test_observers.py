@@ -509,7 +509,7 @@ def test_what_is_not_there_is_said_with_the_next_step(pool: sky.ComputePool) -> 
 OWNER = """
 import sys, time
 import skypool as sky
-with sky.ComputePool(name="owned", console="off", lease="20s", liveness=5) as pool:
+with sky.ComputePool(name="owned", console="off", lease="120s") as pool:
     print("ready", flush=True)
     time.sleep(600)
 """

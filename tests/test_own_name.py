@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -96,3 +99,21 @@ def test_the_hosts_file_of_the_users_own_machine_is_left_and_the_interface_is_na
     assert len(set(names)) == 1
     assert names[0], "the interface that has the address"
     machine.destroy()
+
+
+SHADOWED = """
+import socket, sys
+from pathlib import Path
+from skypool.agent import own_name
+text = Path("/etc/hosts").read_text
+print(own_name.shadow(sys.argv[1]), sorted(own_name.found(socket.gethostname())), own_name.MARK in text())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it makes a mount namespace")
+def test_a_process_gets_a_hosts_file_of_its_own_and_the_machines_stays() -> None:
+    before = Path("/etc/hosts").read_text()
+    argv = ["unshare", "--uts", "sh", "-c", 'hostname gpu1; exec "$0" -c "$1" 192.0.2.7', sys.executable, SHADOWED]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1])
+    assert done.stdout == "True ['192.0.2.7'] True\n", done.stderr
+    assert Path("/etc/hosts").read_text() == before

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -540,6 +541,19 @@ def test_an_iterator_argument_streams_up(pool: sky.ComputePool) -> None:
         return sum(numbers) + sum(len(m) for m in more)
 
     assert total((i for i in range(200)), more=iter([np.zeros(100_000), [1, 2]])) >> pool == 19900 + 100_002
+
+
+def test_an_iterator_is_forgotten_when_its_call_has_ended(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def total(numbers: Iterator[int]) -> int:
+        return sum(numbers)
+
+    numbers = [(i for i in range(3)) for _ in range(5)]
+    kept = [weakref.ref(each) for each in numbers]
+    while numbers:
+        assert total(numbers.pop()) >> pool == 3
+    total(iter([1])) >> pool
+    eventually(lambda: not any(each() for each in kept))
 
 
 def test_an_iterator_argument_is_pulled_no_further_than_needed(pool: sky.ComputePool) -> None:

@@ -30,7 +30,8 @@ In the agent's process:
 - `unacknowledged`: outcomes, items of generators and output that the client has not confirmed.
 - `call_queue`, `call`: the queue of calls, and one call.
 - `batch`: small calls that arrive in one frame; `batch_watch`: takes back calls that wait behind a slow one.
-- `slots`: forks the worker processes, signals and watches them, and reaps those that died.
+- `slots`: forks the worker processes, also those of gangs, sets their environment variables, signals and watches them.
+  When one has died, it kills what is left in its process group.
 - `processes`: the processes of a node: their names and CPUs, and the descendants of a process.
 - `lease`: how long the node may live; each sign of life from the client extends it.
 - `notice`: waits for the spot notice (the provider will take the machine back), and tells the running call.

@@ -1,4 +1,7 @@
-"""Finds what a failed call has left in its worker process, so that a new process replaces the worker."""
+"""Finds what a failed call has left in its worker process: an initialised process group, or child processes.
+
+If there is something, a new process replaces the worker. `skypool.agent.slots` then kills what is left.
+"""
 
 from __future__ import annotations
 

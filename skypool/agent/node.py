@@ -347,6 +347,7 @@ class Agent:
         self._unacknowledged.acknowledge(f.header["calls"], f.header["output"])
         for call in f.header["calls"]:
             self._names.pop(call, None)
+        self._slots.end_processes_of(f.header["calls"])
 
     def _report(self) -> dict[str, Any]:
         """Return the header of a PONG, the status report that answers a ping of the client.

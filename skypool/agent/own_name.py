@@ -23,6 +23,9 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IF
 With such a variable, these libraries do not look up the machine's own name.
 """
 
+_CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_SLAVE = 0x20000, 4096, 16384, 1 << 19
+"""Numbers of the kernel for unshare(2) and mount(2)."""
+
 
 def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str]:
     """Map this machine's name to `address` in the hosts file, or return variables that name its network interface.
@@ -67,6 +70,40 @@ def _mend(address: str) -> bool:
         print(f"{HOSTS} cannot be written, so {name} keeps its present address there: {e}", file=sys.stderr, flush=True)
         return False
     return address in found(name)
+
+
+def shadow(address: str) -> bool:
+    """Give this process a hosts file of its own, in which this machine's name has `address`.
+
+    Nothing on the machine changes. The process gets a mount namespace (a list of mounts) of its own, in which another
+    file lies over the hosts file. Its child processes share it. Later mounts of the machine still appear in it. This
+    serves libraries that look up their own name and have no setting for it, as JAX has none for its collectives on
+    CPUs.
+
+    Only root may do this, so for other users nothing is done. Call this before the process starts a thread.
+
+    Args:
+        address: the address at which other nodes reach this one; "" if unknown.
+
+    Returns:
+        True if the name then resolves to `address`, and to no other.
+    """
+    name = socket.gethostname()
+    if not address or found(name) == {address}:
+        return bool(address)
+    import ctypes
+    import tempfile
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.geteuid() != 0 or libc.unshare(_CLONE_NEWNS) != 0:
+        return False
+    with contextlib.suppress(OSError), open(HOSTS) as file, tempfile.NamedTemporaryFile("w") as own:
+        own.write(mended(file.read(), address, name))
+        own.flush()
+        os.chmod(own.name, 0o644)
+        if libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None) == 0:  # no mount of this process is seen outside
+            libc.mount(own.name.encode(), HOSTS.encode(), None, _MS_BIND, None)
+    return found(name) == {address}
 
 
 def mended(text: str, address: str, name: str) -> str:

@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from skypool import devices, runtime
+from skypool.agent import own_name
 from skypool.agent.batch import Pipes
 from skypool.agent.call import NodeCall
 from skypool.agent.notice import Herald
@@ -515,6 +516,8 @@ class Slots:
                 attempt=member.attempt,
                 world_changed=member.changed,
             )
+            if member.nodes > 1:
+                own_name.shadow(self._plan.health.address)
         runtime.enter(info, in_gang=member is not None, own=slot.own_devices)
 
     def ignore(self, fd: int) -> None:
@@ -639,6 +642,13 @@ class Slots:
         self.page.give_up(slot.number, call)
         slot.kill_at = self._clock() + grace
         self.signal(slot, signal.SIGTERM)
+
+    def end_processes_of(self, calls: Collection[int]) -> None:
+        """Kill the processes of gangs that ran these calls, which have ended. A process that failed waits for that."""
+        if len(self.all) > self._lasting:
+            for slot in self.all:
+                if slot.kind == GANG and self.page.running(slot.number)[0] in calls:
+                    self.signal(slot, signal.SIGKILL)
 
     def signal(self, slot: Slot, number: int) -> None:
         """Send a signal to a worker's process. SIGKILL goes to all processes of its process group, too.

@@ -9,6 +9,7 @@ import gc
 import json
 import mmap
 import os
+import select
 import signal
 import socket
 import sys
@@ -37,6 +38,8 @@ from skypool.wire.frames import INLINE, Buffer, Frame, Kind, encode, end_of, fra
 _CALLS = Kind.CALLS
 _OUTCOME = int(Kind.OUTCOME)
 _SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
+_LINGERING = 5
+"""The most seconds that a process of a gang waits, after it has failed, until the client knows its exception."""
 _UNTOLD = 16 << 10
 """The number of bytes of outcomes in the pipe after which the agent is asked to read them, before the pipe is full."""
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
@@ -89,6 +92,7 @@ class Worker:
         self._forks = 0
         self._served = 0
         self._worn = False
+        self._failure: BaseException | None = None
         self._arguments: tuple[Callable[[], object], int] | None = None
         self._user_modules = UserModules(self._fetch_module)
         self._out = OutputStream(1, self._print)
@@ -120,8 +124,22 @@ class Worker:
                 os._exit(0)
             except (BrokenPipeError, ConnectionResetError):
                 os._exit(0)
+            if self._failure is not None and os.getpid() == self._process:
+                self._linger()
             if self._worn or os.getpid() != self._process:
                 os._exit(0)  # this process is worn out, or it is a child that the user's function forked
+
+    def _linger(self) -> None:
+        """Keep this process of a gang as it was when its function raised, until the agent ends it.
+
+        The agent (the node's main process) does so when the client has received the exception. Until then the sockets
+        of the function stay open, because the exception refers to its frames. So the other processes of the gang notice
+        the failure only after the client knows which process failed first. Returns after `_LINGERING` (5) seconds, or
+        when the agent is gone.
+        """
+        gone = select.poll()
+        gone.register(self._socket, 0)  # only its end is reported, not what arrives
+        gone.poll(1000 * _LINGERING)
 
     def _settle_in(self) -> None:
         """Prepare this process for calls.
@@ -334,6 +352,7 @@ class Worker:
             raise
         except BaseException as e:  # noqa: BLE001 - every error is sent to the caller
             ok = False
+            self._failure = e
             if isinstance(e, ModuleNotFoundError) and e.name:
                 e.add_note(f"this node has no module {e.name!r}: install it with Image(pip=[…]) or Image(apt=[…])")
             own = 0 if isinstance(e, (PickleError, UntrustedResult)) else _OWN_FRAMES
@@ -350,6 +369,9 @@ class Worker:
             self._answer(id_, ok, buffers, seconds)
         else:
             self._note_end(end_of(id_, ok, seconds, buffers[0]))
+        if "gang" not in packet.header:
+            # Kept until here because its frames may hold sockets: peers must not notice their end before it is sent.
+            self._failure = None
         if not ok or len(sys.modules) < self._modules:
             self._worn = self._worn or self._lacks_modules()
         if not ok:

@@ -9,7 +9,8 @@
 - `waiting`: the calls that wait for a node; `progress`: handles messages of nodes about running calls.
 - `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames (messages) to it.
 - `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
-- `gangs`: one call that runs as several processes, which start, fail and run again together.
+- `gangs`: one call that runs as several processes, which start, fail and run again together; the note of its error.
+  `skypool.gangs` decides what happens.
 - `parts`: one call that runs on several nodes, and stops on all of them when it fails on one.
 """
 

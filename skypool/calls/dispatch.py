@@ -878,7 +878,8 @@ class Dispatch:
                         node_queue.to_ack.append(pending.id)
                     else:  # interrupted, as by Ctrl-C: the result comes again over a new connection
                         node_queue.lane(pending).underway[pending.id] = pending
-                if acks := node_queue.acks():
+                # a process of a gang that has failed waits until its error is acknowledged
+                if acks := node_queue.acks(1 if any(pending.gang is not None for pending, _ in ended) else 32):
                     node_queue.link.reply(acks)
                 if self.gangs.unfinished:
                     self.gangs.node_changed()

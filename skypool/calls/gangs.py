@@ -158,13 +158,13 @@ class _Call:
         code, payload, options: the function, the pickled arguments and the options of the user.
         future: gives the result to the caller.
         pending: the calls of the present run, one for each rank.
-        ends: how the ranks ended that have ended, by rank.
+        ends: the value or error of each rank that has ended, by rank.
         tails: the last characters that each rank has printed, by rank.
         ports: the free ports of each node that has answered before this run.
-        asked: the answer of each node that was asked last.
-        timers: the timers that run.
-        note: the note of the last failure.
-        notices: when machines of the present run are taken back, by node, in seconds since 1970.
+        asked: the future of the latest empty call to each node.
+        timers: the running timers, by name.
+        note: the note that was added to the error of the last failure.
+        notices: the times at which providers take machines of the present run back, by node, in seconds since 1970.
     """
 
     code: Code
@@ -353,7 +353,7 @@ class GangRunner:
             self._sender.node_queues[node].notice(ids, at)
 
     def heard(self, id_: int, text: str) -> None:
-        """Keep the end of what a rank prints. Does nothing for other calls.
+        """Keep the last characters that a rank has printed, for the note of its error. Ignore calls that are no ranks.
 
         Args:
             id_: the id of the call that printed.
@@ -485,7 +485,7 @@ class GangRunner:
                 self._apply(Answered(gang, attempt, node))
 
     def _ask_again(self, node: int) -> None:
-        """Let gangs use a node again that has failed to answer, if it is idle now."""
+        """Allow gangs to use a node that failed to answer before, if it is idle now."""
         with self._lock:
             node_queue = self._sender.node_queues.get(node)
             if node_queue is not None and node_queue.is_reachable and not node_queue.lanes[0].underway:
@@ -533,8 +533,8 @@ class GangRunner:
         call.future.ranks = outlets
         if run.changed:
             self._notice(
-                f"{call.code.name} runs again as {len(run.places)} processes on {len(run.nodes)} nodes: its world has "
-                "another size than before"
+                f"{call.code.name} runs again as {len(run.places)} processes on {len(run.nodes)} "
+                f"{'node' if len(run.nodes) == 1 else 'nodes'}: its world has another size than before"
             )
         for node in run.nodes:
             mine = [pending for pending in call.pending if pending.node == node]
@@ -614,7 +614,7 @@ class GangRunner:
         shown = "; ".join(left[:8]) + (f"; and {len(left) - 8} more" if len(left) > 8 else "")
         return CallTimeout(
             f"{call.code.name} ran longer than its timeout of {call.options.timeout:g} s as a gang of "
-            f"{len(run.places)} processes and was ended. These had not ended: {shown}"
+            f"{len(run.places)} processes and was stopped (timeout= allows more). These had not ended: {shown}"
         )
 
     def _tell_failure(self, call: _Call, verdict: Verdict, again: bool) -> BaseException:
@@ -664,7 +664,7 @@ class GangRunner:
             order_words = f"{len(run.nodes)} nodes"
             lines.append(
                 f"the gang was not run again, because the pool has no machines in place of the lost ones; it ran on "
-                f"{order_words}. @compute(min_nodes=…) lets it go on with fewer"
+                f"{order_words}. @compute(min_nodes=…) lets it run again with fewer"
             )
         tail = call.tails.get(verdict.rank, "").strip().splitlines()[-_TAIL_LINES:]
         if tail and not isinstance(call.ends.get(verdict.rank), WorkerDied):  # whose message has it already

@@ -39,6 +39,11 @@ class Feeder:
         self._more = threading.Condition()
         threading.Thread(target=self._run, name="skypool-feed", daemon=True).start()
 
+    @property
+    def is_over(self) -> bool:
+        """True if the call has ended, so that the node asks for no more items."""
+        return self._pending.ended
+
     def want(self, n: int) -> None:
         """Have this object's thread send item number `n` (from 1) as soon as the iterator yields it. Return at once.
 

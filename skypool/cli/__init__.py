@@ -1,7 +1,7 @@
 """The command line `skypool`. Each group of commands has a module, and `build` puts them together.
 
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
-- `money`: `skypool ps`, `skypool cost`; `ending`: `skypool down`, `skypool gc`.
+- `money`: `skypool ps` (from the ledger and from running pools), `skypool cost`; `ending`: `skypool down`, `gc`.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`.
 - `shell`: `skypool shell`; `observe`: `skypool forward`, `skypool logs`; `new_driver`: `skypool new-driver`.
 - `output`: prints the tables, errors and JSON of the commands.

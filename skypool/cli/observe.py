@@ -1,6 +1,7 @@
 """`skypool forward` and `skypool logs`: look into a running pool from another terminal, through the pool's owner.
 
 The owner is the process that made the pool. It serves other processes of the same user (see `skypool.observers`).
+`skypool ps` asks it too, and is in `skypool.cli.money`.
 """
 
 from __future__ import annotations

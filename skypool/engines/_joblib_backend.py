@@ -1,4 +1,7 @@
-"""The class of joblib's backend: joblib asks it how many tasks may run at once, and gives it batches of tasks."""
+"""The class of joblib's backend: joblib asks it how many tasks may run at once, and gives it batches of tasks.
+
+`_batch_queue` sends the batches to the pool.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +74,9 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
         """Return the number of batches that can run at once.
 
         Args:
-            n_jobs: -1 or None means all slots of the ready nodes, at least two: joblib would run the tasks in this
-                process if there was one. -2 means one slot less, and so on. Other numbers are returned unchanged.
+            n_jobs: -1 or None means all slots of the ready nodes, but at least 2, because with 1
+                joblib runs the tasks in this process. -2 means one slot less, and so on. Other numbers are returned as
+                they are.
 
         Raises:
             ValueError: `n_jobs` is 0.

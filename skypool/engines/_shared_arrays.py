@@ -94,7 +94,7 @@ class SharedArrays:
             return file.getvalue()
 
     def _blame(self, tasks: Sequence[Task], error: Exception) -> sky.PickleError:
-        """Return the error for the first function or argument that cannot be pickled alone."""
+        """Return an error that names the first function or argument that cannot be pickled. Each is tried by itself."""
         for function, args, kwargs in tasks:
             name = getattr(function, "__qualname__", type(function).__qualname__)
             for path, value in [

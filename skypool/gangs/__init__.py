@@ -2,8 +2,12 @@
 
 `states` has the values of a pure state machine: events, actions and the state in between. `decisions` has the machine:
 a function from a state and an event to the next state and the actions that follow.
-`network` has the report of the network check among nodes, and `probe` the function that nodes run for it.
+`network` has the report of the network check among nodes and the text of its error, `probe` the function that nodes run
+for the check, and `all_reduce` the measurement of `check="nccl"`. `ports` finds free ports of a node.
 `environment` has the environment variables by which the processes of a gang find each other.
+
+Elsewhere: `skypool.calls.gangs` performs the actions on the client and words the errors; `skypool.pool.network` runs
+the network check; `skypool.agent.slots` starts the processes on a node, sets their variables, and kills them.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _assigned(state: Gangs) -> tuple[Gangs, list[Action]]:
 
 
 def _hastened(state: Gangs, gang: Gang) -> Gang:
-    """Return a gang that waits no longer for nodes that cannot come: named nodes that are gone are never replaced."""
+    """Return the gang, marked as out of time if it only waits for named nodes that are gone: these are not replaced."""
     if gang.last is None or gang.order.among is None or len(_possible(state, gang.order)) >= gang.order.count:
         return gang
     return replace(gang, late=True)
@@ -224,7 +224,7 @@ def _lacks_some(state: Gangs, number: int) -> bool:
 
 
 def _moves(before: Gangs, after: Gangs) -> list[Action]:
-    """Return a `Free` or a `Hold` for each node that another gang holds now, or none any more."""
+    """Return a `Hold` for each node that another gang holds now, and a `Free` for each that no gang holds any more."""
     freed: list[Action] = []
     held: list[Action] = []
     for n, node in sorted(after.nodes.items()):
@@ -251,7 +251,7 @@ def _answered(state: Gangs, gang: Gang, attempt: int, node: int, ok: bool) -> Ga
 
 
 def _not_answered(state: Gangs, number: int | None) -> Gangs:
-    """Let a gang that asks its nodes wait anew, as it cannot use one of them. Does nothing in other phases."""
+    """Put a gang in the phase "asking" back to "waiting", as it cannot use one of its nodes. Ignore other phases."""
     gang = state.gangs.get(number) if number is not None else None
     if gang is None or gang.phase != "asking":
         return state
@@ -281,7 +281,7 @@ def _gone(state: Gangs, node: int) -> tuple[Gangs, list[Action]]:
 
 
 def _ended(state: Gangs, gang: Gang, event: Ended) -> tuple[Gangs, list[Action]]:
-    """Note how a rank has ended. Does nothing if this is known, or if the rank is not one of the present run."""
+    """Record how a rank has ended. Ignore an end that is known already, or that belongs to another run."""
     run, rank, how = gang.run, event.rank, event.how
     if gang.phase in ("waiting", "asking") or run is None or event.attempt != run.attempt:
         return state, []
@@ -331,8 +331,8 @@ def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
 def _blamed(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Action]]:
     """Decide which rank failed first, and stop the others.
 
-    A rank that ended without an exception is blamed before ranks that raised one: when a process dies, its peers often
-    raise an exception about it before its death is known. Among equals the earliest is blamed.
+    A rank that was killed or lost is blamed before ranks that raised an exception: when a process dies, its peers often
+    raise an exception about it before its death is known. Otherwise, the rank whose failure came first is blamed.
     """
     failed = _failures(gang)
     rank = next((each for each in failed if gang.ended[each] != "raised"), failed[0])
@@ -402,7 +402,7 @@ def _fired(state: Gangs, gang: Gang, timer: Timer) -> tuple[Gangs, list[Action]]
 
 
 def _cancelled(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
-    """Finish a gang that has no processes at once. Stop the processes of another one first."""
+    """Finish a cancelled gang. If it has processes, stop them first, and finish the gang when they have ended."""
     cancelled = replace(gang, end="cancelled", blamed=None, failed=())
     match gang.phase:
         case "waiting" | "asking":  # empty calls that still run do no harm

@@ -1,4 +1,4 @@
-"""The environment variables by which a process of a gang finds its place among the others, as pure functions.
+"""The values of the environment variables by which a process of a gang finds its rank and its peers, as pure functions.
 
 A gang is one call that runs as several processes on one or more nodes (rented machines). Libraries for distributed
 training read their place from environment variables. PyTorch (`init_method="env://"`), Accelerate 1.15, Lightning 2.6
@@ -23,6 +23,8 @@ and JAX 0.10 were read for this table on 2026-11-24.
 With one process for each GPU, every process sees all GPUs of its node, as under torchrun. PyTorch programs, Lightning,
 DeepSpeed and the Trainer of Hugging Face use the GPU with the index `LOCAL_RANK`, which would not exist if each process
 saw a single one. With fewer processes than GPUs, and for other kinds of devices, each process sees only its own share.
+
+`skypool.agent.slots` sets them for the process.
 
 Variables that are left out on purpose:
 
@@ -201,7 +203,7 @@ def has_efa(root: str = "/") -> bool:
 
 
 def label(shares: Sequence[Sequence[str]], local: int) -> str:
-    """Return the text that tells what a process prints from what the gang's other processes on its node print.
+    """Return the text before each output line of a process. It tells apart the gang's processes on one node.
 
     The text names the process's devices, such as "gpu1" or "gpu4-7". If processes share devices, or without devices, it
     is the number of the process on its node. It is "" for the only process on a node.

@@ -58,7 +58,7 @@ class NodeNetwork:
 
     @property
     def name_leads_astray(self) -> bool:
-        """True if the own name leads to another address than `address`, and no variable names the interface instead."""
+        """True if the host name does not resolve to `address`, and GLOO_SOCKET_IFNAME names no interface."""
         return bool(self.address) and self.found != (self.address,) and not self.told
 
 
@@ -69,7 +69,7 @@ class Connection:
     Attributes:
         source: the number of the node that has connected.
         target: the number of the node that has listened.
-        outcome: what became of it.
+        outcome: how the attempt ended.
         seconds: the time in seconds until the connection was made, about one round trip; 0.0 if none was made.
         text: the error of the operating system; "" if there is none.
     """
@@ -101,7 +101,7 @@ class NetworkReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about what may become a problem, although all nodes reach each other. Empty on a single machine."""
+        """Warnings about possible problems although all nodes reach each other. Empty on a single machine."""
         nodes = list(self.nodes.values())
         if len({each.address for each in nodes}) == 1:
             return ()
@@ -120,7 +120,7 @@ def _different_mtus(nodes: Sequence[NodeNetwork]) -> Iterable[str]:
 
 
 def _wrong_names(nodes: Sequence[NodeNetwork]) -> Iterable[str]:
-    """Yield a warning if the own name of a node leads to another address than the one that other nodes use."""
+    """Yield a warning if the host name of a node resolves, on the node, to another address than other nodes use."""
     wrong = [each for each in nodes if each.name_leads_astray]
     if wrong:
         first = wrong[0]
@@ -230,7 +230,7 @@ def error_of(report: NetworkReport, advice: str) -> NetworkError | None:
 
 
 def _how(failed: Connection, target: NodeNetwork) -> str:
-    """Return the words for the way in which a connection failed, without a full stop."""
+    """Return the part of the message that says how a connection failed, without a full stop."""
     match failed.outcome:
         case "no address":
             return "its address is not known, because it has no network interface with a way out"

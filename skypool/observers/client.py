@@ -46,7 +46,7 @@ class Observation:
 
     Raises:
         NoOwner: no process on this computer owns the pool, or it does not answer.
-        SkypoolError: the owner refused the request. The type of the error is that which the owner had.
+        SkypoolError: the owner refused the request. The error has the type that it had there.
     """
 
     def __init__(self, pool: str, patience: float = _CONNECTING, **asked: object) -> None:
@@ -110,7 +110,7 @@ def info(pool: str, patience: float = _CONNECTING) -> dict[str, Any]:
 
 
 def events(pool: str) -> Observation:
-    """Ask for the events of a pool from now on, which `lines` yields.
+    """Subscribe to the events of a pool. `lines` of the returned object yields each event from now on.
 
     Raises:
         NoOwner: no process on this computer owns the pool, or it does not answer.

@@ -201,7 +201,13 @@ class ObserverServer:
         with connection, contextlib.suppress(OSError):
             connection.setblocking(False)
             if full:
-                connection.send(_refusal(f"pool {self._pool!r} has {_MOST} observers, and takes no more", "UsageError"))
+                connection.send(
+                    _refusal(
+                        f"pool {self._pool!r} has {_MOST} observers, and takes no more: "
+                        "end a `skypool logs` or `skypool forward`",
+                        "UsageError",
+                    )
+                )
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -327,7 +333,7 @@ def _line(event: events.Event | int) -> bytes:
 
 
 def _has_left(connection: socket.socket, patience: float) -> bool:
-    """Return True if the observer has left, or has sent something, which it must not. Wait for that this long (s)."""
+    """Return True if the observer leaves, or sends something (which it must not), within `patience` seconds."""
     connection.settimeout(patience)
     try:
         connection.recv(1)

@@ -5,14 +5,15 @@
 - `states`: the states, events and actions of `lifecycle`, as values.
 - `replacement`: decides if a lost node is replaced.
 - `resizing`: decides which nodes are retired when a pool becomes smaller.
-- `views`: `PoolView`, some nodes of a pool that calls can be sent to.
+- `views`: `PoolView`, which `pool[0:4]` returns: some nodes of a pool that calls can be sent to.
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
-- `service`: `Service`, a long-lived call or program that takes no slot; `services`: starts those of a pool again.
-- `network`: checks that the nodes reach each other.
+- `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
+- `services`: starts the services of a pool, restarts them after their end, and closes them.
+- `network`: checks that the nodes reach each other; `skypool.gangs.network` has the text of the error.
 - `node_listener`: passes the messages of a node on.
-- `observed`: what other processes of the user can see of a pool.
+- `observed`: what `skypool ps` and other processes of the user can see of a pool.
 - `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.

@@ -574,11 +574,12 @@ class PoolEngine:
             rented = Rented((), e)
         for first, *others in rented.slices:
             self.apply(states.Launched(first.node, first, tuple(others)))
-        if self.state.phase is Phase.READY:
-            self._note_growth(rented.error)
+        was_ready = self.state.phase is Phase.READY
         for node in sorted(set(nodes) - {instance.node for instance in rented.instances}):
             if rented.error is not None or not self._is_wanted(node):
                 self.apply(states.Failed(node, rented.error or retired(node)))
+        if was_ready:
+            self._note_growth(rented.error)
 
     def _is_wanted(self, node: int) -> bool:
         """Return False if a node was retired before its machine was rented."""
@@ -955,6 +956,8 @@ class PoolEngine:
         """
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:
+            for key in [key for key, known in self._feeders.items() if known.is_over]:
+                del self._feeders[key]
             feeder = self._feeders[pending.id, arg] = Feeder(self.dispatch, pending, arg)
         feeder.want(n)
 

@@ -56,8 +56,8 @@ def check_asked(check: object) -> Check | None:
     if check is None or check in get_args(Check):
         return cast("Check | None", check)
     raise UsageError(
-        "check must be 'network' to try that nodes reach each other, 'nccl' to measure their GPUs' all-reduce, too, or "
-        f"None for no check, not {check!r}"
+        "check must be 'network' to check that nodes reach each other, 'nccl' to also measure an all-reduce of their "
+        f"GPUs, or None for no check, not {check!r}"
     )
 
 
@@ -108,7 +108,7 @@ class NetworkCheck:
         dispatch: sends calls to the nodes.
         check: what to check; None for nothing.
         advice: called with the number of a node that cannot be reached. Returns a sentence that says what to open.
-        tell: called with a sentence for the user.
+        tell: called with each notice for the user, one sentence.
     """
 
     def __init__(
@@ -127,9 +127,9 @@ class NetworkCheck:
     def ensure(self, nodes: Collection[int]) -> NetworkReport | None:
         """Raise a NetworkError unless each of these nodes can connect to each other one. Blocks until that is known.
 
-        Pairs that were found to be good are not tried again, so that most calls return at once. The user is told of
-        what may become a problem, such as different MTUs. If a node is busy for 10 s, the user is told so. The next
-        call of this method tries again then.
+        Pairs that were found to be good are not tried again, so that most calls return at once. A notice warns the
+        user of possible problems, such as different MTUs. If a node is busy for 10 s, a notice says so, and the next
+        call of this method tries again.
 
         Args:
             nodes: the numbers of the nodes.
@@ -193,7 +193,7 @@ class NetworkCheck:
 
 
 class _Answers:
-    """The call of one node: the answers that come, and the items that the node gets.
+    """The running check on one node: the answers that it sends, and the items that it gets.
 
     Args:
         dispatch: sends the call.
@@ -209,7 +209,7 @@ class _Answers:
         dispatch.submit(PendingCall(_PROBE.code(), payload, self.items, _PROBE.options, node=node, feeds=feeds))
 
     def _feed(self) -> Iterator[Sequence[Target]]:
-        """Yield what `send` was called with, until `end` is called."""
+        """Yield the items for the node: each list passed to `send`, until `end` is called."""
         while (targets := self._targets.get()) is not None:
             yield targets
 
@@ -286,9 +286,9 @@ class _Deadline:
             call.items.fail(error)
 
     def __enter__(self) -> None:
-        """Start the time."""
+        """Start the timer."""
         self._timer.start()
 
     def __exit__(self, *_: object) -> None:
-        """Stop the time."""
+        """Stop the timer."""
         self._timer.cancel()

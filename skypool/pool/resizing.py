@@ -1,6 +1,7 @@
-"""Decides what a new size means for a pool: which slices to retire, and which requests are not valid. All is pure.
+"""Decides which slices of a pool to retire when it becomes smaller, and which requests are not valid.
 
-A slice is one machine, or several hosts that a provider rents out only together. Each host is a node.
+The functions are pure. A slice is one machine, or several hosts that a provider rents out only together. Each host is
+a node.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def surplus(pool: Pool, load: Mapping[int, int]) -> list[int]:
     heads = [state for state in pool.nodes.values() if not state.host and _is_staying(state)]
 
     def rank(head: Node) -> tuple[int, int, int]:
-        """Return the key by which slices are sorted, those to retire first."""
+        """Return the sort key of a slice. Slices with smaller keys are retired first."""
         calls = sum(load.get(each.node, 0) for each in pool.slice_of(head.node))
         return LIVING.index(head.phase), calls, -head.node
 

@@ -58,7 +58,7 @@ class Service(Generic[T]):
             ray.wait_ready(6379)
 
     A service has a process of its own and takes no slot (the part of a node that runs one call at a time). It sees all
-    devices of its node. It does not hold the end of the pool: the pool closes it. Any thread may call the methods.
+    devices of its node. It does not keep the pool open: the pool closes it at its end. Any thread may call the methods.
 
     Attributes:
         name: the name of the service in messages.
@@ -177,8 +177,8 @@ class Service(Generic[T]):
                 return self
         said = f"\nlast output of the service:\n{self.output[-2000:]}" if self.output else ""
         raise CallTimeout(
-            f"service {self.name!r} on node {self.node} did not accept connections at port {port} within {limit:g} s"
-            f"{said}"
+            f"service {self.name!r} on node {self.node} did not accept connections at port {port} within {limit:g} s; "
+            f"it goes on, and wait_ready({port}, timeout=…) waits longer{said}"
         )
 
     def _answers(self, run: PendingCall, port: int, timeout: float) -> bool:

@@ -47,7 +47,9 @@ def call_of_service(call: Call[T]) -> Call[T]:
     """
     options = call.options
     if call.function.is_generator:
-        raise UsageError(f"{call.function.name} is a generator function, and a service cannot yield items")
+        raise UsageError(
+            f"{call.function.name} is a generator function, and a service cannot yield items: send it as a call"
+        )
     if options.retries or options.retry_on:
         raise UsageError("a service has no retries= and retry_on=; pool.service(restart=…) starts it again")
     if options.procs is not None:
@@ -81,7 +83,7 @@ class Services:
     Args:
         pool: the name of the pool.
         dispatch: sends services to nodes.
-        stream: the events of the pool. Output of services comes from it, and their ends are told there.
+        stream: the events of the pool. It brings the output of services, and gets a `ServiceEnded` event for each end.
         is_stranger: takes a node's number and returns True if the node is not trusted.
     """
 
@@ -104,7 +106,7 @@ class Services:
 
     @property
     def there(self) -> list[Service[Any]]:
-        """The services that have not ended, also those that wait to start again, in the order of their start."""
+        """The services that run or wait to start again, in the order in which they were started."""
         with self._lock:
             self._all = [each for each in self._all if not each._future.done()]
             return list(self._all)
@@ -193,7 +195,7 @@ class Services:
         return "" if service is None else service.name
 
     def inherit(self, node: int) -> None:
-        """Make objects for the services that a former client has started on a node. They cannot start again."""
+        """Make `Service` objects for services that a former client started on a node. They cannot start again."""
         for pending in self._dispatch.services_on(node):
             service: Service[Any] = Service(pending.name, node, 0, pending, self)
             pending.outlet = Run(service, self._on_end)
@@ -291,7 +293,7 @@ class Services:
             self._finish(service, e)
 
     def _move(self, service: Service[Any], node: int) -> None:
-        """Note the node on which a service runs next."""
+        """Record the node on which a service runs next."""
         if node == service._node:
             return
         service._node = node

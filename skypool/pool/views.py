@@ -74,7 +74,7 @@ class PoolView:
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """The state of each node of the view, by its number, as `pool.nodes` has it. Also nodes that have ended."""
+        """The state of each node of the view, by its number, as in `pool.nodes`. Nodes that have ended are included."""
         return {node: word for node, word in self._pool.nodes.items() if self._has(node)}
 
     def _has(self, node: int) -> bool:
@@ -332,6 +332,11 @@ def selection_asked(pool: str, key: object) -> Selection:
         if key.stop is not None and (key.start or 0) >= key.stop:
             raise UsageError(f"pool[{key.start}:{key.stop}] is an empty range of nodes of pool {pool!r}")
         return key
+    if isinstance(key, int) and key < 0:
+        raise UsageError(
+            f"pool[{key}] names no node of pool {pool!r}: numbers of nodes are not positions, and begin at 0; "
+            "pool.nodes has them"
+        )
     if key is None or isinstance(key, (str, bool)) or not isinstance(key, (int, Sequence)):
         raise UsageError(
             f"pool[…] takes the number of a node, a range such as 0:4, or a list of numbers, not {key!r:.80}"

@@ -1,10 +1,11 @@
-"""Virtual environments of the clients, made from the package index when a test first needs them.
+"""Virtual environments of the clients and engines, made from the package index when a test first needs them.
 
     python -m tests.clients.venvs awscli     # write requirements/awscli.txt anew, after a change of its first line
+    python -m tests.clients.venvs tests/engines/requirements/frameworks.txt     # the same for a file elsewhere
 
 Each file in requirements/ names the packages that a client consists of, all with their versions. Its first line has
 those that were asked for; the others followed from them. A venv lies in build/clients, by the hash of its file, and is
-shared by all processes of a test run.
+shared by all processes of a test run. Those of tests/engines lie in build/engines.
 """
 
 from __future__ import annotations
@@ -29,20 +30,24 @@ PLACE = HERE.parents[1] / "build" / "clients"
 REQUIREMENTS = HERE / "requirements"
 INSTALLING = 280.0
 """Seconds in which an environment must be installed; a test may take 300."""
+NO_WHEEL = re.compile(r"No matching distribution found for (torch==\S+)")
+"""What pip says where no source of packages has PyTorch for CPUs, which the package index does not have."""
 UNREACHABLE = re.compile(r"connection broken by|NewConnectionError|Name or service not known|Network is unreachable")
 
 
-def environment(name: str) -> Path:
-    """Return the folder of a client's venv, which is made if it is not there yet.
+def environment(name: str, requirements: Path = REQUIREMENTS) -> Path:
+    """Return the folder of a venv, which is made if it is not there yet.
 
-    Skips the test if the package index cannot be reached, but fails it in CI.
+    Skips the test if the package index cannot be reached, but fails it in CI. Skips it also in CI if PyTorch for CPUs
+    cannot be had.
 
     Args:
-        name: of a file in requirements/, without its suffix.
+        name: of a file in `requirements`, without its suffix.
+        requirements: the folder of that file, `requirements` in a folder of tests. Default: that of the clients.
     """
-    told = REQUIREMENTS / f"{name}.txt"
+    told = requirements / f"{name}.txt"
     key = hashlib.sha256(told.read_bytes() + sys.version.encode()).hexdigest()[:12]
-    folder = PLACE / f"{name}-{key}"
+    folder = PLACE.parent / requirements.parent.name / f"{name}-{key}"
     with _locked(folder.with_suffix(".lock")):
         if not (ready := folder / ".ready").exists():
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed while it made it
@@ -89,14 +94,22 @@ def _installed(folder: Path, *what: str) -> str:
 
 
 def _refuse(name: str, failure: str) -> None:
+    if wheel := NO_WHEEL.search(failure):
+        pytest.skip(
+            f"pip finds no {wheel[1]} with this machine's settings, and the package index has none for CPUs alone"
+        )
     if UNREACHABLE.search(failure) and os.environ.get("CI") != "true":
         pytest.skip(f"the package index cannot be reached, from which {name} would come")
     pytest.fail(f"pip could not install {name}:\n{failure}")
 
 
 def lock(name: str) -> None:
-    """Write the requirements of a client anew, by the wishes in their first line."""
-    file = REQUIREMENTS / f"{name}.txt"
+    """Write requirements anew, by the wishes in their first line.
+
+    Args:
+        name: of a client, or the path of a file that ends in .txt.
+    """
+    file = Path(name) if name.endswith(".txt") else REQUIREMENTS / f"{name}.txt"
     first = file.read_text().splitlines()[0]
     wishes = first.removeprefix("# ").split()
     with tempfile.TemporaryDirectory() as folder:

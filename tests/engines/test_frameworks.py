@@ -1,0 +1,165 @@
+"""Training programs of the documentation, on four machines with two processes each: they compute what one process does.
+
+The machines are reached by ssh, and their /etc/hosts is Debian's. They see a virtual environment of this computer with
+PyTorch for CPUs, JAX, Accelerate and Lightning (requirements/frameworks.txt).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool.calls.call import ComputeFunction
+from tests.clients import venvs
+from tests.conftest import ROOT
+from tests.engines import training
+from tests.lab import kernel
+from tests.lab.machines import Lab, Machine
+
+pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(500)]
+HERE = Path(__file__).parent
+GUIDE = "docs/guides/many-nodes.md"
+RECIPES = "docs/multi-node.md"
+STEPS = 20
+
+# --- an environment, machines and a pool ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def environment() -> Path:
+    """Return the venv with the frameworks. Their modules are compiled: machines see the venv, but cannot write it."""
+    folder = venvs.environment("frameworks", HERE / "requirements")
+    if not (compiled := folder / ".compiled").exists():
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        program = "import torch.distributed, torch.nn.parallel, jax.numpy, accelerate, lightning"
+        subprocess.run([folder / "bin" / "python", "-c", program], env=env, check=True, timeout=200)
+        compiled.touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def machines(lab: Lab, environment: Path) -> Iterator[list[Machine]]:
+    base = Path(sys.base_prefix)
+
+    def show(machine: Machine) -> None:
+        for folder in (environment, base) if base != Path("/usr") else (environment,):
+            machine.path(folder).mkdir(parents=True, exist_ok=True)
+            kernel.bind(folder, machine.path(folder))
+
+    made = [lab.machine(keys=[lab.public_key], prepare=show) for _ in range(4)]
+    yield made
+    for each in made:
+        each.destroy()
+
+
+@pytest.fixture(scope="module")
+def pool(lab: Lab, machines: list[Machine], environment: Path) -> Iterator[sky.ComputePool]:
+    hosts = [sky.Host(each.address, host_key=each.host_key) for each in machines]
+    python = str(environment / "bin" / "python")
+    ssh = sky.SSH(hosts=hosts, user="root", identity=str(lab.client_key), python=python)
+    with sky.ComputePool(ssh, nodes=len(machines), slots=1, console="off") as made:
+        yield made
+
+
+# --- programs ------------------------------------------------------------------------------------------------
+
+
+def shown(page: str, word: str) -> str:
+    """Return the first program of a page that has a word in it."""
+    blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    return next(block for block in blocks if word in block)
+
+
+def function(page: str, word: str) -> ComputeFunction[[int], float]:
+    """Return the function `train` of a program, with two processes on each node."""
+    namespace: dict[str, Any] = {"__name__": "recipe", "sky": sky}
+    exec(compile(shown(page, word), page, "exec", dont_inherit=True), namespace)
+    train: ComputeFunction[[int], float] = namespace["train"]
+    return train.with_options(procs=2, timeout=150, output="silent")
+
+
+@pytest.fixture(scope="module")
+def loss(pool: sky.ComputePool) -> float:
+    """Return the loss after training with PyTorch in one process."""
+    return training.alone(STEPS) >> pool
+
+
+def mean(losses: list[float]) -> float:
+    return sum(losses) / len(losses)
+
+
+# --- the same loss -------------------------------------------------------------------------------------------
+
+
+def test_the_program_has_at_most_twelve_lines_beyond_the_model() -> None:
+    model = {line.strip() for line in inspect.getsource(training.alone.function).splitlines()}
+    lines = [line.strip() for line in shown(GUIDE, "DistributedDataParallel").splitlines() if line.strip()]
+    added = [line for line in lines if line not in model and not line.startswith(("def train(", "return "))]
+    assert 5 < len(added) <= 12, added
+
+
+def test_ddp_computes_what_one_process_computes(pool: sky.ComputePool, machines: list[Machine], loss: float) -> None:
+    losses = function(GUIDE, "DistributedDataParallel")(STEPS) @ pool
+    assert len(losses) == 8
+    assert mean(losses) == pytest.approx(loss, abs=1e-5)
+    for each in machines:
+        assert each.path("/etc/hosts").read_text() == f"127.0.0.1 localhost\n127.0.1.1 {each.name}\n"
+
+
+def test_jax_computes_what_one_process_computes(pool: sky.ComputePool, machines: list[Machine]) -> None:
+    """Its collectives go by the machines' own names, which lead to 127.0.1.1 on them, but not in a gang."""
+    losses = function(GUIDE, "jax.lax.psum")(STEPS) @ pool
+    assert len(losses) == 8
+    assert losses == pytest.approx([training.alone_with_jax(STEPS) >> pool] * 8, abs=1e-5)
+    for each in machines:
+        assert each.path("/etc/hosts").read_text() == f"127.0.0.1 localhost\n127.0.1.1 {each.name}\n"
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "lightning"])
+def test_a_framework_computes_what_one_process_computes(framework: str, pool: sky.ComputePool, loss: float) -> None:
+    losses = function(RECIPES, f"import {framework}")(STEPS) @ pool
+    assert losses == pytest.approx([loss] * 8, abs=1e-5)
+
+
+# --- one rank fails ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failing", [training.rank_1_raises, training.node_1_raises], ids=["gang", "broadcast"])
+def test_the_rank_that_raised_is_the_cause_while_others_sit_in_a_collective(
+    failing: ComputeFunction[[], None], pool: sky.ComputePool
+) -> None:
+    with pytest.raises(ValueError, match=r"^\d") as raised:
+        failing() @ pool
+    took = time.time() - raised.value.args[0]
+    print(f"raised {took:.2f} s after rank 1 had raised")
+    assert took < training.GRACE + 2
+    assert "rank 1" in "".join(raised.value.__notes__) or "node 1" in "".join(raised.value.__notes__)
+
+
+def test_a_gang_whose_rank_was_killed_runs_again_and_gives_the_right_losses(pool: sky.ComputePool, loss: float) -> None:
+    losses = training.killed_once(STEPS) @ pool
+    assert len(losses) == 8
+    assert mean(losses) == pytest.approx(loss, abs=1e-5)
+
+
+# --- the example ---------------------------------------------------------------------------------------------
+
+
+def test_the_example_trains_on_nodes_of_this_computer(environment: Path) -> None:
+    (packages,) = environment.glob("lib/python*/site-packages")
+    env = {**os.environ, "PYTHONPATH": str(packages)}
+    done = subprocess.run(
+        [sys.executable, "examples/10_ddp.py"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"4 processes, mean loss 0\.00\d+\n", done.stdout), done.stdout
