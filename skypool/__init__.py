@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from skypool.calls.call import Call, ComputeFunction, compute, gather
     from skypool.calls.command import cmd
     from skypool.calls.futures import CallFuture, Stream
-    from skypool.engines import joblib
+    from skypool.engines import dask, joblib
     from skypool.errors import (
         BootstrapError,
         BudgetExceeded,
@@ -75,6 +75,7 @@ _HOME = {
     "Host": "skypool_ssh",
     "accelerators": "skypool",
     "devices": "skypool",
+    "dask": "skypool.engines",
     "joblib": "skypool.engines",
     "Captured": "skypool.wire.codec",
     "Budget": "skypool.rental.budget",
@@ -119,7 +120,7 @@ _HOME = {
     "shard": "skypool.runtime",
 }
 
-_MODULES = {"accelerators", "devices", "joblib"}
+_MODULES = {"accelerators", "dask", "devices", "joblib"}
 """The names that are modules. `_HOME` has the packages that they are in."""
 
 __all__ = [
@@ -161,6 +162,7 @@ __all__ = [
     "accelerators",
     "cmd",
     "compute",
+    "dask",
     "devices",
     "gather",
     "instance_info",

@@ -408,12 +408,14 @@ def test_a_service_goes_on_while_the_connection_is_down(tmp_path: Path) -> None:
         assert (tmp_path / "told").read_text() == "told\n"
 
 
-def test_a_service_of_a_retired_node_ends_with_it(cloud: FakeCloud, tmp_path: Path) -> None:
+def test_a_service_of_a_retired_node_is_told_and_ends_before_its_machine(cloud: FakeCloud, tmp_path: Path) -> None:
     with Watched(cloud, nodes=2) as pool:
         service = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"), node=1, restart=True)
         eventually(lambda: "up" in service.output, 30)
         pool.retire(1)
         assert isinstance(service.exception(60), errors.NodeRetired)
+        assert (tmp_path / "told").read_text() == "told\n"
+        eventually(lambda: pool.nodes[1] == "ended", 30)
         with pytest.raises((sky.UsageError, errors.NodeRetired)):
             pool.service(sky.cmd("true"), node=1)
         assert [each.restarts for each in pool.heard(events.ServiceEnded)] == [False]
@@ -449,6 +451,7 @@ def test_a_service_moves_with_a_node_that_its_provider_takes_back(cloud: FakeClo
         pool.notify(0, 60.0)
         eventually(lambda: service.node == 1 and service.output.count("up") == 2, 60)  # node 0 had no call to wait for
         assert service.restarts == 1
+        assert (tmp_path / "told").read_text() == "told\n"
 
 
 CLIENT = """

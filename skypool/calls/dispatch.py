@@ -31,6 +31,7 @@ from skypool.errors import (
     PoolClosed,
     SkypoolError,
     gone_with,
+    taken_back,
 )
 from skypool.link.connection import Link
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
@@ -662,6 +663,12 @@ class Dispatch:
         """
         with self._lock:
             return node in self._staying()
+
+    def why_leaving(self, node: int) -> ConnectionLost:
+        """Return (do not raise) the error for what a node cannot begin or go on with, because it is leaving."""
+        with self._lock:
+            node_queue = self.node_queues.get(node)
+            return taken_back(node) if node_queue is None else node_queue.why_leaving
 
     def service(self, node: int, id_: int) -> PendingCall | None:
         """Return the service of this id that runs on a node, or None. This takes no lock."""

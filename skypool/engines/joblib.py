@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 import skypool as sky
-from skypool.engines import _versions
+from skypool.engines import _trust, _versions
 
 if TYPE_CHECKING:
     from skypool.engines._joblib_backend import SkypoolBackend
@@ -68,12 +68,12 @@ def backend(
 
     from skypool.engines._joblib_backend import SkypoolBackend
 
-    _refuse_strangers(pool)
+    _trust.refuse_strangers(pool, "joblib")
     _versions.check_image(pool.image, _EQUAL)
     is_new = pool.phase == "planned"
     pool.start()
     try:
-        _refuse_strangers(pool)
+        _trust.refuse_strangers(pool, "joblib")
         _versions.check_nodes(pool, _EQUAL)
         made = SkypoolBackend.of_pool(pool, retries=retries, retry_on=retry_on, devices=devices, output=output)
     except BaseException:
@@ -82,13 +82,3 @@ def backend(
         raise
     with joblib.parallel_config(backend=made):
         yield made
-
-
-def _refuse_strangers(pool: sky.ComputePool) -> None:
-    """Raise a UsageError if results of the pool's nodes may be plain data only."""
-    if pool.trust == "data":
-        raise sky.UsageError(
-            f'joblib cannot run on pool {pool.name!r}: results of its machines are plain data only (trust="data"), and '
-            "joblib's results may be any objects; use pool.map with functions that return plain data, or pass "
-            'trust="full" to ComputePool if you trust the owners of these machines'
-        )

@@ -130,6 +130,7 @@ class PoolEngine:
         self._closing: asyncio.Task[None] | None = None
         self._given_away: frozenset[int] | None = None  # nodes of a new owner; None while this process is the owner
         self._tasks: set[asyncio.Task[None]] = set()
+        self._clearing: set[int] = set()  # nodes that leave, whose services were stopped
         self._reaching: dict[int, asyncio.Task[None]] = {}
         self._heard: dict[int, float] = {}
         self._changed = asyncio.Event()
@@ -930,7 +931,20 @@ class PoolEngine:
         self.apply(states.Stop(error))
 
     def _on_drained(self, node: int) -> None:
-        Loop.shared().loop.call_soon_threadsafe(self.apply, states.Drained(node))
+        Loop.shared().loop.call_soon_threadsafe(self._drained, node)
+
+    def _drained(self, node: int) -> None:
+        """Stop the services of a leaving node that has no call left. The node ends when they are gone."""
+        if self.dispatch.services_on(node):
+            if node not in self._clearing:
+                self._clearing.add(node)
+                self._spawn(self._clear(node))
+        else:
+            self.apply(states.Drained(node))
+
+    async def _clear(self, node: int) -> None:
+        await self.services.leave(node)
+        self.apply(states.Drained(node))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
         """Have a thread send an item of an iterator to the node that asked for it. This does not wait for the item.

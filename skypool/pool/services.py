@@ -99,6 +99,7 @@ class Services:
         self._homeless: dict[int, list[Service[Any]]] = {}
         self._leaving: list[int] = []
         self._successors: dict[int, int] = {}
+        self._left: dict[Run, BaseException] = {}  # runs that were stopped because their node leaves, and why it does
         self._ending = False
         self._unlisten: Callable[[], None] | None = None
         self._await_port: ComputeFunction[[int, tuple[str, ...], float], bool] = ComputeFunction(await_port, Options())
@@ -238,6 +239,7 @@ class Services:
         This may be called while the dispatch holds its lock.
         """
         service = run.service
+        end = self._left.pop(run, end)
         with service._changed:
             if not isinstance(service._running, PendingCall) or service._running.outlet is not run:
                 return
@@ -326,6 +328,25 @@ class Services:
     def leaving(self, node: int) -> None:
         """Note that the provider takes the machine of a node back. Runs in the engine's thread."""
         self._leaving.append(node)
+
+    async def leave(self, node: int) -> None:
+        """Stop the services of a leaving node, and wait until they are gone, for a little longer than their `grace`.
+
+        Those that may start again do so on a node that joins in its place, unless the node was retired.
+
+        Args:
+            node: the number of a node that gets no new calls, and has none left.
+        """
+        runs: list[Run] = []
+        patience = _LATE
+        for pending in self._dispatch.services_on(node):
+            if isinstance(pending.outlet, Run):  # not a test of a port
+                self._left.setdefault(pending.outlet, self._dispatch.why_leaving(node))
+                self._dispatch.stop(pending)
+                runs.append(pending.outlet)
+                patience = max(patience, pending.options.grace + _LATE)
+        if runs:
+            await asyncio.to_thread(wait, runs, patience)
 
     def _tell(
         self,

@@ -1,0 +1,124 @@
+"""A Dask cluster on the nodes (machines) of a pool, whose `scale` and `adapt` rent machines and end them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import skypool as sky
+from skypool.engines import _trust, _versions
+
+if TYPE_CHECKING:
+    from skypool.engines._dask_cluster import SkypoolCluster
+
+__all__ = ["cluster"]
+
+_MOVING = 30.0
+"""Seconds in which the data of a worker that ends may be copied to others, unless the user says otherwise."""
+
+
+def cluster(
+    pool: sky.ComputePool,
+    *,
+    workers: int | None = None,
+    nthreads: int | None = None,
+    memory_limit: str | int | float = "auto",
+    resources: Mapping[str, float] | None = None,
+    moving: float = _MOVING,
+    timeout: float = 60.0,
+) -> SkypoolCluster:
+    """Start a Dask cluster on a pool, with one worker on each node, and return it when its workers are connected.
+
+        with sky.ComputePool(sky.AWS(), nodes=4, image=sky.Image(pip=["distributed==2026.8.0"])) as pool:
+            with sky.dask.cluster(pool) as cluster, Client(cluster) as client:
+                print(client.submit(sum, [1, 2, 3]).result())
+
+    The scheduler and the workers are services of the pool (long-lived calls that take no slot). The scheduler is on the
+    node with the lowest number. This computer reaches it, and its dashboard, through ports on 127.0.0.1. All other
+    connections need the cluster's own TLS key, which is made here and is in memory only.
+
+    `cluster.scale(n)` and `cluster.adapt(…)` change the number of workers and nodes: machines are rented, or ended once
+    their workers were retired. Leaving the block ends the cluster, but not the pool. If the pool was not started, this
+    starts it.
+
+    Args:
+        pool: the pool.
+        workers: the number of workers at the start. Default None: one on each node that is ready.
+        nthreads: the number of threads of a worker. Default None: the number of CPUs of its node.
+        memory_limit: the memory of a worker, as in `distributed.Nanny`. Default "auto": the memory of its node.
+        resources: abstract resources of a worker, such as {"GPU": 1}, as in `distributed.Nanny`. Default None.
+        moving: the most seconds in which the data of a worker that ends is copied to other workers. Default 30.
+        timeout: the seconds within which the workers on nodes that are ready must be connected. Default 60.
+
+    Raises:
+        UsageError: Dask is not installed; the image, or a node, has another version of distributed, dask or
+            cloudpickle than this process; a machine of the pool belongs to a stranger; the ports of a node would be
+            open to others; or the pool has a cluster already. If this started the pool, the pool has been stopped.
+        SkypoolError: the pool or the cluster could not become ready.
+    """
+    if find_spec("distributed") is None or find_spec("cryptography") is None:
+        raise sky.UsageError('Dask is not installed on this computer: pip install "skypool[dask]"')
+    for name, value, least in (("workers", workers, 0), ("nthreads", nthreads, 1)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise sky.UsageError(f"{name} must be a whole number from {least}, or None, not {value!r}")
+    from skypool.engines import _dask_cluster
+
+    _trust.refuse_strangers(pool, "Dask")
+    _versions.check_image(pool.image, _dask_cluster.EQUAL)
+    is_new = pool.phase == "planned"
+    pool.start()
+    try:
+        _trust.refuse_strangers(pool, "Dask")
+        if any(each.name == _dask_cluster.SCHEDULER for each in pool.services):
+            raise sky.UsageError(f"pool {pool.name!r} has a Dask cluster already; close that one first")
+        options: dict[str, Any] = {"nthreads": nthreads, "memory_limit": memory_limit}
+        if resources is not None:
+            options["resources"] = dict(resources)
+        ready = sum(state == "ready" for state in pool.nodes.values())
+        return _connected(
+            pool, ready if workers is None else workers, min(ready, workers or ready), options, moving, timeout
+        )
+    except BaseException:
+        if is_new:
+            pool.stop()
+        raise
+
+
+def _connected(
+    pool: sky.ComputePool, workers: int, awaited: int, options: dict[str, Any], moving: float, timeout: float
+) -> SkypoolCluster:
+    """Return a new cluster when some of its workers are connected.
+
+    Args:
+        pool: the pool, which was started.
+        workers: the number of workers.
+        awaited: the number of workers to wait for.
+        options: further arguments of each worker.
+        moving: the seconds in which the data of a worker that ends may be copied.
+        timeout: the seconds within which workers must be connected.
+    """
+    from distributed.deploy.cluster import WorkerStartTimeoutError  # pyright: ignore[reportMissingImports]
+
+    from skypool.engines._dask_cluster import SkypoolCluster
+
+    try:
+        made = SkypoolCluster(pool, workers, moving, options)
+    except RuntimeError as e:
+        if isinstance(e.__cause__, sky.SkypoolError):
+            raise e.__cause__ from None
+        raise
+    try:
+        if workers and awaited:
+            made.wait_for_workers(awaited, timeout=timeout)
+    except WorkerStartTimeoutError as e:
+        said = "\n".join(each.output[-1000:] for each in pool.services if each.name.startswith("dask-"))
+        made.close()
+        raise sky.SkypoolError(
+            f"{e.available_workers} of {awaited} Dask workers of pool {pool.name!r} were connected within "
+            f"{timeout:g} s; see whether the nodes reach each other with skypool's network check\n{said}"
+        ) from None
+    except BaseException:
+        made.close()
+        raise
+    return made
