@@ -280,6 +280,20 @@ def test_only_rank_0_is_heard_if_asked(pool: sky.ComputePool) -> None:
     assert "".join(each.text for each in heard).splitlines() == ["rank 0"]
 
 
+def test_a_rank_that_is_not_heard_shows_its_last_output_in_its_error(pool: sky.ComputePool) -> None:
+    @sky.compute(procs=2, output="rank0")
+    def speak() -> None:
+        print("words of rank", sky.instance_info().rank, flush=True)
+        if sky.instance_info().rank == 3:
+            time.sleep(0.3)  # the output comes in a message of its own
+            raise ValueError("no")
+        time.sleep(600)
+
+    with pytest.raises(ValueError, match="no") as caught:
+        speak() @ pool
+    assert "last output of rank 3:\n  words of rank 3" in caught.value.__notes__[-1]
+
+
 def total(numbers: Iterator[int]) -> int:
     return sum(numbers)
 

@@ -66,6 +66,8 @@ _PORTS = 2
 """The number of free ports of the first node that a gang gets: one for torch, one for JAX."""
 _TAIL = 2000
 """The number of characters of a rank's output that are kept, to show them if the rank fails."""
+_MOST_HIDDEN = 10_000
+"""The most ids that are remembered of calls whose output is not shown. Output may come after a rank has ended."""
 _TAIL_LINES = 10
 """The number of lines of a rank's output that an error shows."""
 _ASK_AGAIN = 1.0
@@ -242,6 +244,7 @@ class GangRunner:
         self._state = Gangs()
         self._calls: dict[int, _Call] = {}
         self._ranks: dict[int, tuple[_Call, int]] = {}
+        self._hidden: dict[int, None] = {}  # ids of calls whose output is not shown, the latest last
         self._numbers = itertools.count(1)
         self._events: deque[Event] = deque()
         self._is_stepping = False
@@ -351,17 +354,20 @@ class GangRunner:
         if at is not None and ids and node in self._sender.node_queues:
             self._sender.node_queues[node].notice(ids, at)
 
-    def heard(self, id_: int, text: str) -> None:
-        """Keep the last characters that a rank has printed, for the note of its error. Ignore calls that are no ranks.
+    def heard(self, id_: int, text: str) -> bool:
+        """Keep the end of what a rank prints, for its error. Return False if the user is not to see the text.
+
+        With `output="rank0"`, only the output of rank 0 is shown.
 
         Args:
-            id_: the id of the call that printed.
+            id_: the id of the call that printed. For calls that belong to no gang, return True.
             text: the text.
         """
         found = self._ranks.get(id_)
         if found is not None:
             call, rank = found
             call.tails[rank] = (call.tails.get(rank, "") + text)[-_TAIL:]
+        return id_ not in self._hidden
 
     def close(self, error: BaseException) -> None:
         """End all gangs with `error`, because the pool has ended. Nothing is sent to nodes."""
@@ -527,8 +533,12 @@ class GangRunner:
             pending = PendingCall(call.code, call.payload, outlet, options, place.node, world, gang=gang, member=member)
             pending.id = self._sender.new_id()
             self._ranks[pending.id] = (call, place.rank)
+            if call.options.output == "rank0" and place.rank:
+                self._hidden[pending.id] = None
             outlets.append(outlet)
             call.pending.append(pending)
+        for old in list(self._hidden)[:-_MOST_HIDDEN]:
+            del self._hidden[old]
         call.future.ranks = outlets
         if run.changed:
             self._notice(

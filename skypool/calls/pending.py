@@ -110,8 +110,6 @@ class PendingCall:
                 more["output"] = "silent"
         if self.member is not None:
             more["gang"] = self.member.header
-            if options.output == "rank0" and self.member.rank:
-                more["output"] = "silent"
         if isinstance(self.outlet, Items):
             more["stream"] = options.window
         return f"{options.header},{members(more)}" if options.header else members(more)

@@ -865,9 +865,8 @@ class PoolEngine:
 
     def _report(self, event: events.Event) -> None:
         """Emit an event of a node. The gangs keep the end of what their processes print. Any thread may call this."""
-        if isinstance(event, events.Output):
-            self.dispatch.gangs.heard(event.call, event.text)
-        self.emit(event)
+        if not isinstance(event, events.Output) or self.dispatch.gangs.heard(event.call, event.text):
+            self.emit(event)
 
     def _on_gang_failed(self, failure: GangFailure) -> None:
         """Emit a `GangFailed` event for the user: a run of a gang has failed. Any thread may call this."""
