@@ -23,8 +23,12 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IF
 With such a variable, these libraries do not look up the machine's own name.
 """
 
-_CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_SLAVE = 0x20000, 4096, 16384, 1 << 19
-"""Numbers of the kernel for unshare(2) and mount(2)."""
+_CLONE_NEWNS = 0x20000
+"""The flag of unshare(2) for a mount namespace of one's own."""
+_MS_BIND = 0x1000
+_MS_REC = 0x4000
+_MS_SLAVE = 0x80000
+"""Flags of mount(2): show a file at another place, include what is mounted below, and keep changes from the parent."""
 
 
 def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str]:

@@ -195,7 +195,7 @@ _PROBE = ComputeFunction[[int], list[int]](free_ports, Options())
 
 
 class Sender(Protocol):
-    """What a `GangRunner` uses of the `Dispatch` that owns it."""
+    """A protocol for the `Dispatch` that owns a `GangRunner`: the members that the runner uses."""
 
     node_queues: dict[int, NodeQueue]
 

@@ -1,4 +1,4 @@
-"""What runs on a node (a rented machine) for `cmd` and for services: a program of the node, and a test of its ports.
+"""Runs a program of a node (a rented machine), for `cmd` and for services, and tests if a port of the node answers.
 
 This module is imported by worker processes, so it imports little.
 """

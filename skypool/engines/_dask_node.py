@@ -20,7 +20,7 @@ _LOCAL = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a cluster must know of a node.
+    """A node, as far as a cluster must know it.
 
     Attributes:
         address: the address at which other nodes reach the node; "" if it is not known.

@@ -47,7 +47,7 @@ _SHORT = {"cuda": "gpu", "rocm": "gpu"}
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process of a gang, as the node that runs it is told about it.
+    """A process of a gang, as the node that runs it is told about it.
 
     Attributes:
         rank: the number of the process in the gang, from 0.

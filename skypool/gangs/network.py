@@ -34,7 +34,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class NodeNetwork:
-    """What a node knows about its own network.
+    """A node's own view of its network.
 
     Attributes:
         node: the number of the node.
@@ -64,7 +64,7 @@ class NodeNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One attempt to connect from a node to another one.
+    """An attempt to connect from a node to another one.
 
     Attributes:
         source: the number of the node that has connected.

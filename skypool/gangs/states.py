@@ -49,7 +49,7 @@ STOPPING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a gang needs, as the user asked for it.
+    """The needs of a gang, as the user asked for it.
 
     Attributes:
         gang: the number of the gang. Gangs that were submitted earlier have smaller numbers.
@@ -94,7 +94,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a gang.
+    """A run of a gang.
 
     Attributes:
         attempt: the number of the run, from 1.
@@ -114,7 +114,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a gang ended.
+    """The end of a gang: if it returned, failed or was given up, and which ranks are to blame.
 
     Attributes:
         kind: "returned" if all ranks returned, "failed" if a rank failed, "timeout" if a run took too long, "cancelled"
@@ -315,7 +315,7 @@ Action = Hold | Free | Ask | Start | Stop | Set | Unset | Again | Finish
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is known about a node.
+    """A node, as the state machine knows it.
 
     Attributes:
         devices: the number of its devices.

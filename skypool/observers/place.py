@@ -1,4 +1,4 @@
-"""Where the sockets are on which owners of pools serve observers (other processes of the same user).
+"""Finds the sockets on which owners of pools serve observers (other processes of the same user).
 
 Each socket has the name of its pool, in the folder `observers` of the user's state folder. Only the user may enter the
 folder. If the path would be too long for a socket, the entry is a symbolic link to a socket in a new folder in /tmp.

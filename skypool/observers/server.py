@@ -75,7 +75,7 @@ class OpenForward(Protocol):
 
 
 class Watched(Protocol):
-    """What an observer can see of a pool. The methods are called in the server's threads, and may block."""
+    """A protocol for the pool that observers look at. The methods are called in the server's threads, and may block."""
 
     def info(self) -> Mapping[str, object]:
         """Return the state of the pool and its nodes, as values for JSON."""
