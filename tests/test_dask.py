@@ -1,4 +1,4 @@
-"""A Dask cluster on a pool. Dask is in an environment of its own, so programs in tests/clients/scripts use it."""
+"""A Dask cluster on a pool. Dask is in an environment of its own, so programs in tests/engines/scripts use it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from tests.conftest import processes_of
 from tests.test_guides import PYTHON
 
 ROOT = Path(__file__).parent.parent
+ENGINES = ROOT / "tests" / "engines"
 
 
 def client(home: Path) -> Client:
     """Return what runs programs in an environment that has Dask, and this skypool."""
-    folder = environment("dask")
+    folder = environment("dask", ENGINES / "requirements")
     (packages,) = (folder / "lib").glob("python3*/site-packages")
     lines = [str(ROOT / each) for each in ("", "providers", "images")]
     (packages / "_skypool.pth").write_text("\n".join(lines) + "\n")
     name = f"skypool-{metadata.version('skypool')}.dist-info"  # has the names of the drivers
     shutil.copytree(str(metadata.distribution("skypool").locate_file(name)), packages / name, dirs_exist_ok=True)
     (home / "tmp").mkdir()
-    return Client("dask", home, {"TMPDIR": str(home / "tmp")})
+    return Client("dask", home, {"TMPDIR": str(home / "tmp")}, ENGINES)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 
 import skypool as sky
 from tests.clients import venvs
-from tests.conftest import eventually
+from tests.conftest import ROOT, eventually
 from tests.test_forward import fetched
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ def test_a_page_of_http_server_is_seen_in_chromium(tmp_path: Path) -> None:
 
 @needs_chromium
 def test_tensorboard_is_seen_in_chromium(tmp_path: Path) -> None:
-    program = str(venvs.environment("tensorboard") / "bin" / "python")
+    program = str(venvs.environment("tensorboard", ROOT / "tests" / "engines" / "requirements") / "bin" / "python")
     writing = """
 import sys
 from tensorboard.compat.proto.event_pb2 import Event

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.clients.venvs import environment
 
-SCRIPTS = Path(__file__).parent / "scripts"
+HERE = Path(__file__).parent
 LONGEST = 120.0
 """Seconds that a client may take."""
 
@@ -46,11 +46,13 @@ class Client:
         name: of its requirements.
         home: an empty folder.
         environment: the variables that lead it to a lab.
+        folder: has the folders `requirements` and `scripts`.
     """
 
-    def __init__(self, name: str, home: Path, environment_: Mapping[str, str]) -> None:
+    def __init__(self, name: str, home: Path, environment_: Mapping[str, str], folder: Path = HERE) -> None:
         self.name, self.home = name, home
-        self.bin = environment(name) / "bin"
+        self.bin = environment(name, folder / "requirements") / "bin"
+        self._scripts = folder / "scripts"
         kept = {key: os.environ[key] for key in ("LANG", "TMPDIR") if key in os.environ}
         own = {"HOME": str(home), "PATH": f"{self.bin}:/usr/bin:/bin", "NO_COLOR": "1", "TZ": "UTC"}
         self.environment = {**kept, **own, **environment_}
@@ -68,7 +70,7 @@ class Client:
         Raises:
             AssertionError: It failed.
         """
-        done = self.run("python", str(SCRIPTS / file), *argv, **more)
+        done = self.run("python", str(self._scripts / file), *argv, **more)
         assert done.returncode == 0, f"{file} failed with {self.name}:\n{done.stderr[-6000:]}"
         return Report(**json.loads(done.stdout))
 
