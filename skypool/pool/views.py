@@ -24,7 +24,7 @@ Selection = int | slice | tuple[int, ...]
 
 
 class Pool(Protocol):
-    """What a view needs of its pool, which is a `ComputePool`. That class describes the methods."""
+    """A protocol for the pool of a view: the members of `ComputePool` that a view uses. That class describes them."""
 
     name: str
 
