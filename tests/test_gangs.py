@@ -162,12 +162,16 @@ def test_gangs_never_share_a_node_and_other_calls_wait_for_them(pool: sky.Comput
     assert plain(7) >> pool == 7
 
 
+def leave_mark(path: Path) -> None:
+    """Leave the number of this process as a symbolic link, which is made at once: a file could stay empty at a kill."""
+    path.symlink_to(str(os.getpid()))
+
+
 @sky.compute(procs=2, grace=GRACE, output="silent")
 def fails(how: str, rank: int, folder: str) -> int:
     """End as `how` says on one rank, once all ranks run. The others wait for long."""
     me = sky.instance_info()
-    mark = Path(folder) / f"{me.attempt}-{me.rank}"
-    mark.write_text(str(os.getpid()))
+    leave_mark(Path(folder) / f"{me.attempt}-{me.rank}")
     while len(list(Path(folder).glob(f"{me.attempt}-*"))) < me.world_size:
         time.sleep(0.005)
     if me.rank == rank and me.attempt == 1:
@@ -190,7 +194,7 @@ def fails(how: str, rank: int, folder: str) -> int:
 
 def gone(folder: Path) -> bool:
     """Return True if no process that left its number in the folder is alive."""
-    return not any(Path(f"/proc/{each.read_text()}").exists() for each in folder.iterdir())
+    return not any(Path("/proc", each.readlink()).exists() for each in folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -410,11 +414,11 @@ def lose_node(pool: sky.ComputePool, node: int) -> None:
 def outlive(folder: str) -> tuple[int, int, bool]:
     """In the first run, wait for the notice of a machine and leave a mark. Return attempt, size, and if it changed."""
     me = sky.instance_info()
-    (Path(folder) / f"{me.attempt}-{me.rank}").write_text(str(os.getpid()))
+    leave_mark(Path(folder) / f"{me.attempt}-{me.rank}")
     if me.attempt == 1:
         while sky.interruption() is None:
             time.sleep(0.02)
-        (Path(folder) / f"noticed-{me.rank}").write_text(str(os.getpid()))
+        leave_mark(Path(folder) / f"noticed-{me.rank}")
         time.sleep(600)
     return me.attempt, me.world_size, me.world_changed
 
