@@ -1,0 +1,121 @@
+"""Programs that use Ray, for tests. They run on the node of Ray's head."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import skypool as sky
+
+
+def where(tasks: int) -> list[str]:
+    """Return the addresses of the nodes that ran some of so many tasks."""
+    import ray
+
+    ray.init(log_to_driver=False)
+
+    @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")  # type: ignore[untyped-decorator, unused-ignore]
+    def address() -> str:
+        time.sleep(0.3)
+        return str(ray.util.get_node_ip_address())
+
+    return sorted(set(ray.get([address.remote() for _ in range(tasks)])))
+
+
+def count(times: int) -> int:
+    """Return how often an actor was called."""
+    import ray
+
+    ray.init(log_to_driver=False)
+
+    @ray.remote  # type: ignore[untyped-decorator, unused-ignore]
+    class Counter:
+        def __init__(self) -> None:
+            self.value = 0
+
+        def add(self) -> int:
+            self.value += 1
+            return self.value
+
+    counter = Counter.remote()
+    return max(ray.get([counter.add.remote() for _ in range(times)]))
+
+
+def data() -> int:
+    """Return a sum of squares that Ray Data has computed."""
+    import ray
+
+    ray.init(log_to_driver=False)
+    squares = ray.data.range(1000).map(lambda row: {"square": row["id"] ** 2})
+    return int(squares.sum("square"))
+
+
+def tune() -> int:
+    """Return the number that Ray Tune has found to be the best."""
+    import ray
+    from ray import tune as tuning
+
+    ray.init(log_to_driver=False)
+    tuner = tuning.Tuner(
+        lambda config: {"loss": (config["x"] - 3) ** 2}, param_space={"x": tuning.grid_search([1, 2, 3, 4])}
+    )
+    return int(tuner.fit().get_best_result("loss", "min").config["x"])
+
+
+def train() -> list[int]:
+    """Return the ranks of two workers of Ray Train, as they have written them into a shared actor."""
+    import ray
+    from ray.train import ScalingConfig
+    from ray.train.data_parallel_trainer import DataParallelTrainer
+
+    ray.init(log_to_driver=False)
+
+    @ray.remote  # type: ignore[untyped-decorator, unused-ignore]
+    class Ranks:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def add(self, rank: int) -> None:
+            self.seen.append(rank)
+
+        def all(self) -> list[int]:
+            return sorted(self.seen)
+
+    ranks = Ranks.remote()
+
+    def loop(config: dict[str, Any]) -> None:
+        import ray as there
+
+        there.get(config["ranks"].add.remote(there.train.get_context().get_world_rank()))
+
+    DataParallelTrainer(loop, train_loop_config={"ranks": ranks}, scaling_config=ScalingConfig(num_workers=2)).fit()
+    found: list[int] = ray.get(ranks.all.remote())
+    return found
+
+
+def hungry(seconds: float) -> None:
+    """Ask for more than there is, until the status of the cluster says so.
+
+    Args:
+        seconds: how long to ask.
+    """
+    import ray
+
+    ray.init(log_to_driver=False)
+    refs = [ray.remote(num_cpus=64)(lambda: None).remote() for _ in range(2)]
+    time.sleep(seconds)
+    for ref in refs:
+        ray.cancel(ref)
+
+
+@sky.compute(devices=0)
+def refused(environment: dict[str, str]) -> str:
+    """Return what Ray says to a program with these variables."""
+    program = "import ray; ray.init(); print('let in')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, timeout=90
+    )
+    return done.stdout + done.stderr
