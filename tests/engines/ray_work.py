@@ -97,7 +97,7 @@ def train() -> list[int]:
 
 
 def hungry(seconds: float) -> None:
-    """Ask for more than there is, until the status of the cluster says so.
+    """Ask for more than there is for some time.
 
     Args:
         seconds: how long to ask.
