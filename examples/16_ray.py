@@ -1,4 +1,4 @@
-"""A Ray cluster on a pool, and a function that uses it. The first run installs Ray on the node; costs nothing."""
+"""A Ray cluster on a pool, and a function that uses it. Needs nothing here: the node installs Ray; costs nothing."""
 
 import skypool as sky
 

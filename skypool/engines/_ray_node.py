@@ -353,12 +353,11 @@ def run_driver(
         kwargs: its arguments by name.
     """
     use(environment)
-    import ray  # pyright: ignore[reportMissingImports]
-
     try:
         return function(*args, **kwargs)
     finally:
-        ray.shutdown()
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()
 
 
 def use(environment: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,27 +12,32 @@ from typing import Any
 import skypool as sky
 
 
+def imported(name: str) -> Any:
+    """Return a module of Ray, which is not installed where types are checked."""
+    return importlib.import_module(name)
+
+
 def where(tasks: int) -> list[str]:
     """Return the addresses of the nodes that ran some of so many tasks."""
-    import ray
+    ray = imported("ray")
 
     ray.init(log_to_driver=False)
 
-    @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")  # type: ignore[untyped-decorator, unused-ignore]
     def address() -> str:
         time.sleep(0.3)
-        return str(ray.util.get_node_ip_address())
+        return str(imported("ray").util.get_node_ip_address())
 
-    return sorted(set(ray.get([address.remote() for _ in range(tasks)])))
+    task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(address)
+    return sorted(set(ray.get([task.remote() for _ in range(tasks)])))
 
 
 def count(times: int) -> int:
     """Return how often an actor was called."""
-    import ray
+    ray = imported("ray")
 
     ray.init(log_to_driver=False)
 
-    @ray.remote  # type: ignore[untyped-decorator, unused-ignore]
+    @ray.remote
     class Counter:
         def __init__(self) -> None:
             self.value = 0
@@ -40,13 +46,14 @@ def count(times: int) -> int:
             self.value += 1
             return self.value
 
-    counter = Counter.remote()
-    return max(ray.get([counter.add.remote() for _ in range(times)]))
+    actor: Any = Counter
+    counter = actor.remote()
+    return int(max(ray.get([counter.add.remote() for _ in range(times)])))
 
 
 def data() -> int:
     """Return a sum of squares that Ray Data has computed."""
-    import ray
+    ray = imported("ray")
 
     ray.init(log_to_driver=False)
     squares = ray.data.range(1000).map(lambda row: {"square": row["id"] ** 2})
@@ -55,8 +62,7 @@ def data() -> int:
 
 def tune() -> int:
     """Return the number that Ray Tune has found to be the best."""
-    import ray
-    from ray import tune as tuning
+    ray, tuning = imported("ray"), imported("ray.tune")
 
     ray.init(log_to_driver=False)
     tuner = tuning.Tuner(
@@ -67,13 +73,12 @@ def tune() -> int:
 
 def train() -> list[int]:
     """Return the ranks of two workers of Ray Train, as they have written them into a shared actor."""
-    import ray
-    from ray.train import ScalingConfig
-    from ray.train.data_parallel_trainer import DataParallelTrainer
+    ray, training = imported("ray"), imported("ray.train")
+    trainers = imported("ray.train.data_parallel_trainer")
 
     ray.init(log_to_driver=False)
 
-    @ray.remote  # type: ignore[untyped-decorator, unused-ignore]
+    @ray.remote
     class Ranks:
         def __init__(self) -> None:
             self.seen: list[int] = []
@@ -84,14 +89,15 @@ def train() -> list[int]:
         def all(self) -> list[int]:
             return sorted(self.seen)
 
-    ranks = Ranks.remote()
+    actor: Any = Ranks
+    ranks = actor.remote()
 
     def loop(config: dict[str, Any]) -> None:
-        import ray as there
+        context = imported("ray.train").get_context()
+        imported("ray").get(config["ranks"].add.remote(context.get_world_rank()))
 
-        there.get(config["ranks"].add.remote(there.train.get_context().get_world_rank()))
-
-    DataParallelTrainer(loop, train_loop_config={"ranks": ranks}, scaling_config=ScalingConfig(num_workers=2)).fit()
+    workers = training.ScalingConfig(num_workers=2)
+    trainers.DataParallelTrainer(loop, train_loop_config={"ranks": ranks}, scaling_config=workers).fit()
     found: list[int] = ray.get(ranks.all.remote())
     return found
 
@@ -102,7 +108,7 @@ def hungry(seconds: float) -> None:
     Args:
         seconds: how long to ask.
     """
-    import ray
+    ray = imported("ray")
 
     ray.init(log_to_driver=False)
     refs = [ray.remote(num_cpus=64)(lambda: None).remote() for _ in range(2)]
