@@ -368,15 +368,19 @@ class PoolEngine:
             self._watch()
 
     def retire(self, node: int) -> None:
-        """Retire a node, with all hosts of its slice (hosts that are rented together). Return at once.
+        """Retire a node, with all hosts of its slice (hosts that are rented together). Do not wait for its end.
 
-        Any thread may call this.
+        Any thread may call this. When it returns, no new call is sent to the node, and the next request counts the node
+        as gone.
 
         Raises:
             UsageError: the pool has no such node, the node is a part of a slice, or no other node would be left.
         """
+        Loop.shared().call(lambda: self._retire(node))
+
+    def _retire(self, node: int) -> None:
         check_retirement(self.state, self.terms.name, node)
-        Loop.shared().loop.call_soon_threadsafe(self.apply, states.Retire(node))
+        self.apply(states.Retire(node))
 
     async def wait_ready(self, count: int | None, timeout: float | None) -> None:
         """Wait until this many nodes are ready, or slices for hosts that are rented only together.
