@@ -265,6 +265,7 @@ def test_a_disk_that_is_full_for_a_while_costs_only_what_came_meanwhile(
     said: list[str] = []
     writer = LogWriter("mine", Limits(), said.append)
     writer.open("5e55", {})
+    eventually(lambda: files.runs("mine"), 30, "the folder")
     real = files.segment
     monkeypatch.setattr(files, "segment", lambda run, number: Path("/dev/full") / "none")
     writer.hear(printed("lost\n"))
@@ -327,6 +328,7 @@ def test_a_beginning_of_a_secret_that_does_not_go_on_is_printed() -> None:
 def test_a_run_is_followed_over_its_segments_to_its_end(place: Path) -> None:
     writer = LogWriter("mine", Limits(pool=8000), lambda text: pytest.fail(text))
     writer.open("5e55", {})
+    eventually(lambda: files.runs("mine"), 30, "the folder")
     found: list[str] = []
 
     def follow() -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
@@ -92,24 +93,15 @@ class LogWriter:
             self._there.set()
 
     def open(self, session: str, secrets: Mapping[str, str]) -> None:
-        """Make the folder of this run, remove what is too old, and begin to write. Does not raise.
+        """Begin to write, in a thread of its own. Does not wait, and does not raise.
 
         Args:
             session: the id of this run of the pool.
             secrets: the values of secrets by their names, which are not written.
         """
-        if not self._limits.pool:
-            return
-        with self._writing:
-            self._masker = Masker(secrets)
-            try:
-                self._run = files.make_run(self._pool, session)
-                self._number = max(files.segments(self._run), default=0)
-                files.prune(self._limits, self._run)
-            except OSError as e:
-                self._complain(e)
-                return
-            self._thread = threading.Thread(target=self._work, name=f"skypool log of {self._pool}", daemon=True)
+        if self._limits.pool:
+            work = partial(self._work, session, dict(secrets))
+            self._thread = threading.Thread(target=work, name=f"skypool log of {self._pool}", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
@@ -130,8 +122,16 @@ class LogWriter:
                 os.close(self._file)
                 self._file = None
 
-    def _work(self) -> None:
-        """Write what waits, again and again, until `close` is called. Runs in a thread of its own."""
+    def _work(self, session: str, secrets: Mapping[str, str]) -> None:
+        """Make the folder, and write what waits, again and again, until `close` is called. Runs in its own thread."""
+        with self._writing:
+            self._masker = Masker(secrets)
+            try:
+                self._run = files.make_run(self._pool, session)
+                self._number = max(files.segments(self._run), default=0)
+                files.prune(self._limits, self._run)
+            except OSError as e:
+                self._complain(e)
         while not self._closed:
             if not self._there.wait(_TOUCH):
                 self._touch()
