@@ -43,7 +43,7 @@ def test_a_gang_that_runs_too_long_says_where_each_rank_was(pool: sky.ComputePoo
     assert ["in late" in told[rank] for rank in range(3)] == [False, False, True]
     (note,) = caught.value.__notes__
     assert "rank 2:\n" in note
-    assert f'File "{ROOT}/tests/stack_work.py", line' in note
+    assert 'stack_work.py", line' in note
     assert "skypool/agent" not in note
 
 
