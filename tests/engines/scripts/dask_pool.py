@@ -25,9 +25,9 @@ from distributed import Client, Security, wait
 import skypool as sky
 
 
-def until(found: Callable[[], Any], what: str) -> None:
-    """Poll until something is true; raise after 60 s."""
-    end = time.monotonic() + 60
+def until(found: Callable[[], Any], what: str, within: float = 60) -> None:
+    """Poll until something is true; raise after so many seconds."""
+    end = time.monotonic() + within
     while not found():
         if time.monotonic() > end:
             raise TimeoutError(what)
