@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from dask.utils import parse_bytes  # pyright: ignore[reportMissingImports]
@@ -19,6 +20,7 @@ import skypool as sky
 from skypool import events
 from skypool.engines import _dask_node, _trust, _versions
 
+_LOCAL = "127.0.0.1"
 EQUAL = ("distributed", "dask", "cloudpickle")
 """The packages whose versions must be equal on the client and on the nodes."""
 SCHEDULER = "dask-scheduler"
@@ -36,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 Places = int | Literal["per-device"]
 """The number of workers on a node. "per-device" is one for each accelerator, and one on a node without."""
+
+WorkerCall = Callable[[tuple[int, int]], "sky.Call[None]"]
+"""A function that makes the call of a worker's service. It takes the place on the node and the number of its places."""
 
 _Cluster: Any = SpecCluster  # distributed has types in part, and they are not complete enough for subclasses
 _Process: Any = ProcessInterface
@@ -137,10 +142,45 @@ class Seats:
         with self._lock:
             self._taken.pop(worker, None)
 
-    def occupy(self, worker: int, service: sky.Service[None]) -> None:
-        """Note the service that a worker is."""
+    def begin(self, worker: int, call: WorkerCall) -> sky.Service[None] | None:
+        """Start the service that a worker is, on a node that has a place left. Return None if there is none now.
+
+        Args:
+            worker: the name of the worker.
+            call: takes the place on the node, and the number of the node's places.
+
+        Raises:
+            UsageError: as `take`.
+        """
+        try:
+            seat = self.take(worker)
+            if seat is None:
+                return None
+            node, place = seat
+            made = call((place, self.places_of(node)))
+            service = self.pool.service(made, node=node, restart=True, name=f"{_WORKER}{worker}")
+        except (sky.NodeInterrupted, sky.NodeRetired, sky.ConnectionLost):
+            self.give_back(worker)
+            return None
         with self._lock:
             self._services[worker] = service
+        return service
+
+    def service_of(self, worker: int) -> sky.Service[None] | None:
+        """Return the service that a worker is; None if it has none yet."""
+        with self._lock:
+            return self._services.get(worker)
+
+    def close_rest(self, grace: float) -> None:
+        """Close the services of workers that have not been given up, as after a failed start of the cluster.
+
+        Args:
+            grace: seconds between SIGTERM and SIGKILL.
+        """
+        with self._lock:
+            left = list(self._services.values())
+        for service in left:
+            service.close(grace)
 
     def node_of(self, worker: int) -> int:
         """Return the number of the node of a worker; -1 if it waits for one."""
@@ -170,6 +210,8 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
     Args:
         seats: the nodes of the cluster.
         keys: the arguments of `distributed.Security`.
+        begin_workers: called with the address of the scheduler while it starts. Workers wait for it, so that all load
+            their modules at the same time.
 
     Attributes:
         address: the address at which workers reach the scheduler.
@@ -177,8 +219,9 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
         dashboard: the port of this computer that leads to the dashboard.
     """
 
-    def __init__(self, seats: Seats, keys: dict[str, str]) -> None:
+    def __init__(self, seats: Seats, keys: dict[str, str], begin_workers: Callable[[str], None]) -> None:
         super().__init__()
+        self._begin_workers = begin_workers
         self._seats = seats
         self._keys = keys
         self._ends = contextlib.ExitStack()
@@ -191,20 +234,35 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
 
     def _start(self) -> None:
         pool, node = self._seats.pool, self._seats.head
-        host = self._seats.reports[node].address or "127.0.0.1"
+        host = self._seats.reports[node].address or _LOCAL
         port, dashboard = self._seats.reports[node].ports
+        self.address = f"tls://[{host}]:{port}" if ":" in host else f"tls://{host}:{port}"
         call = sky.compute(_dask_node.run_scheduler).with_options(devices=0)(port, dashboard, self._keys)
         service = self._ends.enter_context(pool.service(call, node=node, name=SCHEDULER))
-        service.wait_ready(port, _STARTING)
-        here = self._ends.enter_context(pool.forward(port, node, host=host))
-        self.dashboard = self._ends.enter_context(pool.forward(dashboard, node, host="127.0.0.1")).port
-        self.address = f"tls://[{host}]:{port}" if ":" in host else f"tls://{host}:{port}"
-        self.external_address = f"tls://{here.address}"
+        with ThreadPoolExecutor(3) as threads:
+            here = threads.submit(self._forward, port, host)
+            board = threads.submit(self._forward, dashboard, _LOCAL)
+            begun = threads.submit(self._begin_workers, self.address)
+            service.wait_ready(port, _STARTING)
+        begun.result()
+        self.dashboard = board.result()
+        self.external_address = f"tls://{_LOCAL}:{here.result()}"
+
+    def _forward(self, port: int, host: str) -> int:
+        """Return a port of this computer that leads to one of the scheduler's node, until `close`."""
+        return self._ends.enter_context(self._seats.pool.forward(port, self._seats.head, host=host)).port
 
     async def close(self) -> None:
-        """Close the forwards, and wait until the service is gone."""
+        """Close the forwards, and wait until the service is gone, and what is left of the workers."""
+        await asyncio.to_thread(self._seats.close_rest, _CLOSING)
         await asyncio.to_thread(self._ends.close)
         await super().close()
+
+
+def worker_call(scheduler: str, name: int, keys: dict[str, str], moving: float, options: dict[str, Any]) -> WorkerCall:
+    """Return a function that makes the call of a worker's service. The arguments are those of `WorkerService`."""
+    function = sky.compute(_dask_node.run_worker).with_options(grace=moving + _CLOSING)
+    return lambda seat: function(scheduler, name, keys, moving, seat, options)
 
 
 class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
@@ -236,10 +294,7 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
         self._seats = seats
         self._moving = moving
         self._on_refusal = on_refusal
-        function = sky.compute(_dask_node.run_worker).with_options(grace=moving + _CLOSING)
-        self._call: Callable[[tuple[int, int]], sky.Call[None]] = lambda seat: function(
-            scheduler, name, keys, moving, seat, options
-        )
+        self._call = worker_call(scheduler, name, keys, moving, options)
         self._placing: asyncio.Task[None] | None = None
         self._service: sky.Service[None] | None = None
 
@@ -270,19 +325,11 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
             raise
 
     def _begin(self) -> bool:
-        try:
-            seat = self._seats.take(self.name)
-            if seat is None:
-                return False
-            node, place = seat
-            call = self._call((place, self._seats.places_of(node)))
-            service = self._seats.pool.service(call, node=node, restart=True, name=f"{_WORKER}{self.name}")
-        except (sky.NodeInterrupted, sky.NodeRetired, sky.ConnectionLost):
-            self._seats.give_back(self.name)
-            return False
-        self._seats.occupy(self.name, service)
+        service = self._seats.service_of(self.name)  # it was begun with the scheduler
+        if service is None:
+            service = self._seats.begin(self.name, self._call)
         self._service = service
-        return True
+        return service is not None
 
     async def leaving(self) -> None:
         """Let the service end without a further start: the scheduler retires the worker next."""
@@ -349,11 +396,19 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
                 "options": options,
             },
         }
+
+        def begin_workers(address: str) -> None:
+            for name in range(min(workers, seats.places)):
+                seats.begin(name, worker_call(address, name, keys, moving, options))
+
         self._unlisten = pool.events.listen(self._hear)
         try:
             super().__init__(
                 workers=dict.fromkeys(range(workers), worker),
-                scheduler={"cls": SchedulerService, "options": {"seats": self._seats, "keys": keys}},
+                scheduler={
+                    "cls": SchedulerService,
+                    "options": {"seats": self._seats, "keys": keys, "begin_workers": begin_workers},
+                },
                 worker=worker,
                 security=security,
                 name=f"skypool-{pool.name}",

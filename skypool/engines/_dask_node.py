@@ -212,15 +212,24 @@ async def _move(nanny: Any, moving: float) -> None:
 def _folder(prefix: str = PREFIX) -> Iterator[str]:
     """Yield a folder for Dask's files, which is removed at the end, and let Dask print warnings only.
 
-    Dask must not have been imported before, because it reads the environment then.
+    Dask must not have been imported before, because it reads the environment then. At SIGTERM the process ends, and
+    removes the folder first.
 
     Args:
         prefix: the name of the folder begins so. Default `PREFIX`.
     """
+    signal.signal(signal.SIGTERM, _exit)  # until an event loop handles it
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         os.environ["DASK_TEMPORARY_DIRECTORY"] = folder
         os.environ["DASK_LOGGING__DISTRIBUTED"] = "warning"
-        yield folder
+        try:
+            yield folder
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so that the folder is removed
+
+
+def _exit(*_: object) -> None:
+    raise SystemExit(0)
 
 
 def _host() -> str:

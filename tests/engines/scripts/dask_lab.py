@@ -9,6 +9,7 @@ is asked to and then answers with a line. tests/soak/dask.py is that program.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -65,9 +66,11 @@ def ready(pool: sky.ComputePool) -> list[int]:
 
 def ports() -> int:
     """Return how many ports of this computer this process, and those that it has started, listen at."""
-    own = psutil.Process()
-    found = [each.net_connections("tcp") for each in (own, *own.children(recursive=True))]
-    return sum(each.status == psutil.CONN_LISTEN for connections in found for each in connections)
+    own, count = psutil.Process(), 0
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            count += sum(each.status == psutil.CONN_LISTEN for each in process.net_connections("tcp"))
+    return count
 
 
 class Told(logging.Handler):
