@@ -86,7 +86,7 @@ class Seats:
 
         A node that was not reached yet is taken to have as many as that of the scheduler.
         """
-        if self._places != "per-device":
+        if isinstance(self._places, int):
             return self._places
         devices = self.pool.devices
         return max(1, devices.get(node, devices.get(self.head, 1)))

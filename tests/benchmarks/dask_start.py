@@ -46,15 +46,16 @@ def measured() -> tuple[list[float], list[float]]:
         machines = [dask.machine(lab, venv) for _ in range(NODES)]
         known = Path(home) / "known_hosts"
         known.write_text("".join(f"{each.address} {each.host_key}\n" for each in machines))
+        python = str(venv / "bin" / "python")
         settings = {
             "machines": [(each.address, each.host_key) for each in machines],
             "identity": str(lab.client_key),
             "known_hosts": str(known),
-            "python": str(venv / "bin" / "python"),
+            "python": python,
             "times": TIMES,
         }
         env = {"HOME": home, "TMPDIR": home, "PATH": "/usr/bin:/bin"}
-        argv = [settings["python"], "-W", "ignore", str(SCRIPT), json.dumps(settings)]
+        argv = [python, "-W", "ignore", str(SCRIPT), json.dumps(settings)]
         done = subprocess.run(argv, env=env, cwd=home, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])

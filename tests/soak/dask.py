@@ -20,11 +20,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from tests.clients import venvs
@@ -101,14 +102,22 @@ class Metadata(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-def machine(lab: Lab, venv: Path) -> Machine:
-    """Return a new machine that sees the venv and the Python below it."""
+def machine(lab: Lab, venv: Path, others: Mapping[Path, Path] = MappingProxyType({})) -> Machine:
+    """Return a new machine that sees the venv and the Python below it.
+
+    Args:
+        lab: the lab.
+        venv: the folder of the venv.
+        others: folders of this computer that it sees in place of others. Default: none.
+    """
     base = Path(sys.base_prefix)
 
     def show(made: Machine) -> None:
         for folder in (venv, base) if base != Path("/usr") else (venv,):
             made.path(folder).mkdir(parents=True, exist_ok=True)
             kernel.bind(folder, made.path(folder))
+        for folder, own in others.items():
+            kernel.bind(own, made.path(folder))
 
     return lab.machine(keys=[lab.public_key], prepare=show, metadata=Metadata.of)
 
@@ -204,7 +213,7 @@ def run(number: int, chance: random.Random, lab: Lab, machines: Sequence[Machine
     this = Run(number)
     began = time.monotonic()
     venv = environment()
-    settings = {
+    settings: dict[str, Any] = {
         "name": f"soak-{os.getpid()}-{number}",
         "seed": chance.random(),
         "identity": str(lab.client_key),

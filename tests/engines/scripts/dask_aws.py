@@ -1,7 +1,8 @@
 """Use a Dask cluster on two spot machines of AWS, one of which is taken back meanwhile; print as JSON what came of it.
 
-python dask_aws.py
+python dask_aws.py PACKAGES
 
+PACKAGES is a folder with boto3, which the environment of Dask does not have.
 What this program prints after "@" is for the program that has started it, which has the AWS.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from typing import Any
 
@@ -53,9 +55,10 @@ def main() -> None:
             shown["after"] = sum(client.gather(client.map(square, range(100), pure=False)))
         shown["services"] = [each.name for each in pool.services]
     receipt = pool.receipt
-    shown["receipt"] = {"usd": receipt.usd, "lines": [[each.type, each.ended, each.usd] for each in receipt.lines]}
+    shown["receipt"] = {"usd": receipt.usd, "lines": [[each.place, each.ended, each.usd] for each in receipt.lines]}
     print(f"\n{json.dumps({'shown': shown})}")
 
 
 if __name__ == "__main__":
+    sys.path.append(sys.argv[1])
     main()

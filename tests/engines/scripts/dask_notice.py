@@ -5,6 +5,7 @@ python dask_notice.py FOLDER
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -24,7 +25,7 @@ NOTICE = 30.0
 """Seconds between a notice and the end of the machine: as long as Google says, and as data may be copied."""
 
 
-def main(folder: Path) -> None:
+def main(folder: Path) -> dict[str, Any]:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     shown: dict[str, Any] = {}
     cloud = FakeCloud(folder, [Stock("small", usd_per_hour=1.0)])
@@ -45,7 +46,7 @@ def main(folder: Path) -> None:
             until(lambda: len(cluster.worker_spec) == 1, "a cluster that knows of a node that was retired")
             shown["kept after a retirement"] = float(data.sum().compute()) == before
         shown["slow data"] = slow_data(cloud, pool)
-    print(json.dumps({"shown": shown}))
+    return {"shown": shown}
 
 
 class Slow:
@@ -85,4 +86,6 @@ def slow_data(cloud: FakeCloud, pool: sky.ComputePool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with contextlib.redirect_stdout(sys.stderr):  # what workers print
+        done = main(Path(sys.argv[1]))
+    print(json.dumps(done))

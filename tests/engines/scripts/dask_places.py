@@ -6,6 +6,7 @@ python dask_places.py FOLDER
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -46,7 +47,7 @@ async def used_async(cluster: Any) -> tuple[str, int]:
         return refused, await client.submit(sum, [1, 2, 3])
 
 
-def main(folder: Path) -> None:
+def main(folder: Path) -> dict[str, Any]:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     shown: dict[str, Any] = {}
     cloud = FakeCloud(folder, [Stock("two", 10.0, "H100:2")])
@@ -80,8 +81,10 @@ def main(folder: Path) -> None:
         with sky.dask.cluster(pool, workers=0) as cluster:
             cluster.scale(memory=MEMORY_LIMIT // 2 + 1)  # no worker has told its memory yet
             shown["memory without a worker"] = len(cluster.worker_spec)
-    print(json.dumps({"shown": shown}))
+    return {"shown": shown}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with contextlib.redirect_stdout(sys.stderr):  # what workers print
+        done = main(Path(sys.argv[1]))
+    print(json.dumps(done))
