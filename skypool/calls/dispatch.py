@@ -733,6 +733,12 @@ class Dispatch:
         node_queue = self.node_queues.get(node)
         return None if node_queue is None else node_queue.services.underway.get(id_)
 
+    def function_of(self, node: int, id_: int) -> str:
+        """Return the name of the function of a call that is under way on a node; "" if it is not. Takes no lock."""
+        node_queue = self.node_queues.get(node)
+        pending = None if node_queue is None else node_queue.find(id_)
+        return "" if pending is None else pending.name
+
     def services_on(self, node: int) -> list[PendingCall]:
         """Return the services that run on a node, as a new list; [] if the pool has no such node."""
         with self._lock:

@@ -33,6 +33,8 @@ from skypool.errors import (
 from skypool.event_loop import Loop
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
+from skypool.logs.files import limits
+from skypool.logs.writer import LogWriter
 from skypool.model import Instance, Trust
 from skypool.offers.need import hosts_alike
 from skypool.pool import lifecycle, states
@@ -105,6 +107,8 @@ class PoolEngine:
             terms.wait,
         )
         self.rental = Rental(terms, stream.emit)
+        self._log = LogWriter(terms.name, limits(), self._notice)
+        self._unlisten = stream.listen(self._keep)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
         self._reports = NodeReports(
             terms.name,
@@ -194,12 +198,14 @@ class PoolEngine:
         """
         if self.terms.attach:
             await self._adopt()
+            self._log.open(self.rental.session, self._connector.secrets)
             self._spawn(self._serve_observers())
             self._spawn(self._tend())
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
             await asyncio.to_thread(self.rental.begin, self.state.minimum)
+            self._log.open(self.rental.session, self._connector.secrets)
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
             try:
@@ -317,6 +323,7 @@ class PoolEngine:
         if self._observers is not None:
             self._observers.close()
         self.forwards.close()
+        self._close_log()
         if self._given_away is not None:
             return
         for link in self._links.values():
@@ -648,6 +655,20 @@ class PoolEngine:
                     link.allow(left)
             await self._pause(min(left, self.rental.pulse))
 
+    # --- what is kept in files -------------------------------------------------------------------------------
+
+    def _keep(self, event: events.Event) -> None:
+        """Keep an event. For output, the name of its call's function is kept, too, if the call has not ended."""
+        if isinstance(event, events.Output):
+            self._log.hear(event, self.dispatch.function_of(event.node, event.call))
+        else:
+            self._log.hear(event)
+
+    def _close_log(self) -> None:
+        """Write what waits to be kept, and keep nothing from then on. Blocks. Any thread may call this."""
+        self._unlisten()
+        self._log.close()
+
     async def _serve_observers(self) -> None:
         """Begin to serve observers: other processes of the user. If that fails, tell the user; the pool goes on."""
         try:
@@ -679,9 +700,11 @@ class PoolEngine:
         if self._observers is not None:
             await asyncio.to_thread(self._observers.close)
         await asyncio.to_thread(self.forwards.close)
-        if self._given_away is not None:  # what is left is the new owner's
-            return
-        await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
+        try:
+            if self._given_away is None:  # otherwise, what is left is the new owner's
+                await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
+        finally:
+            await asyncio.to_thread(self._close_log)
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
         """End the machines of these nodes, and report each to the state machine, as `Terminated` or `StillThere`.
@@ -882,10 +905,15 @@ class PoolEngine:
         self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=_text_of(error)))
 
     def _report(self, event: events.Event) -> None:
-        """Emit an event of a node. The gangs keep the end of what their processes print. Any thread may call this."""
+        """Emit an event of a node. The gangs keep the end of what their processes print. Any thread may call this.
+
+        Output that the user is not to see, as with `output="rank0"`, is only kept in files.
+        """
         gangs = self.dispatch.gangs
         if gangs is None or not isinstance(event, events.Output) or gangs.heard(event.call, event.text):
             self.emit(event)
+        else:
+            self._keep(event)
 
     def _on_gang_failed(self, failure: GangFailure) -> None:
         """Emit a `GangFailed` event for the user: a run of a gang has failed. Any thread may call this."""
