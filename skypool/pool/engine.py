@@ -167,6 +167,13 @@ class PoolEngine:
         """Return True if the results of a node are read as plain data only. Any thread may call this."""
         return self._trust_levels.is_stranger(node)
 
+    def devices(self) -> dict[int, int]:
+        """Return the number of accelerators of each node that has been reached, by its number.
+
+        Any thread may call this.
+        """
+        return {node: welcome.devices for node, welcome in sorted(self._welcomes.copy().items())}
+
     def words(self) -> dict[int, str]:
         """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
 

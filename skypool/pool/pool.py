@@ -1226,6 +1226,14 @@ class ComputePool(Executor):
         return {} if self._engine is None else self._engine.dispatch.slots(on_cpu=devices == 0)
 
     @property
+    def devices(self) -> dict[int, int]:
+        """The number of accelerators of each node that has been reached, by the node's number.
+
+        The dict is empty until `start` has returned, and after the pool was stopped.
+        """
+        return {} if self._engine is None else self._engine.devices()
+
+    @property
     def image(self) -> Image:
         """The packages, files and settings of each node."""
         image: Image = self._terms.image
