@@ -200,6 +200,7 @@ class NodeQueue:
         leaving: True if the provider takes the machine back, or if the node was retired. Calls that run there go on,
             and the node gets no new ones.
         retired: True if the node leaves because it was retired, and the provider does not take its machine back.
+        devices: the number of the node's devices.
         address: the address at which other nodes reach this node; "" if it is not known.
     """
 
@@ -217,6 +218,7 @@ class NodeQueue:
     resumed: bool = True
     leaving: bool = False
     retired: bool = False
+    devices: int = 0
     address: str = ""
     services: Lane = field(default_factory=lambda: Lane(0))
 

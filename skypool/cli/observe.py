@@ -1,4 +1,4 @@
-"""`skypool forward` and `skypool logs`: look into a running pool from another terminal, through the pool's owner.
+"""`skypool forward`: reach a port of a node of a running pool from another terminal, through the pool's owner.
 
 The owner is the process that made the pool. It serves other processes of the same user (see `skypool.observers`).
 `skypool ps` asks it too, and is in `skypool.cli.money`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,9 +22,8 @@ Name = Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` shows
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands `skypool forward` and `skypool logs` to the program."""
+    """Add the command `skypool forward` to the program."""
     app.command("forward")(forward)
-    app.command("logs")(logs)
 
 
 def forward(
@@ -48,7 +47,7 @@ def forward(
     except KeyboardInterrupt:
         return
     except client.NoOwner as e:
-        raise _explained(pool, e) from e
+        raise explained(pool, e) from e
     why = closed or f"the process that runs pool {pool!r} is gone"
     raise SkypoolError(f"the forward of {address} has ended: {why}; `skypool ps` lists the running pools")
 
@@ -64,43 +63,7 @@ def _forward(pool: str, port: int, node: int, host: str, here: int | None) -> cl
     return client.forward(pool, port, node, host, here or 0)
 
 
-def logs(pool: Name) -> None:
-    """Print what the calls of a running pool print from now on, and the pool's notices, until Ctrl-C or its end."""
-    try:
-        with client.events(pool) as made:
-            for said in made.lines():
-                _print(said)
-    except KeyboardInterrupt:
-        return
-    except client.NoOwner as e:
-        raise _explained(pool, e) from e
-
-
-def _print(said: dict[str, Any]) -> None:
-    """Print what a call printed as it is, and notices and failures as lines on stderr. Leave out other events."""
-    text = str(said.get("text", ""))
-    match said.get("event"):
-        case "Output":
-            stream = sys.stderr if said.get("stream") == 2 else sys.stdout
-            stream.write(text)
-            stream.flush()
-        case "Notice":
-            output.note(text)
-        case "NodePhase":
-            output.note(f"node {said.get('node')}: {said.get('phase')}{_reason(said)}")
-        case "PoolPhase":
-            output.note(f"pool {said.get('pool')}: {said.get('phase')}{_reason(said)}")
-        case "CallFailed":
-            output.note(f"{said.get('call')} failed on node {said.get('node')}: {said.get('error')}")
-        case "Missed":
-            output.note(f"{said.get('count')} events were left out, because they came faster than they were printed")
-
-
-def _reason(said: dict[str, Any]) -> str:
-    return f": {said['detail']}" if said.get("detail") else ""
-
-
-def _explained(pool: str, error: client.NoOwner) -> SkypoolError:
+def explained(pool: str, error: client.NoOwner) -> SkypoolError:
     """Return an error that says why a pool's owner cannot be asked, and what can be done.
 
     Args:
