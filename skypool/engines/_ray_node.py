@@ -353,6 +353,11 @@ def run_driver(
         kwargs: its arguments by name.
     """
     use(environment)
+    import ray.cloudpickle  # pyright: ignore[reportMissingImports]
+
+    if function.__module__ in sys.modules and function.__module__ != "__main__":
+        # Workers of Ray do not have the modules that skypool brings, so what the module defines goes to them as it is.
+        ray.cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     try:
         return function(*args, **kwargs)
     finally:

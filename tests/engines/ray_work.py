@@ -56,7 +56,7 @@ def data() -> int:
     ray = imported("ray")
 
     ray.init(log_to_driver=False)
-    squares = ray.data.range(1000).map(lambda row: {"square": row["id"] ** 2})
+    squares = ray.data.range(1000, override_num_blocks=2).map(lambda row: {"square": row["id"] ** 2})
     return int(squares.sum("square"))
 
 
@@ -74,7 +74,7 @@ def tune() -> int:
 def train() -> list[int]:
     """Return the ranks of two workers of Ray Train, as they have written them into a shared actor."""
     ray, training = imported("ray"), imported("ray.train")
-    trainers = imported("ray.train.data_parallel_trainer")
+    trainers = imported("ray.train.v2.api.data_parallel_trainer")
 
     ray.init(log_to_driver=False)
 
