@@ -5,6 +5,7 @@ The client checks these facts before it uses the node.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import time
@@ -29,7 +30,9 @@ def describe(devices: Sequence[Device]) -> NodeHealth:
     if any(device.kind == "cuda" for device in devices):
         said = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
         driver = said.strip().partition("\n")[0]
-    return NodeHealth(tuple(devices), driver, address=own_address())
+    # devices of a rehearsal (`skypool.devices.detect`) do not exist, so they cannot be measured
+    monitored = any(device.kind not in ("cpu", "mps") for device in devices) and "SKYPOOL_DEVICES" not in os.environ
+    return NodeHealth(tuple(devices), driver, address=own_address(), monitored=monitored)
 
 
 def own_address() -> str:

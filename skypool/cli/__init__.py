@@ -3,7 +3,8 @@
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `money`: `skypool ps` (from the ledger and from running pools), `skypool cost`; `ending`: `skypool down`, `gc`.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`.
-- `shell`: `skypool shell`; `observe`: `skypool forward`, `skypool logs`; `new_driver`: `skypool new-driver`.
+- `shell`: `skypool shell`; `observe`: `skypool forward`, `skypool logs`, `skypool health`.
+- `new_driver`: `skypool new-driver`.
 - `output`: prints the tables, errors and JSON of the commands.
 """
 
