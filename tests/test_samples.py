@@ -484,3 +484,36 @@ def test_an_unhealthy_machine_gets_no_call_at_all(nvml: FakeNvml) -> None:
     nvml.say(0, remap_failed=1)
     with pytest.raises(sky.BootstrapError, match=r"must not be used.*could not be replaced"):
         sky.ComputePool(console="off", nodes=1).start()
+
+
+# --- a real GPU, by hand -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real_gpus() -> list[Device]:
+    found = [each for each in sky.devices.detect() if each.kind == "cuda"]
+    if not found:
+        pytest.skip("this machine has no NVIDIA GPU")
+    return found
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_read(real_gpus: list[Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    monkeypatch.setattr(sys, "path", [str(Path(sky.__file__).parents[1]), *sys.path])
+    loop = Loop(real_gpus)
+    try:
+        seen = loop.until(lambda each: each.memory_used_mib is not None and each.power_watts is not None)
+    finally:
+        loop.close()
+    print(seen, judge(seen), sep="\n")
+    assert seen.memory_total_mib
+    assert not seen.lost
+    assert judge(seen).state != "unhealthy"
+
+
+@pytest.mark.gpu
+def test_a_pool_on_a_real_gpu_tells_its_health(real_gpus: list[Device]) -> None:
+    with sky.ComputePool(console="off") as pool:
+        assert len(pool.samples.health()[0].devices) == len({each.index for each in real_gpus})
+        assert pool.submit(os.getpid).result(60)

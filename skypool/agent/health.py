@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from skypool.agent.monitor import SWITCH
 from skypool.devices.device import Device
 from skypool.devices.tools import ask
 from skypool.wire.handshake import NodeHealth
@@ -31,7 +32,8 @@ def describe(devices: Sequence[Device]) -> NodeHealth:
         said = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
         driver = said.strip().partition("\n")[0]
     # devices of a rehearsal (`skypool.devices.detect`) do not exist, so they cannot be measured
-    monitored = any(device.kind not in ("cpu", "mps") for device in devices) and "SKYPOOL_DEVICES" not in os.environ
+    exist = any(device.kind not in ("cpu", "mps") for device in devices) and "SKYPOOL_DEVICES" not in os.environ
+    monitored = exist and os.environ.get(SWITCH) != "off"
     return NodeHealth(tuple(devices), driver, address=own_address(), monitored=monitored)
 
 

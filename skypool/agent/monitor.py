@@ -7,6 +7,7 @@ its own, the sampler, because a broken device or driver may hang whoever asks it
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import sys
@@ -22,6 +23,8 @@ from skypool.samples.values import CallSample, DeviceSample, NodeSample, to_json
 if TYPE_CHECKING:
     import subprocess
 
+SWITCH = "SKYPOOL_SAMPLES"
+"""The environment variable of a machine that switches measurements off there, by the value "off"."""
 _EVERY = 5.0
 """Seconds between two samples of a node without devices."""
 _EVERY_WITH_DEVICES = 1.0
@@ -105,7 +108,7 @@ class Monitor:
         """
         self._now = now
         if self._next is None:
-            self._next = now + _FIRST
+            self._next = math.inf if os.environ.get(SWITCH) == "off" else now + _FIRST
         if self._wanted:
             self._look_after(now)
         if now >= self._next:

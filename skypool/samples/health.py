@@ -101,7 +101,10 @@ class HealthOfNode:
 
 def worst(states: Sequence[State]) -> State:
     """Return the state that decides; "unknown" if there are none."""
-    return next((state for state in _WORST if state in states), "unknown")
+    for state in _WORST:
+        if state in states:
+            return state
+    return "unknown"
 
 
 def _remembered(past: _Past, seen: DeviceSample) -> _Past:
