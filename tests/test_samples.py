@@ -32,7 +32,7 @@ from skypool.samples.store import SampleStore, history, thin
 from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
 from skypool.wire.frames import Kind, encode, parse_frame
 from tests.conftest import eventually
-from tests.nvml import FakeNvml, built
+from tests.nvml import FakeNvml, build
 
 PROGRAM = [sys.executable, "-c", "import sys; from skypool.cli import main; sys.exit(main())"]
 GOOD = DeviceSample(
@@ -47,9 +47,16 @@ def with_(**values: Any) -> DeviceSample:
     return replace(GOOD, **values)
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nvml")
+    build(folder)
+    return folder
+
+
 @pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    made = built(tmp_path)
+def nvml(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    made = FakeNvml(library, tmp_path)
     for name, value in made.env.items():
         monkeypatch.setenv(name, value)
     return made
@@ -208,8 +215,10 @@ def test_samples_are_kept_once_and_read_again(tmp_path: Path) -> None:
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_old_samples_are_thinned_and_errors_of_drivers_stay(tmp_path: Path) -> None:
+def test_old_samples_are_thinned_and_errors_of_drivers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sqlite3
+
+    monkeypatch.setattr(store, "_CLOCKS", 1e9)
 
     file = tmp_path / "s.sqlite3"
     kept = SampleStore(lambda: file)
@@ -229,6 +238,13 @@ def test_old_samples_are_thinned_and_errors_of_drivers_stay(tmp_path: Path) -> N
     assert 99 <= sum(3600 < age < 86_400 for age in left) <= 102
     assert 16 <= sum(age > 86_400 for age in left) <= 19
     assert any(each.devices[0].xids for each in history(file))
+
+
+def test_a_sample_from_the_future_gets_the_time_of_its_arrival(tmp_path: Path) -> None:
+    kept = SampleStore(lambda: tmp_path / "s.sqlite3")
+    [found] = kept.add([NodeSample(time=1e14)])
+    assert abs(found.time - time.time()) < 60
+    assert kept.add([NodeSample(time=1e14)]) == []
 
 
 def test_a_file_of_samples_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

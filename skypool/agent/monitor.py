@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from skypool.devices.device import Device
 from skypool.samples.machine import Machine, process
-from skypool.samples.values import CallSample, DeviceSample, NodeSample, to_json
+from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
 
 if TYPE_CHECKING:
     import subprocess
@@ -204,25 +204,24 @@ class Monitor:
             return
         self._said += data
         *lines, self._said = self._said.split(b"\n")
-        for line in lines:
-            self._take(line)
+        try:
+            for line in lines:
+                self._take(node_sample({"devices": json.loads(line)}).devices)
+        except ValueError as e:  # a library of the vendor may print to stdout, too
+            print(f"the monitor printed something that is no reading: {e}", file=sys.stderr, flush=True)
+            self._give_up("the monitor printed something that is no reading")
+            return
         if not data or len(self._said) > _LINE:
             self._give_up("the monitor ended")
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, read: tuple[DeviceSample, ...]) -> None:
         is_first = not self._read_devices or any(each.unknown for each in self._read_devices)
-        read = []
-        for each in json.loads(line):
-            xids = tuple(each.pop("xids", ()))
-            memory = each.pop("memory_of", None)
-            throttled = tuple(each.pop("throttled", ()))
-            sample = DeviceSample(**each, throttled=throttled, memory_of=memory)
-            read.append(sample)
-            if xids:
-                self._xids[sample.index] = (*self._xids.get(sample.index, ()), *xids)[-64:]
+        for sample in read:
+            if sample.xids:
+                self._xids[sample.index] = (*self._xids.get(sample.index, ()), *sample.xids)[-64:]
         was_lost = {each.index for each in self._read_devices if each.lost}
         is_lost = {each.index for each in read if each.lost}
-        self._read_devices = tuple(read)
+        self._read_devices = read
         self._heard = self._now
         if not any(each.unknown for each in read):
             self._pause = _PAUSE

@@ -491,6 +491,8 @@ class PoolEngine:
                 self.dispatch.add(node, self._welcomes[node], self._links[node])
                 self.services.admitted(node)
                 self._trust_levels.announce()
+                if (found := self.health.of(node)) is not None and found.state == "unhealthy":  # since it was set up
+                    Loop.shared().loop.call_soon(self._on_unhealthy, node, self.health.error_of(node))
             case states.Drain(node, None, error) if error is not None:
                 sick = error if isinstance(error, NodeUnhealthy) else NodeUnhealthy(str(error), node)
                 self.dispatch.drain(node, unhealthy=sick)
@@ -745,6 +747,7 @@ class PoolEngine:
         return unproved
 
     async def _leave(self, node: int) -> None:
+        self.health.store.forget(node)
         await self._stop_reaching(node)
         link = self._links.pop(node, None)
         if link is not None:

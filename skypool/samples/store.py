@@ -12,6 +12,7 @@ import json
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -30,6 +31,10 @@ _MOST_FILES = 20
 """The number of files that are kept: those of the last sessions."""
 _MOST_WAITING = 20_000
 """The most samples that wait in memory to be written, if the disk does not take them."""
+_SEEN = 64
+"""The number of samples of a node that are compared with new ones, to drop those that come a second time."""
+_CLOCKS = 2 * _HOUR
+"""Seconds by which a node's clock may differ. Beyond it, a sample gets the client's time, so that thinning works."""
 _SCHEMA = """
 create table if not exists sample (node integer, time real, error integer, data text);
 create index if not exists sample_time on sample (time);
@@ -55,9 +60,10 @@ class SampleStore:
 
     def __init__(self, file: Callable[[], Path]) -> None:
         self._file_of = file
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the three below
         self._waiting: list[NodeSample] = []
         self.newest: dict[int, NodeSample] = {}
+        self._seen: dict[int, deque[float]] = {}
         self._writing = threading.Lock()
         self._thinned = 0.0
 
@@ -70,10 +76,15 @@ class SampleStore:
         new = []
         with self._lock:
             for each in samples:
-                before = self.newest.get(each.node)
-                if before is None or each.time > before.time:
-                    self.newest[each.node] = each
-                    new.append(each)
+                seen = self._seen.setdefault(each.node, deque(maxlen=_SEEN))
+                if each.time in seen:
+                    continue
+                seen.append(each.time)
+                now = time.time()
+                if abs(each.time - now) > _CLOCKS:
+                    each = replace(each, time=now)
+                self.newest[each.node] = each
+                new.append(each)
             self._waiting += new
             del self._waiting[:-_MOST_WAITING]
         return new
@@ -82,6 +93,7 @@ class SampleStore:
         """Forget the newest sample of a node that has ended. The file keeps its samples."""
         with self._lock:
             self.newest.pop(node, None)
+            self._seen.pop(node, None)
 
     def flush(self) -> None:
         """Write the samples that wait to the file. If that fails, they are dropped, because newer ones will come.

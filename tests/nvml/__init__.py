@@ -15,11 +15,12 @@ class FakeNvml:
     """`libnvidia-ml.so.1` built from `nvml.c`, and its script.
 
     Args:
-        folder: an empty folder for the library and the script.
+        library: the folder of the library.
+        folder: an empty folder for the script.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, library: Path, folder: Path) -> None:
+        self.library = library
         self.script = folder / "script"
         self._values: dict[tuple[int, str], int] = {}
         self.say(0)
@@ -39,11 +40,11 @@ class FakeNvml:
     @property
     def env(self) -> Mapping[str, str]:
         """The environment variables with which a process finds the library and its script."""
-        return {"LD_LIBRARY_PATH": str(self.folder), "NVML_SCRIPT": str(self.script)}
+        return {"LD_LIBRARY_PATH": str(self.library), "NVML_SCRIPT": str(self.script)}
 
 
-def built(folder: Path) -> FakeNvml:
-    """Compile the library in a folder. Skip the test if there is no compiler, or no nvidia-ml-py to load it."""
+def build(folder: Path) -> None:
+    """Compile the library into a folder. Skip the test if there is no compiler, or no nvidia-ml-py to load it."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
@@ -51,4 +52,3 @@ def built(folder: Path) -> FakeNvml:
     source = Path(__file__).with_name("nvml.c")
     target = folder / "libnvidia-ml.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", target, source], check=True, timeout=120)
-    return FakeNvml(folder)
