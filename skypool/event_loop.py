@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -52,6 +52,24 @@ class Loop:
         """
         cls._shared = None
         cls._making = threading.Lock()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function in the loop's thread, wait until it returns, and return its value or raise its exception.
+
+        Any thread may use this, also the loop's own, which calls the function directly. The function must not block.
+        """
+        if threading.current_thread() is self._thread:
+            return function()
+        done: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as e:  # noqa: BLE001 - the waiting thread raises it
+                done.set_exception(e)
+
+        self.loop.call_soon_threadsafe(work)
+        return done.result()
 
     def run(self, work: Coroutine[object, None, T]) -> T:
         """Run a coroutine in the loop's thread, wait for it, and return its result or raise its exception.

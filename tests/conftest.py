@@ -43,12 +43,25 @@ ROOT = Path(__file__).parents[1]
 hear_signals()
 
 LONGEST = """
-    soak_ledgers executor nets userdata aws_pools bad_luck aws ssh image_script gcp_compute vastai_pools slices
-    gcp_tpu runpod troubleshooting recipes container vastai spot rental tpu_pools verda verda_pools remote
-    driver_contract large fuzz pool lab_aws lab calls bootstrap reaper gcp_groups trust console together gcp_prices
-    wire examples quote runpod_pools mixed house cli_money fake cli_accelerators crash
+    aws runpod ssh slots gcp_compute gcp_tpu container gangs replay recording vastai rental image_lab bad_luck prove
+    hostile_nodes verda quote first_hour services troubleshooting slices bundle recipes userdata pauses bootstrap
+    spot driver_kit joblib resize remote aws_prove executor lab least_billed gce_pools nets lab_tpu guides
+    gcp_groups observers network_check image_script house cli_shell lab_aws vastai_pools pool ledger large tpu_pools
+    jupyter own_name mixed lab_gce tracebacks full_disk darwin driver_contract trust parts paid_examples
+    aws_permissions runpod_pools published forward gcp_prices reaper aws_pools verda_pools spot_lab gang_node fuzz
+    console gang_decisions fake_cloud aws_schema spawned link lab_verda gcp_prove ranking lab_vastai cli_money
+    interrupts testing_page sizing gcp_permissions docs_architecture cli_accelerators resize_lab gcp_tpu_schema
+    bills
 """.split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without looking for garbage. Each look would go through all tests so far, in every process."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers

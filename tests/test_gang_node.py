@@ -73,7 +73,7 @@ def values(futures: Sequence[CallFuture[Any]]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
-    with sky.ComputePool(slots=1, console="off", grace=0.5, liveness=4) as mine:
+    with sky.ComputePool(slots=1, console="off", grace=0.5) as mine:
         yield mine
 
 
@@ -280,16 +280,17 @@ def test_a_timeout_ends_the_process(pool: sky.ComputePool, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_process_that_is_stopped_for_long_is_given_up(pool: sky.ComputePool, tmp_path: Path) -> None:
-    futures = start(pool, dawdle(str(tmp_path)), 2)
-    pids = pids_in(tmp_path, 2)
-    os.kill(int(next(tmp_path.iterdir()).name.split()[0]), signal.SIGSTOP)
-    eventually(lambda: any(future.done() for future in futures), 60)
-    ended = next(future for future in futures if future.done())
-    assert isinstance(ended.exception(0), ConnectionLost)
-    for future in futures:
-        future.cancel()
-    eventually(lambda: not any(map(lives, pids)))
+def test_a_process_that_is_stopped_for_long_is_given_up(tmp_path: Path) -> None:
+    with sky.ComputePool(slots=1, console="off", grace=0.5, liveness=4) as mine:
+        futures = start(mine, dawdle(str(tmp_path)), 2)
+        pids = pids_in(tmp_path, 2)
+        os.kill(int(next(tmp_path.iterdir()).name.split()[0]), signal.SIGSTOP)
+        eventually(lambda: any(future.done() for future in futures), 60)
+        ended = next(future for future in futures if future.done())
+        assert isinstance(ended.exception(0), ConnectionLost)
+        for future in futures:
+            future.cancel()
+        eventually(lambda: not any(map(lives, pids)))
 
 
 def test_the_end_of_the_pool_ends_them(tmp_path: Path) -> None:

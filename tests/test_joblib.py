@@ -86,6 +86,10 @@ class Failed(Exception):
     """An exception of a task."""
 
 
+def test_no_task_gives_no_result(backend: Any) -> None:
+    assert Parallel(n_jobs=2)(delayed(abs)(n) for n in ()) == []
+
+
 def test_an_exception_comes_as_itself_with_its_traceback_and_stops_the_other_tasks(backend: Any) -> None:
     def task(n: int) -> int:
         if n == 0:

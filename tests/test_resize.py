@@ -103,6 +103,15 @@ def test_a_retired_node_ends_its_calls_and_the_calls_that_wait_for_it_move_or_sa
     assert not pool.heard(events.CallRetried)
 
 
+def test_a_request_counts_as_soon_as_retire_returns(cloud: FakeCloud) -> None:
+    with Watched(cloud, nodes=2) as pool:
+        pool.retire(1)
+        calls = [where() > pool for _ in range(20)]
+        with pytest.raises(UsageError, match=r"node 0 is the last one"):
+            pool.retire(0)
+        assert {call.result(60) for call in calls} == {0}
+
+
 def test_a_pool_that_cannot_grow_says_so_goes_on_and_tries_again_when_asked(cloud: FakeCloud) -> None:
     with Watched(cloud) as pool:
         (offer,) = cloud.offers(Need())

@@ -16,9 +16,9 @@ import threading
 from collections import ChainMap, deque
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from skypool.calls.futures import CallFuture, Items, ResultCell
-from skypool.calls.gangs import GangFailure, GangRunner
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
@@ -37,6 +37,9 @@ from skypool.link.connection import Link
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
 from skypool.wire.frames import Buffer, Kind, frame
+
+if TYPE_CHECKING:
+    from skypool.calls.gangs import GangFailure, GangFuture, GangRunner
 
 
 class Dispatch:
@@ -60,7 +63,7 @@ class Dispatch:
 
     Attributes:
         node_queues: a dict from the number of each node to its queue.
-        gangs: the gangs of the pool.
+        gangs: the gangs of the pool; None until the first gang is submitted.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class Dispatch:
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
         self._closed: BaseException | None = None
-        self.gangs = GangRunner(pool, self, self._lock, wait, on_gang_failed, notice)
+        self.gangs: GangRunner | None = None
+        self._gang_settings = (wait, on_gang_failed, notice)
+        self._coming = 0
 
     # --- calls in --------------------------------------------------------------------------------------------
 
@@ -120,6 +125,54 @@ class Dispatch:
                     self._fill(node_queue)
             if pending_calls:
                 self._send_on(pending_calls[-1])
+
+    def submit_gang(
+        self,
+        code: Code,
+        payload: Sequence[Buffer],
+        options: Options,
+        count: int,
+        among: frozenset[int] | None,
+        every: bool,
+    ) -> GangFuture[Any]:
+        """Submit a call that runs as several processes, and return its future at once.
+
+        `GangRunner.submit` describes the arguments.
+
+        Raises:
+            PoolClosed: the pool has ended.
+        """
+        return self._gang_runner(code.name).submit(code, payload, options, count, among, every)
+
+    def _gang_runner(self, name: str) -> GangRunner:
+        """Return the gangs of the pool. The first time, make them, with the nodes that the pool has.
+
+        Args:
+            name: the name of the call for which they are needed.
+
+        Raises:
+            PoolClosed: the pool has ended.
+        """
+        from skypool.calls.gangs import GangRunner  # imported here: few pools need it, and it would delay each start
+
+        with self._lock:
+            if self._closed is not None:
+                raise self._too_late(name)
+            if self.gangs is None:
+                self.gangs = GangRunner(self._pool, self, self._lock, *self._gang_settings)
+                self.gangs.coming(self._coming)
+                for node, node_queue in self.node_queues.items():
+                    self.gangs.node_up(node, node_queue.devices)
+                    if node_queue.leaving:
+                        self.gangs.node_leaving(node)
+            return self.gangs
+
+    def coming(self, count: int) -> None:
+        """Note the number of nodes that are being rented or set up, for which gangs may wait."""
+        with self._lock:
+            self._coming = count
+            if self.gangs is not None:
+                self.gangs.coming(count)
 
     def start_service(self, pending: PendingCall) -> None:
         """Send a service, a call that takes no slot, to its node. Return at once.
@@ -475,10 +528,13 @@ class Dispatch:
         """
         with self._lock:
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
-            node_queue = self.node_queues[node] = NodeQueue(node, lanes, link, address=welcome.health.address)
+            node_queue = self.node_queues[node] = NodeQueue(
+                node, lanes, link, devices=welcome.devices, address=welcome.health.address
+            )
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
-            self.gangs.node_up(node, welcome.devices)
+            if self.gangs is not None:
+                self.gangs.node_up(node, node_queue.devices)
             self._fill(node_queue)
 
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
@@ -564,7 +620,8 @@ class Dispatch:
                 lane.recalling = False
                 node_queue.send(self._unknown(node_queue, lane, known))
             node_queue.recall_all()
-            self.gangs.resumed(node)
+            if self.gangs is not None:
+                self.gangs.resumed(node)
             self._fill(node_queue)
 
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
@@ -620,7 +677,8 @@ class Dispatch:
                 while lane.pinned:
                     self._lost(lane.pinned.popleft(), node_queue.why_leaving, begun=False)
             self._lose_shared(node, node_queue.why_leaving)
-            self.gangs.node_leaving(node)
+            if self.gangs is not None:
+                self.gangs.node_leaving(node)
             node_queue.recall_all()
             self._fill(node_queue)
 
@@ -677,6 +735,12 @@ class Dispatch:
         node_queue = self.node_queues.get(node)
         return None if node_queue is None else node_queue.services.underway.get(id_)
 
+    def function_of(self, node: int, id_: int) -> str:
+        """Return the name of the function of a call that is under way on a node; "" if it is not. Takes no lock."""
+        node_queue = self.node_queues.get(node)
+        pending = None if node_queue is None else node_queue.find(id_)
+        return "" if pending is None else pending.name
+
     def services_on(self, node: int) -> list[PendingCall]:
         """Return the services that run on a node, as a new list; [] if the pool has no such node."""
         with self._lock:
@@ -714,8 +778,9 @@ class Dispatch:
                 for pending in [*node_queue.underway, *node_queue.pinned, *node_queue.services.underway.values()]:
                     lost = _lost_with_node(pending, node_queue.node, why)
                     self._lost(pending, lost, begun=node_queue.has(pending))
-            for node_queue in gone:
-                self.gangs.node_gone(node_queue.node)
+            if self.gangs is not None:
+                for node_queue in gone:
+                    self.gangs.node_gone(node_queue.node)
             self._lose_shared(node, error)
             for other in self.node_queues.values():
                 self._fill(other)
@@ -775,7 +840,8 @@ class Dispatch:
             if self._closed is not None:
                 return
             self._closed = error
-            self.gangs.close(error)
+            if self.gangs is not None:
+                self.gangs.close(error)
             left = list(self._waiting)
             self._waiting.clear()
             for node_queue in self.node_queues.values():
@@ -817,7 +883,7 @@ class Dispatch:
         Calls that wait for certain nodes do not count. A gang that needs more nodes than there are does.
         """
         with self._lock:
-            return any(self._waiting.anywhere) or self.gangs.lacks_nodes
+            return any(self._waiting.anywhere) or (self.gangs is not None and self.gangs.lacks_nodes)
 
     @property
     def load(self) -> dict[int, int]:
@@ -833,7 +899,8 @@ class Dispatch:
         for itself and once for each of its processes.
         """
         with self._lock:
-            return len(self._waiting) + self.gangs.unfinished + sum(self.load.values())
+            gangs = 0 if self.gangs is None else self.gangs.unfinished
+            return len(self._waiting) + gangs + sum(self.load.values())
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 
@@ -883,7 +950,7 @@ class Dispatch:
                 # a process of a gang that has failed waits until its error is acknowledged
                 if acks := node_queue.acks(1 if any(pending.gang is not None for pending, _ in ended) else 32):
                     node_queue.link.reply(acks)
-                if self.gangs.unfinished:
+                if self.gangs is not None:
                     self.gangs.node_changed()
 
     def drive(self, pending: PendingCall) -> None:

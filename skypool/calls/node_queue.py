@@ -201,6 +201,7 @@ class NodeQueue:
             there go on, and the node gets no new ones.
         retired: True if the node leaves because it was retired, and the provider does not take its machine back.
         unhealthy: what is wrong with the node, if it leaves because of that; otherwise None.
+        devices: the number of the node's devices.
         address: the address at which other nodes reach this node; "" if it is not known.
     """
 
@@ -219,6 +220,7 @@ class NodeQueue:
     leaving: bool = False
     retired: bool = False
     unhealthy: ConnectionLost | None = None
+    devices: int = 0
     address: str = ""
     services: Lane = field(default_factory=lambda: Lane(0))
 

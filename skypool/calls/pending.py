@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skypool.calls.futures import CallFuture, Items, ResultCell, Returned
 from skypool.calls.options import Options
-from skypool.gangs.environment import Member
 from skypool.wire.frames import Buffer, members
+
+if TYPE_CHECKING:
+    from skypool.gangs.environment import Member
 
 SMALL = 8 << 10
 """The most bytes of pickled arguments with which a call may share a frame (message to a node) with other calls."""

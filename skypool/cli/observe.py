@@ -1,4 +1,4 @@
-"""`skypool forward`, `logs` and `health`: look into a running pool from another terminal, through the pool's owner.
+"""`skypool forward` and `skypool health`: look into a running pool from another terminal, through its owner.
 
 The owner is the process that made the pool. It serves other processes of the same user (see `skypool.observers`).
 `skypool ps` asks it too, and is in `skypool.cli.money`.
@@ -22,9 +22,8 @@ Name = Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` shows
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands `skypool forward`, `skypool logs` and `skypool health` to the program."""
+    """Add the commands `skypool forward` and `skypool health` to the program."""
     app.command("forward")(forward)
-    app.command("logs")(logs)
     app.command("health")(health)
 
 
@@ -49,7 +48,7 @@ def forward(
     except KeyboardInterrupt:
         return
     except client.NoOwner as e:
-        raise _explained(pool, e) from e
+        raise explained(pool, e) from e
     why = closed or f"the process that runs pool {pool!r} is gone"
     raise SkypoolError(f"the forward of {address} has ended: {why}; `skypool ps` lists the running pools")
 
@@ -65,18 +64,6 @@ def _forward(pool: str, port: int, node: int, host: str, here: int | None) -> cl
     return client.forward(pool, port, node, host, here or 0)
 
 
-def logs(pool: Name) -> None:
-    """Print what the calls of a running pool print from now on, and the pool's notices, until Ctrl-C or its end."""
-    try:
-        with client.events(pool) as made:
-            for said in made.lines():
-                _print(said)
-    except KeyboardInterrupt:
-        return
-    except client.NoOwner as e:
-        raise _explained(pool, e) from e
-
-
 def health(
     pool: Name, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
 ) -> None:
@@ -87,7 +74,7 @@ def health(
     try:
         nodes = [each for each in client.info(pool)["nodes"] if each["state"] != "ended"]
     except client.NoOwner as e:
-        raise _explained(pool, e) from e
+        raise explained(pool, e) from e
     if as_json:
         keys = ("node", "state", "hardware", "health", "sample")
         output.data([{key: each.get(key) for key in keys} for each in nodes])
@@ -121,34 +108,7 @@ def _health_rows(node: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _print(said: dict[str, Any]) -> None:
-    """Print what a call printed as it is, and notices and failures as lines on stderr. Leave out other events."""
-    text = str(said.get("text", ""))
-    match said.get("event"):
-        case "Output":
-            stream = sys.stderr if said.get("stream") == 2 else sys.stdout
-            stream.write(text)
-            stream.flush()
-        case "Notice":
-            output.note(text)
-        case "HealthChanged":
-            if said.get("state") != "ok":
-                output.note(f"node {said.get('node')} is {said.get('state')}: {'; '.join(said.get('reasons', []))}")
-        case "NodePhase":
-            output.note(f"node {said.get('node')}: {said.get('phase')}{_reason(said)}")
-        case "PoolPhase":
-            output.note(f"pool {said.get('pool')}: {said.get('phase')}{_reason(said)}")
-        case "CallFailed":
-            output.note(f"{said.get('call')} failed on node {said.get('node')}: {said.get('error')}")
-        case "Missed":
-            output.note(f"{said.get('count')} events were left out, because they came faster than they were printed")
-
-
-def _reason(said: dict[str, Any]) -> str:
-    return f": {said['detail']}" if said.get("detail") else ""
-
-
-def _explained(pool: str, error: client.NoOwner) -> SkypoolError:
+def explained(pool: str, error: client.NoOwner) -> SkypoolError:
     """Return an error that says why a pool's owner cannot be asked, and what can be done.
 
     Args:

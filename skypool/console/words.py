@@ -80,9 +80,10 @@ class Words:
     Args:
         routine: True (the default) also describes what goes as planned, such as a node that becomes ready. False
             describes only problems, notices and the pool's end, because a live view shows the rest.
+        limited: True (the default) describes at most 5 events of a frequent kind in 10 seconds. False describes all.
     """
 
-    def __init__(self, *, routine: bool = True) -> None:
+    def __init__(self, *, routine: bool = True, limited: bool = True) -> None:
         self._routine = routine
         self._began: float | None = None
         self._launched: dict[int, float] = {}
@@ -98,7 +99,7 @@ class Words:
         failures = _Limit("calls failed")
         retries = _Limit("calls ran again")
         links = _Limit("link changes")
-        self._limits = {
+        limits = {
             events.BootstrapStep: _Limit("steps"),
             events.CallFailed: failures,
             events.CallRetried: retries,
@@ -107,6 +108,7 @@ class Words:
             events.LinkUp: links,
             events.ServiceEnded: _Limit("services ended"),
         }
+        self._limits = limits if limited else {}
 
     def tell(self, e: events.Event) -> list[str]:
         """Return the lines that describe an event, each with the time of day and a newline.

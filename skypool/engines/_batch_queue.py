@@ -22,6 +22,9 @@ _HOLD = 0.02
 If one comes, the array is sent to each node once. Otherwise it goes along with the only call that needs it.
 """
 
+_LOOK = 0.1
+"""Seconds between two looks for an interruption of the thread that waits for all batches."""
+
 Ended = Future[list[Any]]
 """The future of a call that has ended."""
 
@@ -52,13 +55,16 @@ class BatchQueue:
         pool: the pool.
         call: makes the call of a batch, from the pickle of its tasks and its large arrays.
         arrays: the large arrays of the parallel call.
-        limit: the most batches that the pool has at once. None: no limit.
+        limit: the most batches that run at once. None: no limit.
+        slots: returns how many calls the pool runs at once now. If these are no more than `limit`, as many batches
+            again are sent ahead, so that no slot waits for its next one.
     """
 
     pool: sky.ComputePool
     call: Callable[[bytes, Sequence[Any]], sky.Call[list[Any]]]
     arrays: SharedArrays
     limit: int | None
+    slots: Callable[[], int]
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _held: _Batch | None = None
     _waiting: deque[_Batch] = field(default_factory=deque)
@@ -66,6 +72,10 @@ class BatchQueue:
     _ends: queue.SimpleQueue[tuple[_Batch, Ended] | bool] = field(default_factory=queue.SimpleQueue)
     _thread: threading.Thread | None = None
     _cancelled: bool = False
+    _idle: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._idle.set()
 
     def submit(self, tasks: Sequence[Task], on_end: Callable[[Future[Ended]], object] | None) -> Future[Ended]:
         """Queue a batch, and return a future whose result is the future of the batch's call, when that has ended.
@@ -79,6 +89,7 @@ class BatchQueue:
         ended: Future[Ended] = Future()
         if on_end is not None:
             ended.add_done_callback(on_end)
+        self._idle.clear()
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._tell_ends, name="skypool-joblib", daemon=True)
@@ -106,9 +117,22 @@ class BatchQueue:
             self._held = None
             self._waiting.clear()
             underway = list(self._underway)
+        self.wake()
         for batch in underway:
             if batch.call is not None:
                 batch.call.cancel()
+
+    def wait(self) -> None:
+        """Wait until no batch is left, or `wake` is called.
+
+        The end of each batch has then been told, so its callback has had the chance to submit another one.
+        """
+        while not self._idle.wait(_LOOK):
+            pass  # here Python runs signal handlers, and raises what `_thread.interrupt_main` asks for
+
+    def wake(self) -> None:
+        """End the present `wait`."""
+        self._idle.set()
 
     def close(self) -> None:
         """Free the large arrays on all nodes, and end the thread. Nothing can be submitted afterwards."""
@@ -119,7 +143,7 @@ class BatchQueue:
         """Send as many waiting batches as the limit allows."""
         while True:
             with self._lock:
-                if not self._waiting or (self.limit is not None and len(self._underway) >= self.limit):
+                if not self._waiting or not self._has_room():
                     return
                 batch = self._waiting.popleft()
                 self._underway.add(batch)
@@ -132,6 +156,12 @@ class BatchQueue:
             call.add_done_callback(lambda ended, batch=batch: self._ends.put((batch, ended)))  # type: ignore[misc]
             if self._cancelled:
                 call.cancel()
+
+    def _has_room(self) -> bool:
+        """Return True if the limit allows to send one more batch."""
+        if self.limit is None or len(self._underway) < self.limit:
+            return True
+        return len(self._underway) < 2 * self.limit and 0 < self.slots() <= self.limit
 
     def _tell_ends(self) -> None:
         """Tell the end of each batch, until `close` is called. Send a held batch when its time is over."""
@@ -153,6 +183,9 @@ class BatchQueue:
                     self._underway.discard(batch)
                 self._send()
                 batch.ended.set_result(call)
+                with self._lock:
+                    if not self._underway and not self._waiting and self._held is None and self._ends.empty():
+                        self.wake()
 
 
 def _failed(error: Exception) -> Ended:

@@ -8,10 +8,11 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
 
 from dask.utils import parse_bytes  # pyright: ignore[reportMissingImports]
-from distributed import Security, SpecCluster  # pyright: ignore[reportMissingImports]
+from distributed import Adaptive, Security, SpecCluster, Status  # pyright: ignore[reportMissingImports]
 from distributed.deploy.cluster import Cluster, format_dashboard_link  # pyright: ignore[reportMissingImports]
 from distributed.deploy.spec import ProcessInterface  # pyright: ignore[reportMissingImports]
 
@@ -19,6 +20,7 @@ import skypool as sky
 from skypool import events
 from skypool.engines import _dask_node, _trust, _versions
 
+_LOCAL = "127.0.0.1"
 EQUAL = ("distributed", "dask", "cloudpickle")
 """The packages whose versions must be equal on the client and on the nodes."""
 SCHEDULER = "dask-scheduler"
@@ -34,15 +36,23 @@ _LOOK = 0.2
 
 logger = logging.getLogger(__name__)
 
+Places = int | Literal["per-device"]
+"""The number of workers on a node. "per-device" is one for each accelerator, and one on a node without."""
+
+WorkerCall = Callable[[tuple[int, int]], "sky.Call[None]"]
+"""A function that makes the call of a worker's service. It takes the place on the node and the number of its places."""
+
 _Cluster: Any = SpecCluster  # distributed has types in part, and they are not complete enough for subclasses
 _Process: Any = ProcessInterface
+_Adaptive: Any = Adaptive
 
 
 class Seats:
-    """The nodes of a pool on which workers run: one worker a node. Any thread may use this.
+    """The places on the nodes of a pool on which workers run. Any thread may use this.
 
     Args:
         pool: the pool, which was started.
+        places: the number of workers on each node, as the user said.
 
     Attributes:
         head: the number of the node that runs the scheduler.
@@ -50,36 +60,53 @@ class Seats:
         is_closing: True once the cluster ends. No node is retired then.
     """
 
-    def __init__(self, pool: sky.ComputePool) -> None:
+    def __init__(self, pool: sky.ComputePool, places: Places) -> None:
         self.pool = pool
         self.is_closing = False
+        self._places = places
+        self._asking = threading.Lock()  # no node is asked twice
         self._lock = threading.Lock()  # guards what follows
-        self._taken: dict[int, int] = {}
+        self._taken: dict[int, tuple[int, int]] = {}
         self._services: dict[int, sky.Service[None]] = {}
         self.reports: dict[int, _dask_node.NodeReport] = {}
         self.head = min(self.ready())
-        self.check(self.ready())
+        self._check(self.ready())
 
     def ready(self) -> list[int]:
         """Return the numbers of the nodes that are ready."""
         return [node for node, state in self.pool.nodes.items() if state == "ready"]
 
-    def check(self, nodes: Sequence[int]) -> None:
+    @property
+    def places(self) -> int:
+        """The number of workers for which the nodes that are ready have a place."""
+        return sum(self.places_of(node) for node in self.ready())
+
+    def places_of(self, node: int) -> int:
+        """Return the number of workers for which a node has a place.
+
+        A node that was not reached yet is taken to have as many as that of the scheduler.
+        """
+        if isinstance(self._places, int):
+            return self._places
+        devices = self.pool.devices
+        return max(1, devices.get(node, devices.get(self.head, 1)))
+
+    def _check(self, nodes: Sequence[int]) -> None:
         """Ask nodes for versions and addresses, and keep their reports.
 
         Raises:
             UsageError: a package has another version there than here, or the ports there would be open to others.
         """
-        _versions.check_nodes(self.pool, EQUAL, nodes)
         asked = sky.compute(_dask_node.report).with_options(devices=0)
         futures = {node: self.pool.send(asked(), node=node) for node in nodes}
+        _versions.check_nodes(self.pool, EQUAL, nodes)
         for node, future in futures.items():
             report = future.result()
             _trust.refuse_public_address(self.pool, node, report.address, "Dask")
             self.reports[node] = report
 
     def grow(self, workers: int) -> None:
-        """Have the pool rent machines if it has fewer nodes than there are to be workers.
+        """Have the pool rent machines if its nodes have fewer places than there are to be workers.
 
         Raises:
             BudgetExceeded, UsageError, PoolClosed: as `pool.resize`.
@@ -87,33 +114,92 @@ class Seats:
         gone = ("leaving", "draining", "ended")
         with self._lock:
             there = [node for node, state in self.pool.nodes.items() if state not in gone]
-            if len(there) < workers and not self.is_closing:
-                self.pool.resize(workers)
+            missing = workers - sum(self.places_of(node) for node in there)
+            if missing > 0 and not self.is_closing:
+                self.pool.resize(len(there) + math.ceil(missing / self.places_of(self.head)))
 
-    def take(self, worker: int) -> int | None:
-        """Return the number of a ready node that has no worker yet, and keep it for this worker; None if none is."""
+    def take(self, worker: int) -> tuple[int, int] | None:
+        """Return a ready node that has a place left, and the place, and keep it for this worker; None if there is none.
+
+        Raises:
+            UsageError: a new node has another version of a package, or its ports would be open to others.
+        """
+        with self._asking:
+            self._check([node for node in self.ready() if node not in self.reports])
         with self._lock:
             for name, service in self._services.items():
-                self._taken[name] = service.node  # a service moves when its node is lost
-            free = [node for node in self.ready() if node not in self._taken.values()]
-            if not free:
-                return None
-            self._taken[worker] = free[0]
-            return free[0]
+                self._taken[name] = service.node, self._taken[name][1]  # a service moves when its node is lost
+            taken = set(self._taken.values())
+            ready = [node for node in self.ready() if node in self.reports]
+            free = ((node, place) for node in ready for place in range(self.places_of(node)))
+            seat = next((each for each in free if each not in taken), None)
+            if seat is not None:
+                self._taken[worker] = seat
+            return seat
 
-    def occupy(self, worker: int, service: sky.Service[None]) -> None:
-        """Note the service that a worker is."""
+    def give_back(self, worker: int) -> None:
+        """Give up the place of a worker whose service could not start."""
+        with self._lock:
+            self._taken.pop(worker, None)
+
+    def begin(self, worker: int, call: WorkerCall) -> sky.Service[None] | None:
+        """Start the service that a worker is, on a node that has a place left. Return None if there is none now.
+
+        Args:
+            worker: the name of the worker.
+            call: takes the place on the node, and the number of the node's places.
+
+        Raises:
+            UsageError: as `take`.
+        """
+        try:
+            seat = self.take(worker)
+            if seat is None:
+                return None
+            node, place = seat
+            made = call((place, self.places_of(node)))
+            service = self.pool.service(made, node=node, restart=True, name=f"{_WORKER}{worker}")
+        except (sky.NodeInterrupted, sky.NodeRetired, sky.ConnectionLost):
+            self.give_back(worker)
+            return None
         with self._lock:
             self._services[worker] = service
+        return service
+
+    def service_of(self, worker: int) -> sky.Service[None] | None:
+        """Return the service that a worker is; None if it has none yet."""
+        with self._lock:
+            return self._services.get(worker)
+
+    def close_rest(self, grace: float) -> None:
+        """Close the services of workers that have not been given up, as after a failed start of the cluster.
+
+        Args:
+            grace: seconds between SIGTERM and SIGKILL.
+        """
+        with self._lock:
+            left = list(self._services.values())
+        for service in left:
+            service.close(grace)
+
+    def node_of(self, worker: int) -> int:
+        """Return the number of the node of a worker; -1 if it waits for one."""
+        with self._lock:
+            service = self._services.get(worker)
+            return -1 if service is None else service.node
 
     def leave(self, worker: int) -> None:
-        """Give up the node of a worker, and retire the node unless it runs the scheduler or the cluster ends."""
+        """Give up the place of a worker. Retire its node if it has no other worker.
+
+        The node of the scheduler stays, and so do all nodes when the cluster ends.
+        """
         with self._lock:
             service = self._services.pop(worker, None)
-            node = self._taken.pop(worker, None)
-        if service is None or node is None or self.is_closing:
-            return
-        if service.node != self.head and service.node in self.ready():
+            self._taken.pop(worker, None)
+            if service is None or self.is_closing or service.node == self.head:
+                return
+            if service.node in {each.node for each in self._services.values()} or service.node not in self.ready():
+                return
             with contextlib.suppress(sky.PoolClosed, sky.UsageError):  # it has gone meanwhile
                 self.pool.retire(service.node)
 
@@ -124,6 +210,8 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
     Args:
         seats: the nodes of the cluster.
         keys: the arguments of `distributed.Security`.
+        begin_workers: called with the address of the scheduler while it starts. Workers wait for it, so that all load
+            their modules at the same time.
 
     Attributes:
         address: the address at which workers reach the scheduler.
@@ -131,8 +219,9 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
         dashboard: the port of this computer that leads to the dashboard.
     """
 
-    def __init__(self, seats: Seats, keys: dict[str, str]) -> None:
+    def __init__(self, seats: Seats, keys: dict[str, str], begin_workers: Callable[[str], None]) -> None:
         super().__init__()
+        self._begin_workers = begin_workers
         self._seats = seats
         self._keys = keys
         self._ends = contextlib.ExitStack()
@@ -145,24 +234,39 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
 
     def _start(self) -> None:
         pool, node = self._seats.pool, self._seats.head
-        host = self._seats.reports[node].address or "127.0.0.1"
+        host = self._seats.reports[node].address or _LOCAL
         port, dashboard = self._seats.reports[node].ports
+        self.address = f"tls://[{host}]:{port}" if ":" in host else f"tls://{host}:{port}"
         call = sky.compute(_dask_node.run_scheduler).with_options(devices=0)(port, dashboard, self._keys)
         service = self._ends.enter_context(pool.service(call, node=node, name=SCHEDULER))
-        service.wait_ready(port, _STARTING)
-        here = self._ends.enter_context(pool.forward(port, node, host=host))
-        self.dashboard = self._ends.enter_context(pool.forward(dashboard, node, host="127.0.0.1")).port
-        self.address = f"tls://[{host}]:{port}" if ":" in host else f"tls://{host}:{port}"
-        self.external_address = f"tls://{here.address}"
+        with ThreadPoolExecutor(3) as threads:
+            here = threads.submit(self._forward, port, host)
+            board = threads.submit(self._forward, dashboard, _LOCAL)
+            begun = threads.submit(self._begin_workers, self.address)
+            service.wait_ready(port, _STARTING)
+        begun.result()
+        self.dashboard = board.result()
+        self.external_address = f"tls://{_LOCAL}:{here.result()}"
+
+    def _forward(self, port: int, host: str) -> int:
+        """Return a port of this computer that leads to one of the scheduler's node, until `close`."""
+        return self._ends.enter_context(self._seats.pool.forward(port, self._seats.head, host=host)).port
 
     async def close(self) -> None:
-        """Close the forwards, and wait until the service is gone."""
+        """Close the forwards, and wait until the service is gone, and what is left of the workers."""
+        await asyncio.to_thread(self._seats.close_rest, _CLOSING)
         await asyncio.to_thread(self._ends.close)
         await super().close()
 
 
+def worker_call(scheduler: str, name: int, keys: dict[str, str], moving: float, options: dict[str, Any]) -> WorkerCall:
+    """Return a function that makes the call of a worker's service. The arguments are those of `WorkerService`."""
+    function = sky.compute(_dask_node.run_worker).with_options(grace=moving + _CLOSING)
+    return lambda seat: function(scheduler, name, keys, moving, seat, options)
+
+
 class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
-    """A worker of a cluster: a service on a node of its own, which starts again when it dies or its node is replaced.
+    """A worker of a cluster: a service on a node, which starts again when it dies or its node is replaced.
 
     Args:
         scheduler: the address of the scheduler, as nodes reach it.
@@ -190,8 +294,7 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
         self._seats = seats
         self._moving = moving
         self._on_refusal = on_refusal
-        function = sky.compute(_dask_node.run_worker).with_options(grace=moving + _CLOSING)
-        self._call: Callable[[], sky.Call[None]] = lambda: function(scheduler, name, keys, moving, options)
+        self._call = worker_call(scheduler, name, keys, moving, options)
         self._placing: asyncio.Task[None] | None = None
         self._service: sky.Service[None] | None = None
 
@@ -212,28 +315,21 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
             self._on_refusal(f"worker {self.name} cannot start: {e}")
 
     async def _place(self) -> bool:
-        """Start the service on a node that has no worker. Return False if there is no such node now."""
-        node = self._seats.take(self.name)
-        if node is None:
-            return False
+        """Start the service on a node that has a place left. Return False if there is no such node now."""
         # A task that is cancelled here must not leave a service behind that nobody knows.
-        begun = asyncio.ensure_future(asyncio.to_thread(self._begin, node))
+        begun = asyncio.ensure_future(asyncio.to_thread(self._begin))
         try:
             return await asyncio.shield(begun)
         except asyncio.CancelledError:
             await begun
             raise
 
-    def _begin(self, node: int) -> bool:
-        try:
-            if node not in self._seats.reports:
-                self._seats.check([node])
-            service = self._seats.pool.service(self._call(), node=node, restart=True, name=f"{_WORKER}{self.name}")
-        except (sky.NodeInterrupted, sky.NodeRetired):
-            return False
-        self._seats.occupy(self.name, service)
+    def _begin(self) -> bool:
+        service = self._seats.service_of(self.name)  # it was begun with the scheduler
+        if service is None:
+            service = self._seats.begin(self.name, self._call)
         self._service = service
-        return True
+        return service is not None
 
     async def leaving(self) -> None:
         """Let the service end without a further start: the scheduler retires the worker next."""
@@ -253,27 +349,38 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
         await super().close()
 
 
+class _Adaptation(_Adaptive):  # type: ignore[misc]  # see `_Cluster`
+    """Dask's decisions when a cluster grows and shrinks. Workers that it ends do not start again."""
+
+    async def scale_down(self, workers: Any) -> None:
+        """Retire workers, which are given by their names, and end them."""
+        known: dict[int, WorkerService] = self.cluster.workers
+        await asyncio.gather(*(known[name].leaving() for name in workers if name in known))
+        await super().scale_down(workers)
+
+
 class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
     """A Dask cluster on the nodes of a pool. `sky.dask.cluster` makes one.
 
     Methods and attributes are those of `distributed.SpecCluster`. `scale` and `adapt` also change the number of nodes
-    of the pool: there is one worker on each.
+    of the pool.
 
     Args:
-        pool: the pool, which was started.
+        seats: the nodes of the pool, which was started.
         workers: the number of workers.
         moving: the seconds in which the data of a worker that ends may be copied to others.
         options: further arguments of each worker.
 
     Raises:
-        UsageError: a node has other versions than this process, or its ports would be open to others.
         SkypoolError: the scheduler did not start.
     """
 
-    def __init__(self, pool: sky.ComputePool, workers: int, moving: float, options: dict[str, Any]) -> None:
-        self._seats = Seats(pool)
+    def __init__(self, seats: Seats, workers: int, moving: float, options: dict[str, Any]) -> None:
+        pool = seats.pool
+        self._seats = seats
         self._seats.grow(workers)
-        self._nthreads = options.get("nthreads")
+        self._nthreads = options["nthreads"]
+        self._ended = ""  # why the cluster has ended by itself
         security = Security.temporary()
         ca = security.tls_ca_file
         keys = {"tls_ca_file": ca}
@@ -289,11 +396,19 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
                 "options": options,
             },
         }
+
+        def begin_workers(address: str) -> None:
+            for name in range(min(workers, seats.places)):
+                seats.begin(name, worker_call(address, name, keys, moving, options))
+
         self._unlisten = pool.events.listen(self._hear)
         try:
             super().__init__(
                 workers=dict.fromkeys(range(workers), worker),
-                scheduler={"cls": SchedulerService, "options": {"seats": self._seats, "keys": keys}},
+                scheduler={
+                    "cls": SchedulerService,
+                    "options": {"seats": self._seats, "keys": keys, "begin_workers": begin_workers},
+                },
                 worker=worker,
                 security=security,
                 name=f"skypool-{pool.name}",
@@ -324,13 +439,62 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
             BudgetExceeded: the first hour of the new nodes costs more than is left of the budget.
             UsageError, PoolClosed: the pool cannot have this size, or has ended.
         """
+        self._refuse_if_ended()
         if memory is not None:
             n = max(n, math.ceil(parse_bytes(memory) / self._memory_per_worker()))
         if cores is not None:
             n = max(n, math.ceil(cores / self._threads_per_worker()))
         if not self._is_in_loop():
             self._seats.grow(n)  # from the loop, `_correct_state_internal` does it
+        # The last ones of this dict end first: those of the highest nodes, so that whole nodes become free.
+        specs: dict[int, Any] = self.worker_spec  # type: ignore[has-type]  # see `_Cluster`
+        self.worker_spec = dict(sorted(specs.items(), key=lambda item: self._order(item[0])))
         return super().scale(n)
+
+    def _order(self, worker: int) -> tuple[bool, int, int]:
+        node = self._seats.node_of(worker)
+        return node == -1, node, worker
+
+    def adapt(self, **options: Any) -> Any:
+        """Let the number of workers, and of nodes, follow the load, as in `distributed.SpecCluster.adapt`.
+
+        Workers of one node end together, so that the node can end, unless `worker_key` says otherwise.
+        """
+        self._refuse_if_ended()
+        return super().adapt(**{"Adaptive": _Adaptation, "worker_key": _dask_node.node_of, **options})
+
+    def wait_for_workers(self, n_workers: int, timeout: float | None = None) -> None:
+        """Wait until so many workers are connected.
+
+        Args:
+            n_workers: the number of workers.
+            timeout: the most seconds to wait. Default None: no limit.
+
+        Raises:
+            TimeoutError: fewer workers were connected in time.
+            SkypoolError: the cluster has ended, because the machine of its scheduler is gone.
+        """
+        self._refuse_if_ended()
+        super().wait_for_workers(n_workers, timeout)
+
+    def _refuse_if_ended(self) -> None:
+        if self._ended and not self._is_in_loop():
+            raise sky.SkypoolError(f"this Dask cluster of pool {self._seats.pool.name!r} has ended: {self._ended}")
+
+    async def __aenter__(self) -> Any:
+        """Return the cluster for `with`, and refuse `async with`: the cluster has an event loop of its own.
+
+        Raises:
+            UsageError: this was called in another event loop than that of the cluster.
+        """
+        if self._is_in_loop():  # `with` comes here, too
+            return await super().__aenter__()
+        raise sky.UsageError(
+            "a Dask cluster on a pool blocks while it starts and ends, so it has no `async with`: make it with "
+            "`cluster = await asyncio.to_thread(sky.dask.cluster, pool)`, connect with "
+            "`Client(cluster.scheduler_address, security=cluster.security, asynchronous=True)`, and end it with "
+            "`await asyncio.to_thread(cluster.close)`"
+        )
 
     def _is_in_loop(self) -> bool:
         try:
@@ -339,10 +503,18 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
             return False
 
     def _threads_per_worker(self) -> int:
-        return self._nthreads or self._seats.reports[self._seats.head].threads
+        for each in self.scheduler_info["workers"].values():
+            return int(each["nthreads"])
+        head = self._seats.head
+        return self._nthreads or max(1, self._seats.reports[head].threads // self._seats.places_of(head))
 
     def _memory_per_worker(self) -> int:
-        return self._seats.reports[self._seats.head].memory
+        for each in self.scheduler_info["workers"].values():
+            if each["memory_limit"]:
+                return int(each["memory_limit"])
+        head = self._seats.head
+        call = sky.compute(_dask_node.memory).with_options(devices=0)
+        return self._seats.pool.send(call(), node=head).result() // self._seats.places_of(head)
 
     async def _correct_state_internal(self) -> None:
         surplus = set(self.workers) - set(self.worker_spec)
@@ -359,14 +531,35 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
         Cluster._update_worker_status(self, op, msg)
 
     def _hear(self, event: events.Event) -> None:
-        """Hear that a service has ended for good. Runs in the pool's thread."""
-        if not isinstance(event, events.ServiceEnded) or event.restarts or self._seats.is_closing:
+        """Hear that a service has ended for good, or the pool. Runs in the pool's thread."""
+        if self._seats.is_closing:
+            return
+        if isinstance(event, events.PoolPhase) and event.phase in ("draining", "ended"):
+            self.loop.add_callback(self._end, f"its pool has ended {event.detail}".rstrip())
+        if not isinstance(event, events.ServiceEnded) or event.restarts:
             return
         if event.service == SCHEDULER:
-            self._tell(f"the scheduler on node {event.node} has ended, so make a new cluster: {event.error}")
+            why = f"the scheduler on node {event.node} has ended, so make a new cluster: {event.error}"
+            self._tell(why)
+            self.loop.add_callback(self._end, why)
         elif event.service.startswith(_WORKER):
             name = int(event.service.removeprefix(_WORKER))
             self.loop.add_callback(self._forget, name)
+
+    async def _end(self, why: str) -> None:
+        """End the workers and the forwards, because the scheduler has ended.
+
+        Args:
+            why: why it has ended, for the user.
+        """
+        if self._seats.is_closing:
+            return
+        self._seats.is_closing = True
+        self._ended = why
+        if isinstance(self.scheduler, SchedulerService):
+            self.shutdown_scheduler = False  # it is gone, and would be waited for
+            await self.scheduler.close()
+        await self._close()
 
     def _forget(self, name: int) -> None:
         """Do without a worker whose node was retired by somebody else than this cluster."""
@@ -380,5 +573,9 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
 
     async def _close(self) -> None:
         self._seats.is_closing = True
+        if not self._ended and self.status is Status.running:
+            with contextlib.suppress(OSError, TimeoutError):  # a scheduler that does not answer tells no worker either
+                telling = self.scheduler_comm.set_metadata(keys=[_dask_node.CLOSING], value=True)
+                await asyncio.wait_for(telling, _CLOSING)
         await super()._close()
         self._unlisten()

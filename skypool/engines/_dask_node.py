@@ -6,16 +6,30 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import skypool as sky
 
+PREFIX = "skypool-dask-"
+"""The names of all folders with Dask's files on a node begin so."""
+CLOSING = "skypool-closing"
+"""A key of the scheduler's metadata, which is there once the whole cluster ends."""
 _LOCAL = "127.0.0.1"
+_RESERVE = 8.0
+"""Seconds of a spot notice that are kept for the end of the worker's processes: data is not copied in them."""
+_ENDING = 3.0
+"""Seconds that a worker's process has to end before it is killed."""
+_ANSWER = 5.0
+"""Seconds in which a scheduler answers, if it is there."""
+_LOOK = 0.2
+"""Seconds between two looks for a spot notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +38,54 @@ class NodeReport:
 
     Attributes:
         address: the address at which other nodes reach the node; "" if it is not known.
-        threads: the number of CPUs that a worker may use.
-        memory: the memory that a worker may use, in bytes.
+        threads: the number of CPUs of the node that may be used.
         ports: TCP ports that are free at the address, and at 127.0.0.1.
     """
 
     address: str
     threads: int
-    memory: int
     ports: tuple[int, int]
 
 
 def report() -> NodeReport:
     """Return what a cluster must know of the node that this runs on."""
-    from distributed.system import MEMORY_LIMIT  # pyright: ignore[reportMissingImports]
-
     address = sky.instance_info().address
     with socket.socket(_family(address)) as one, socket.socket() as other:
         one.bind((address or _LOCAL, 0))
         other.bind((_LOCAL, 0))
         ports = one.getsockname()[1], other.getsockname()[1]
-    return NodeReport(address, len(os.sched_getaffinity(0)), int(MEMORY_LIMIT), ports)
+    return NodeReport(address, len(os.sched_getaffinity(0)), ports)
+
+
+def memory() -> int:
+    """Return the memory of this node that may be used, in bytes."""
+    from distributed.system import MEMORY_LIMIT  # pyright: ignore[reportMissingImports]
+
+    return int(MEMORY_LIMIT)
+
+
+def node_of(worker: Any) -> str:
+    """Return what workers of one node have in common, for `worker_key` of `distributed.Adaptive`.
+
+    Args:
+        worker: a `distributed.scheduler.WorkerState`, whose folder is below that of `run_worker`.
+    """
+    return next((part.rsplit("-", 2)[0] for part in Path(worker.local_directory).parts if part.startswith(PREFIX)), "")
+
+
+def share(devices: Sequence[sky.devices.Device], place: int, places: int) -> Sequence[sky.devices.Device]:
+    """Return the devices of one of several workers on a node. Each has about as many as the others.
+
+    If there are more workers than devices, workers share devices.
+
+    Args:
+        devices: the devices of the node.
+        place: the number of the worker among those of the node, from 0.
+        places: the number of workers of the node.
+    """
+    if places > len(devices) > 0:
+        return devices[place % len(devices) :][:1]
+    return devices[place * len(devices) // places : (place + 1) * len(devices) // places]
 
 
 def run_scheduler(port: int, dashboard: int, keys: dict[str, str]) -> None:
@@ -77,27 +118,43 @@ async def _scheduler(port: int, dashboard: int, keys: dict[str, str]) -> None:
         await _either(stop.wait(), scheduler.finished())
 
 
-def run_worker(scheduler: str, name: int, keys: dict[str, str], moving: float, options: dict[str, Any]) -> None:
+def run_worker(
+    scheduler: str, name: int, keys: dict[str, str], moving: float, seat: tuple[int, int], options: dict[str, Any]
+) -> None:
     """Run a worker of Dask as a service, in a process that a nanny starts again when it dies.
 
-    At SIGTERM, the scheduler first copies to other workers what only this one has in memory.
+    At SIGTERM, and when the provider takes the machine back, the scheduler first copies to other workers what only this
+    one has in memory. A spot notice bounds the time for it, so that the worker is gone before the machine.
 
     Args:
         scheduler: the address of the scheduler.
         name: the name of the worker.
         keys: the arguments of `distributed.Security`.
         moving: the seconds that the copying may take.
+        seat: the number of this worker among those of the node, from 0, and the number of workers of the node. The
+            worker sees its share of the node's devices.
         options: further arguments of the worker, such as `nthreads`.
     """
-    with _folder() as folder:
-        asyncio.run(_worker(scheduler, name, keys, moving, {**options, "local_directory": folder}))
+    info = sky.instance_info()
+    os.environ.update(sky.devices.pinned(share(info.accelerators, *seat)))
+    prefix = f"{PREFIX}{info.pool}-{info.node}-{name}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):  # of a run of this worker that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with _folder(prefix) as folder:
+        asyncio.run(_worker(scheduler, name, keys, moving, seat[1], {**options, "local_directory": folder}))
 
 
-async def _worker(scheduler: str, name: int, keys: dict[str, str], moving: float, options: dict[str, Any]) -> None:
-    from distributed import Nanny, Security  # pyright: ignore[reportMissingImports]
+async def _worker(
+    scheduler: str, name: int, keys: dict[str, str], moving: float, places: int, options: dict[str, Any]
+) -> None:
+    from distributed import Nanny, Security, Status  # pyright: ignore[reportMissingImports]
 
     stop = _stop_event()
-    async with Nanny(
+    if options["nthreads"] is None:
+        options["nthreads"] = max(1, len(os.sched_getaffinity(0)) // places)
+    if options["memory_limit"] == "auto":
+        options["memory_limit"] = memory() // places
+    nanny = Nanny(
         scheduler,
         name=name,
         protocol="tls",
@@ -105,23 +162,74 @@ async def _worker(scheduler: str, name: int, keys: dict[str, str], moving: float
         dashboard_address=f"{_LOCAL}:0",
         security=Security(require_encryption=True, **keys),
         **options,
-    ) as nanny:
-        await _either(stop.wait(), nanny.finished())
-        if stop.is_set() and nanny.worker_address is not None:
-            with contextlib.suppress(OSError, TimeoutError):  # a scheduler that is gone has nothing to copy
-                await asyncio.wait_for(nanny.scheduler.retire_workers(workers=[nanny.worker_address]), moving)
+    )
+    try:
+        starting = asyncio.ensure_future(nanny)  # it waits without end for a scheduler that is not there
+        await _either(asyncio.wait([starting]), stop.wait())
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+            return
+        starting.result()  # raises why it could not start
+        await _either(stop.wait(), _notice(), nanny.finished())
+        if nanny.status is Status.running and nanny.worker_address is not None:
+            await _move(nanny, moving)
+    finally:
+        await nanny.close(timeout=_ENDING)
+
+
+async def _notice() -> None:
+    """Wait until the provider has said that it takes this machine back."""
+    while sky.interruption() is None:
+        await asyncio.sleep(_LOOK)
+
+
+async def _move(nanny: Any, moving: float) -> None:
+    """Have the scheduler copy to other workers what only this one has in memory.
+
+    Do nothing if the whole cluster ends. Return early if the scheduler does not answer.
+
+    Args:
+        nanny: the nanny of the worker.
+        moving: the seconds that this may take, if the machine is there for so long.
+    """
+    notice = sky.interruption()
+    if notice is not None:
+        moving = min(moving, notice.left - _RESERVE)
+    if moving <= 0:
+        return
+    try:
+        async with asyncio.timeout(min(moving, _ANSWER)):
+            if await nanny.scheduler.get_metadata(keys=[CLOSING], default=False):
+                return
+        async with asyncio.timeout(moving):
+            await nanny.scheduler.retire_workers(workers=[nanny.worker_address])
+    except (OSError, TimeoutError) as e:
+        print(f"what only this worker has in memory was not copied: {type(e).__name__} {e}".rstrip(), flush=True)
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[str]:
+def _folder(prefix: str = PREFIX) -> Iterator[str]:
     """Yield a folder for Dask's files, which is removed at the end, and let Dask print warnings only.
 
-    Dask must not have been imported before, because it reads the environment then.
+    Dask must not have been imported before, because it reads the environment then. At SIGTERM the process ends, and
+    removes the folder first.
+
+    Args:
+        prefix: the name of the folder begins so. Default `PREFIX`.
     """
-    with tempfile.TemporaryDirectory(prefix="skypool-dask-") as folder:
+    signal.signal(signal.SIGTERM, _exit)  # until an event loop handles it
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         os.environ["DASK_TEMPORARY_DIRECTORY"] = folder
         os.environ["DASK_LOGGING__DISTRIBUTED"] = "warning"
-        yield folder
+        try:
+            yield folder
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so that the folder is removed
+
+
+def _exit(*_: object) -> None:
+    raise SystemExit(0)
 
 
 def _host() -> str:

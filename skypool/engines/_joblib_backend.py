@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from joblib import parallel as joblib_parallel
@@ -24,6 +25,10 @@ _BATCH_MOST = 2.0
 """The most seconds of a batch of several tasks: a long last batch keeps the other slots waiting."""
 _GROWTH = 4
 """The factor by which the size of batches may grow at once. The next tasks may take longer."""
+_QUICK = 0.02
+"""The most seconds of a quick batch."""
+_QUICK_GROWTH = 16
+"""The factor after a quick batch. Of 10,000 tasks that do next to nothing, few should travel in small batches."""
 
 
 _Base: Any = joblib_parallel.ParallelBackendBase  # joblib has no types, and those that can be inferred are wrong
@@ -124,7 +129,8 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
         slots = min(max(self._slots(), default=1), self._limit or 1 << 30)
         threads = self.inner_max_num_threads
         call = functools.partial(_call, self._run, threads, slots)
-        self._queue = BatchQueue(self._pool, call, SharedArrays(self._pool, self._least), self._limit)
+        arrays = SharedArrays(self._pool, self._least)
+        self._queue = BatchQueue(self._pool, call, arrays, self._limit, lambda: sum(self._slots()))
 
     def submit(self, func: Any, callback: Callable[[Future[Ended]], object] | None = None) -> Future[Ended]:
         """Send a batch of tasks to the pool, and return a future of its end, without waiting."""
@@ -136,7 +142,23 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
 
     def retrieve_result_callback(self, out: Future[Ended]) -> list[Any]:
         """Return the results of a batch that has ended. Raise the exception of the task that failed."""
-        return out.result().result()
+        try:
+            return out.result().result()
+        except BaseException:
+            if self._queue is not None:
+                self._queue.wake()  # joblib raises the exception in the thread that waits
+            raise
+
+    @contextmanager
+    def retrieval_context(self) -> Iterator[None]:
+        """Wait until all batches have ended or one has failed, then let joblib take the results.
+
+        joblib itself looks 100 times a second whether a result has come. If the program takes results one by one, or
+        has a time limit for each, it is left to joblib.
+        """
+        if self._queue is not None and not self.parallel.return_generator and self.parallel.timeout is None:
+            self._queue.wait()
+        yield
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
         """Stop all batches, also those that run: their processes get SIGTERM, and SIGKILL after 5 seconds."""
@@ -158,7 +180,8 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
         """Return the number of tasks that the next batch should have."""
         if self._seconds > _BATCH_MOST or 0 < self._seconds < _BATCH:
             wanted = int(self._size * 2 * _BATCH / self._seconds)
-            self._size = max(1, min(wanted, self._size * _GROWTH))
+            growth = _QUICK_GROWTH if self._seconds < _QUICK else _GROWTH
+            self._size = max(1, min(wanted, self._size * growth))
             self._seconds = 0.0  # until a batch of this size has ended
         return self._size
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import skypool as sky
 from skypool.engines import _trust, _versions
 
 if TYPE_CHECKING:
-    from skypool.engines._dask_cluster import SkypoolCluster
+    from skypool.engines._dask_cluster import Seats, SkypoolCluster
 
 __all__ = ["cluster"]
 
@@ -22,17 +22,21 @@ def cluster(
     pool: sky.ComputePool,
     *,
     workers: int | None = None,
+    workers_per_node: int | Literal["per-device"] = "per-device",
     nthreads: int | None = None,
     memory_limit: str | int | float = "auto",
     resources: Mapping[str, float] | None = None,
     moving: float = _MOVING,
     timeout: float = 60.0,
 ) -> SkypoolCluster:
-    """Start a Dask cluster on a pool, with one worker on each node, and return it when its workers are connected.
+    """Start a Dask cluster on a pool, and return it when its workers are connected.
 
         with sky.ComputePool(sky.AWS(), nodes=4, image=sky.Image(pip=["distributed==2026.8.0"])) as pool:
             with sky.dask.cluster(pool) as cluster, Client(cluster) as client:
                 print(client.submit(sum, [1, 2, 3]).result())
+
+    A node has one worker for each of its accelerators, or one if it has none. Each of several workers sees its own
+    accelerator only (`CUDA_VISIBLE_DEVICES` and its like).
 
     The scheduler and the workers are services of the pool (long-lived calls that take no slot). The scheduler is on the
     node with the lowest number. This computer reaches it, and its dashboard, through ports on 127.0.0.1. All other
@@ -44,11 +48,15 @@ def cluster(
 
     Args:
         pool: the pool.
-        workers: the number of workers at the start. Default None: one on each node that is ready.
-        nthreads: the number of threads of a worker. Default None: the number of CPUs of its node.
-        memory_limit: the memory of a worker, as in `distributed.Nanny`. Default "auto": the memory of its node.
+        workers: the number of workers at the start. Default None: as many as the nodes that are ready have places for.
+        workers_per_node: the number of workers on each node. They share its accelerators evenly: with 1, a worker sees
+            all of them. Default "per-device": one worker for each accelerator, and one on a node without.
+        nthreads: the number of threads of a worker. Default None: the CPUs of its node, divided by its workers.
+        memory_limit: the memory of a worker, as in `distributed.Nanny`. Default "auto": the memory of its node, divided
+            by the workers of the node.
         resources: abstract resources of a worker, such as {"GPU": 1}, as in `distributed.Nanny`. Default None.
-        moving: the most seconds in which the data of a worker that ends is copied to other workers. Default 30.
+        moving: the most seconds in which the data of a worker that ends is copied to other workers. Default 30. When
+            the provider takes a machine back, its notice bounds this, too: the worker ends before the machine.
         timeout: the seconds within which the workers on nodes that are ready must be connected. Default 60.
 
     Raises:
@@ -62,6 +70,12 @@ def cluster(
     for name, value, least in (("workers", workers, 0), ("nthreads", nthreads, 1)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise sky.UsageError(f"{name} must be a whole number from {least}, or None, not {value!r}")
+    if workers_per_node != "per-device" and (
+        isinstance(workers_per_node, bool) or not isinstance(workers_per_node, int) or workers_per_node < 1
+    ):
+        raise sky.UsageError(
+            f'workers_per_node must be a whole number from 1, or "per-device", not {workers_per_node!r}'
+        )
     from skypool.engines import _dask_cluster
 
     _trust.refuse_strangers(pool, "Dask")
@@ -75,25 +89,20 @@ def cluster(
         options: dict[str, Any] = {"nthreads": nthreads, "memory_limit": memory_limit}
         if resources is not None:
             options["resources"] = dict(resources)
-        ready = sum(state == "ready" for state in pool.nodes.values())
-        return _connected(
-            pool, ready if workers is None else workers, min(ready, workers or ready), options, moving, timeout
-        )
+        seats = _dask_cluster.Seats(pool, workers_per_node)
+        return _connected(seats, seats.places if workers is None else workers, options, moving, timeout)
     except BaseException:
         if is_new:
             pool.stop()
         raise
 
 
-def _connected(
-    pool: sky.ComputePool, workers: int, awaited: int, options: dict[str, Any], moving: float, timeout: float
-) -> SkypoolCluster:
-    """Return a new cluster when some of its workers are connected.
+def _connected(seats: Seats, workers: int, options: dict[str, Any], moving: float, timeout: float) -> SkypoolCluster:
+    """Return a new cluster when the workers on nodes that are ready now are connected.
 
     Args:
-        pool: the pool, which was started.
+        seats: the nodes of the pool, which was started.
         workers: the number of workers.
-        awaited: the number of workers to wait for.
         options: further arguments of each worker.
         moving: the seconds in which the data of a worker that ends may be copied.
         timeout: the seconds within which workers must be connected.
@@ -102,14 +111,16 @@ def _connected(
 
     from skypool.engines._dask_cluster import SkypoolCluster
 
+    pool = seats.pool
+    awaited = min(workers, seats.places)
     try:
-        made = SkypoolCluster(pool, workers, moving, options)
+        made = SkypoolCluster(seats, workers, moving, options)
     except RuntimeError as e:
         if isinstance(e.__cause__, sky.SkypoolError):
             raise e.__cause__ from None
         raise
     try:
-        if workers and awaited:
+        if awaited:
             made.wait_for_workers(awaited, timeout=timeout)
     except WorkerStartTimeoutError as e:
         said = "\n".join(each.output[-1000:] for each in pool.services if each.name.startswith("dask-"))

@@ -13,8 +13,6 @@ from typing import Literal, cast, get_args
 from skypool.errors import NetworkError, protocol_violation
 from skypool.gangs.probe import BULK, WITHIN
 
-Check = Literal["network", "nccl"]
-"""What a pool checks among its nodes: "network" for TCP connections; "nccl" for these and an all-reduce of GPUs."""
 Outcome = Literal["ok", "no address", "timeout", "refused", "unreachable", "broken", "silent", "stranger", "stalled"]
 """What became of a connection from one node to another.
 

@@ -92,6 +92,11 @@ class Connector:
         """
         self._node_setup.pack(progress)
 
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The values of the image's secrets by their names; empty before `pack`."""
+        return self._node_setup.secrets
+
     async def reach(self, node: int) -> None:
         """Ask the driver how to reach the machine of a node, and wait until the machine answers.
 

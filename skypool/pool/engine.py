@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
-from skypool.calls.gangs import GangFailure
 from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
 from skypool.errors import (
@@ -34,13 +34,14 @@ from skypool.errors import (
 from skypool.event_loop import Loop
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
+from skypool.logs.files import limits
+from skypool.logs.writer import LogWriter
 from skypool.model import Instance, Trust
 from skypool.offers.need import hosts_alike
 from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
-from skypool.pool.network import NetworkCheck, advice_for
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
 from skypool.pool.replacement import LIVING, alike
@@ -57,7 +58,9 @@ from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
 
 if TYPE_CHECKING:
+    from skypool.calls.gangs import GangFailure
     from skypool.observers.server import ObserverServer
+    from skypool.pool.network import NetworkCheck
 
 _AGAIN = 5.0
 """Seconds between two attempts to end machines whose end is not confirmed."""
@@ -91,7 +94,6 @@ class PoolEngine:
         forwards: the ports of this computer that lead to ports of nodes.
         services: the services that run on nodes beside all calls.
         health: judges the nodes by their samples, and keeps the samples.
-        network: makes sure that nodes reach each other.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -109,6 +111,8 @@ class PoolEngine:
             terms.wait,
         )
         self.rental = Rental(terms, stream.emit)
+        self._log = LogWriter(terms.name, limits(), self._notice)
+        self._unlisten = stream.listen(self._keep)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
         self._reports = NodeReports(
             terms.name,
@@ -169,11 +173,19 @@ class PoolEngine:
             self.forwards,
             self.health,
         )
-        self.network = NetworkCheck(self.dispatch, terms.check, self._network_advice, self._notice)
+        self._network: NetworkCheck | None = None
+        self._network_lock = threading.Lock()
 
     def is_stranger(self, node: int) -> bool:
         """Return True if the results of a node are read as plain data only. Any thread may call this."""
         return self._trust_levels.is_stranger(node)
+
+    def devices(self) -> dict[int, int]:
+        """Return the number of accelerators of each node that has been reached, by its number.
+
+        Any thread may call this.
+        """
+        return {node: welcome.devices for node, welcome in sorted(self._welcomes.copy().items())}
 
     def words(self) -> dict[int, str]:
         """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
@@ -206,6 +218,7 @@ class PoolEngine:
         """
         if self.terms.attach:
             await self._adopt()
+            self._log.open(self.rental.session, self._connector.secrets)
             self._spawn(self._serve_observers())
             self._spawn(self._tend())
             self._spawn(self.health.keep())
@@ -213,6 +226,7 @@ class PoolEngine:
             await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
             await asyncio.to_thread(self.rental.begin, self.state.minimum)
+            self._log.open(self.rental.session, self._connector.secrets)
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
             try:
@@ -230,6 +244,16 @@ class PoolEngine:
                 raise await self._why_it_ended()
         self._watch()
 
+    @property
+    def network(self) -> NetworkCheck:
+        """The check whether nodes reach each other. It remembers which do. Any thread may use this."""
+        from skypool.pool.network import NetworkCheck  # imported here: few pools need it, and it would delay each start
+
+        with self._network_lock:
+            if self._network is None:
+                self._network = NetworkCheck(self.dispatch, self.terms.check, self._network_advice, self._notice)
+            return self._network
+
     async def _check_network(self) -> None:
         """Check that the nodes reach each other. If a node is lost meanwhile, the first call on several nodes does it.
 
@@ -241,6 +265,8 @@ class PoolEngine:
 
     def _network_advice(self, node: int) -> str:
         """Return a sentence that says what the user can open if this node cannot be reached by others."""
+        from skypool.pool.network import advice_for
+
         driver = self.rental.driver_of(self.state.instance_of(node))
         return advice_for(driver, self.terms.need.private_network)
 
@@ -319,6 +345,7 @@ class PoolEngine:
         if self._observers is not None:
             self._observers.close()
         self.forwards.close()
+        self._close_log()
         if self._given_away is not None:
             return
         for link in self._links.values():
@@ -370,15 +397,19 @@ class PoolEngine:
             self._watch()
 
     def retire(self, node: int) -> None:
-        """Retire a node, with all hosts of its slice (hosts that are rented together). Return at once.
+        """Retire a node, with all hosts of its slice (hosts that are rented together). Do not wait for its end.
 
-        Any thread may call this.
+        Any thread may call this. When it returns, no new call is sent to the node, and the next request counts the node
+        as gone.
 
         Raises:
             UsageError: the pool has no such node, the node is a part of a slice, or no other node would be left.
         """
+        Loop.shared().call(lambda: self._retire(node))
+
+    def _retire(self, node: int) -> None:
         check_retirement(self.state, self.terms.name, node)
-        Loop.shared().loop.call_soon_threadsafe(self.apply, states.Retire(node))
+        self.apply(states.Retire(node))
 
     async def wait_ready(self, count: int | None, timeout: float | None) -> None:
         """Wait until this many nodes are ready, or slices for hosts that are rented only together.
@@ -452,10 +483,10 @@ class PoolEngine:
         coming = self.state.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING)
         # A gang must know of a replacement before it hears that a node is lost, and of a new node before it hears that
         # no more are coming.
-        self.dispatch.gangs.coming(max(coming, before.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING)))
+        self.dispatch.coming(max(coming, before.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING)))
         for action in actions:
             self._perform(action)
-        self.dispatch.gangs.coming(coming)
+        self.dispatch.coming(coming)
         self._performed = self.state  # who reads that a node is ready may send it calls
         self._changed.set()
 
@@ -651,6 +682,20 @@ class PoolEngine:
                     link.allow(left)
             await self._pause(min(left, self.rental.pulse))
 
+    # --- what is kept in files -------------------------------------------------------------------------------
+
+    def _keep(self, event: events.Event) -> None:
+        """Keep an event. For output, the name of its call's function is kept, too, if the call has not ended."""
+        if isinstance(event, events.Output):
+            self._log.hear(event, self.dispatch.function_of(event.node, event.call))
+        else:
+            self._log.hear(event)
+
+    def _close_log(self) -> None:
+        """Write what waits to be kept, and keep nothing from then on. Blocks. Any thread may call this."""
+        self._unlisten()
+        self._log.close()
+
     async def _serve_observers(self) -> None:
         """Begin to serve observers: other processes of the user. If that fails, tell the user; the pool goes on."""
         try:
@@ -683,9 +728,11 @@ class PoolEngine:
             await asyncio.to_thread(self._observers.close)
         await asyncio.to_thread(self.forwards.close)
         await asyncio.to_thread(self.health.flush)
-        if self._given_away is not None:  # what is left is the new owner's
-            return
-        await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
+        try:
+            if self._given_away is None:  # otherwise, what is left is the new owner's
+                await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
+        finally:
+            await asyncio.to_thread(self._close_log)
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
         """End the machines of these nodes, and report each to the state machine, as `Terminated` or `StillThere`.
@@ -874,7 +921,8 @@ class PoolEngine:
         Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, node, at)  # before it is drained
         for each in self.state.slice_of(node):
             self.dispatch.drain(each.node)
-            self.dispatch.gangs.interrupted(each.node, at)
+            if self.dispatch.gangs is not None:
+                self.dispatch.gangs.interrupted(each.node, at)
 
     def _on_unhealthy(self, node: int, error: NodeUnhealthy) -> None:
         """Handle an unhealthy node: it gets no more calls, and its driver may avoid the machine from now on.
@@ -898,9 +946,15 @@ class PoolEngine:
         self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=_text_of(error)))
 
     def _report(self, event: events.Event) -> None:
-        """Emit an event of a node. The gangs keep the end of what their processes print. Any thread may call this."""
-        if not isinstance(event, events.Output) or self.dispatch.gangs.heard(event.call, event.text):
+        """Emit an event of a node. The gangs keep the end of what their processes print. Any thread may call this.
+
+        Output that the user is not to see, as with `output="rank0"`, is only kept in files.
+        """
+        gangs = self.dispatch.gangs
+        if gangs is None or not isinstance(event, events.Output) or gangs.heard(event.call, event.text):
             self.emit(event)
+        else:
+            self._keep(event)
 
     def _on_gang_failed(self, failure: GangFailure) -> None:
         """Emit a `GangFailed` event for the user: a run of a gang has failed. Any thread may call this."""

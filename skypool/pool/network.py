@@ -10,7 +10,6 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import cast, get_args
 
 from skypool.calls.call import ComputeFunction
 from skypool.calls.dispatch import Dispatch
@@ -18,10 +17,8 @@ from skypool.calls.futures import Items
 from skypool.calls.options import Options
 from skypool.calls.pending import PendingCall
 from skypool.drivers.contract import Driver, abilities
-from skypool.errors import UsageError
 from skypool.gangs.all_reduce import bandwidth_of
 from skypool.gangs.network import (
-    Check,
     Connection,
     NetworkReport,
     NodeNetwork,
@@ -30,6 +27,7 @@ from skypool.gangs.network import (
     node_network,
 )
 from skypool.gangs.probe import WITHIN, Target, probe
+from skypool.rental.request import Check
 
 BUSY = 10.0
 """Seconds for which the check waits for nodes that are busy with other calls."""
@@ -45,20 +43,6 @@ _PROBE: ComputeFunction[..., object] = ComputeFunction(
 
 MEASURING = Options(procs="per-device", output="silent", timeout=300.0)
 """The options of the call that measures an all-reduce. It runs as a gang."""
-
-
-def check_asked(check: object) -> Check | None:
-    """Return the `check` argument of a pool if it is valid.
-
-    Raises:
-        UsageError: it is something else than "network", "nccl" or None.
-    """
-    if check is None or check in get_args(Check):
-        return cast("Check | None", check)
-    raise UsageError(
-        "check must be 'network' to check that nodes reach each other, 'nccl' to also measure an all-reduce of their "
-        f"GPUs, or None for no check, not {check!r}"
-    )
 
 
 def advice_for(driver: Driver, private_network: bool) -> str:

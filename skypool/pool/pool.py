@@ -23,7 +23,6 @@ from skypool.calls.arguments import Ref
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell, Stream, as_they_end, in_order, results_of
-from skypool.calls.gangs import GangFuture
 from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
 from skypool.calls.parts import ListFuture, StreamParts
@@ -32,8 +31,6 @@ from skypool.checks import Duration, number, seconds, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
-from skypool.gangs.all_reduce import all_reduce
-from skypool.gangs.network import Check
 from skypool.link.forward import Forward
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
@@ -41,17 +38,17 @@ from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.health import Samples
-from skypool.pool.network import MEASURING, check_asked
 from skypool.pool.service import Service
 from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
 from skypool.pool.views import PoolView, selection_asked
 from skypool.rental.budget import Budget, Receipt
 from skypool.rental.ledger import Ledger
-from skypool.rental.request import Terms, budget_asked, pool_name, trust_asked
+from skypool.rental.request import Check, Terms, budget_asked, check_asked, pool_name, trust_asked
 from skypool.wire import codec
 
 if TYPE_CHECKING:
+    from skypool.calls.gangs import GangFuture
     from skypool.offers.need import AcceleratorAsked
     from skypool_images import Image
 
@@ -536,8 +533,7 @@ class ComputePool(Executor):
         if every:
             self._check_gang_nodes(nodes)
         among = None if named in (None, "all") else frozenset(nodes)
-        gangs = engine.dispatch.gangs
-        return gangs.submit(call.function.code(), payload, call.options, count, among, every)
+        return engine.dispatch.submit_gang(call.function.code(), payload, call.options, count, among, every)
 
     def _check_gang_nodes(self, nodes: Sequence[int]) -> None:
         """Check that the nodes of a gang reach each other. With `check="nccl"`, measure an all-reduce the first time.
@@ -553,6 +549,9 @@ class ComputePool(Executor):
         network.ensure(nodes)
         if not network.begin_measuring():
             return
+        from skypool.gangs.all_reduce import all_reduce  # imported here, as few pools measure
+        from skypool.pool.network import MEASURING
+
         call = ComputeFunction(all_reduce, MEASURING)().with_options(node=list(nodes))
         try:
             network.tell_bandwidth(self._run_gang(call, every=True))
@@ -1226,6 +1225,14 @@ class ComputePool(Executor):
                 their own on nodes with accelerators. Default None: for all other calls.
         """
         return {} if self._engine is None else self._engine.dispatch.slots(on_cpu=devices == 0)
+
+    @property
+    def devices(self) -> dict[int, int]:
+        """The number of accelerators of each node that has been reached, by the node's number.
+
+        The dict is empty until `start` has returned, and after the pool was stopped.
+        """
+        return {} if self._engine is None else self._engine.devices()
 
     @property
     def image(self) -> Image:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Any, Protocol, TypedDict, get_args
+from typing import Any, Literal, Protocol, TypedDict, cast, get_args
 
 from skypool.checks import one_of
 from skypool.drivers.contract import Driver, ends_itself
 from skypool.errors import UsageError
-from skypool.gangs.network import Check
 from skypool.model import Need, Offer, Trust
 from skypool.offers.need import hosts_alike
 from skypool.offers.ordering import OrderBy
 from skypool.rental.budget import Budget
 
+Check = Literal["network", "nccl"]
+"""What a pool checks among its nodes: "network" for TCP connections; "nccl" for these and an all-reduce of GPUs."""
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.([^\W\d]\w*|\*)")
 """Matches the full name of a class, such as "mypkg.Point", or all classes of a package, such as "mypkg.*"."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -123,6 +124,20 @@ def budget_asked(budget: Any) -> Budget | None:
             f"budget must be a Budget such as Budget(max_usd=20), or a number of US dollars, not {budget!r}"
         )
     return Budget(float(budget))
+
+
+def check_asked(check: object) -> Check | None:
+    """Return the `check` argument of a pool if it is valid.
+
+    Raises:
+        UsageError: it is something else than "network", "nccl" or None.
+    """
+    if check is None or check in get_args(Check):
+        return cast("Check | None", check)
+    raise UsageError(
+        "check must be 'network' to check that nodes reach each other, 'nccl' to also measure an all-reduce of their "
+        f"GPUs, or None for no check, not {check!r}"
+    )
 
 
 class TrustTerms(TypedDict):

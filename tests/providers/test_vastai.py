@@ -363,7 +363,7 @@ def _failures(world: World) -> Iterator[str]:
         driver.access(instance)
     yield f"| stopped | `CapacityError` | {_plain(outbid.value, instance)} |"
     driver.terminate([instance])
-    gone = replace(instance, detail={**instance.detail, "made": 0.0})
+    gone = replace(instance, created_at=0.0)  # a young one is looked for a minute
     with pytest.raises(CapacityError, match="ended itself") as raised_last:
         driver.access(gone)
     yield f"| (no such instance) | `CapacityError` | {_plain(raised_last.value, instance)} |"

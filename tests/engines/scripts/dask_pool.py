@@ -5,11 +5,13 @@ python dask_pool.py
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 import urllib.request
@@ -25,9 +27,9 @@ from distributed import Client, Security, wait
 import skypool as sky
 
 
-def until(found: Callable[[], Any], what: str) -> None:
-    """Poll until something is true; raise after 60 s."""
-    end = time.monotonic() + 60
+def until(found: Callable[[], Any], what: str, within: float = 60) -> None:
+    """Poll until something is true; raise after so many seconds."""
+    end = time.monotonic() + within
     while not found():
         if time.monotonic() > end:
             raise TimeoutError(what)
@@ -76,7 +78,7 @@ def refused(address: str) -> dict[str, bool]:
     return {"plain": answer == b"", "other": False}
 
 
-def main() -> None:
+def main() -> dict[str, Any]:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     shown: dict[str, Any] = {}
     with sky.ComputePool(nodes=2, slots=1, console="off") as pool:
@@ -119,8 +121,10 @@ def main() -> None:
         shown["services left"] = [each.name for each in pool.services]
         shown["phase"] = pool.phase
     shown["files"] = [each for each in os.listdir(tempfile.gettempdir()) if "dask" in each]
-    print(json.dumps({"shown": shown}))
+    return {"shown": shown}
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.redirect_stdout(sys.stderr):  # what workers print
+        done = main()
+    print(json.dumps(done))

@@ -1,0 +1,168 @@
+"""`skypool logs`: print what the calls, gangs, services and nodes of a pool print, while it runs and after its end.
+
+The process that runs a pool keeps its output in files (see `skypool.logs`). If it keeps none, a running pool is asked
+for what is printed from now on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skypool.checks import seconds
+from skypool.cli import output
+from skypool.cli.observe import Name, explained
+from skypool.errors import LedgerError, UsageError
+from skypool.logs import files, reader
+from skypool.logs.reader import Assembler, LogLine
+from skypool.observers import client
+from skypool.rental.ledger import Ledger
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command `skypool logs` to the program."""
+    app.command("logs")(logs)
+
+
+def logs(
+    pool: Name,
+    node: Annotated[int | None, typer.Option("--node", "-n", min=0, help="Only what this node prints.")] = None,
+    call: Annotated[
+        str | None, typer.Option("--call", help="Only this call: its id, or the name of its function or service.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Only what is newer: 10m, 2h, 1d, or a time such as 14:30 or 2026-05-01T14:30."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the pool ends, or Ctrl-C.")] = False,
+    grep: Annotated[str | None, typer.Option(help="Only lines in which this regular expression is found.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only so many lines at the end.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each line.")] = False,
+) -> None:
+    """Print what a pool's calls, services and nodes print. Without --since, it is the output of the pool's last run."""
+    pattern = _pattern(grep)
+    begin = 0.0 if since is None else _time(since)
+    try:
+        runs = files.runs(pool)
+        running = _running(pool)
+        is_kept = bool(runs) and (not running or runs[-1].name.endswith(f"-{running}"))
+        if since is None:
+            runs = runs[-1:]
+        found = _kept(runs, node, call, begin, follow) if is_kept else _live(pool, node, call, follow)
+        for line in _last(_matching(found, pattern), tail):
+            _print(line, as_json)
+    except KeyboardInterrupt:
+        return
+    except client.NoOwner as e:
+        raise explained(pool, e) from e
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as e:
+        raise UsageError(f"--grep takes a regular expression, and {text!r} is none: {e}") from e
+
+
+def _time(text: str) -> float:
+    """Return the time that `--since` names, in seconds since 1970.
+
+    Raises:
+        UsageError: it is neither a duration nor a time.
+    """
+    if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
+        text = f"{time.strftime('%Y-%m-%d')} {text:0>5}"
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        try:
+            return time.time() - seconds("--since", text)
+        except UsageError as e:
+            raise UsageError(
+                f"--since takes a duration such as 90s, 10m or 2h, or a time such as 14:30 or 2026-05-01T14:30, not "
+                f"{text!r}"
+            ) from e
+
+
+def _kept(runs: list[Path], node: int | None, call: str | None, since: float, follow: bool) -> Iterator[LogLine | None]:
+    """Yield the lines that are kept of runs of a pool, and follow the last one if asked."""
+    for run in runs[:-1]:
+        yield from reader.lines(reader.records(run), Assembler(node, call, since))
+    session = runs[-1].name.rpartition("-")[2]
+    found = reader.records(runs[-1], follow, lambda: _running(runs[-1].parent.name) == session)
+    yield from reader.lines(found, Assembler(node, call, since))
+
+
+def _running(pool: str) -> str:
+    """Return the id of the present run of a pool, if a process runs or ends it, so that more output may come; or "".
+
+    If the ledger cannot be read, the user is told, and "" is returned.
+    """
+    try:
+        records = Ledger.here(output.warn).pools(pool)
+    except LedgerError as e:
+        output.warn(f"it is not known whether pool {pool!r} runs: {e}")
+        return ""
+    now = time.time()
+    return next((each.session for each in records if each.state(now) in ("live", "ending")), "")
+
+
+def _live(pool: str, node: int | None, call: str | None, follow: bool) -> Iterator[LogLine | None]:
+    """Yield the lines of a running pool that keeps no files, from now on.
+
+    Raises:
+        NoOwner: no process on this computer runs the pool.
+        UsageError: the pool runs, but nothing is kept, and nothing is to be followed.
+    """
+    with client.events(pool) as made:
+        if not follow:
+            raise UsageError(
+                f"nothing is kept of pool {pool!r}, as {files.SWITCH}=off was set or its files cannot be written; "
+                "--follow prints what comes from now on"
+            )
+        yield None
+        assembler = Assembler(node, call)
+        for record in made.lines():
+            yield from assembler.feed(record)
+        yield from assembler.finish()
+
+
+def _matching(found: Iterator[LogLine | None], pattern: re.Pattern[str] | None) -> Iterator[LogLine | None]:
+    return found if pattern is None else (each for each in found if each is None or pattern.search(each.text))
+
+
+def _last(found: Iterator[LogLine | None], tail: int | None) -> Iterator[LogLine]:
+    """Yield lines. Of those that are there already, only the last `tail` ones; None yields all."""
+    kept: deque[LogLine] = deque(maxlen=tail)
+    is_following = False
+    for line in found:
+        if line is None:
+            is_following = True
+            yield from kept
+            kept.clear()
+            sys.stdout.flush()
+        elif is_following or tail is None:
+            yield line
+        else:
+            kept.append(line)
+    yield from kept
+
+
+def _print(line: LogLine, as_json: bool) -> None:
+    """Print output of calls as it was printed, on the same stream, and other lines on stderr."""
+    if as_json:
+        sys.stdout.write(json.dumps(line.to_json(), ensure_ascii=False) + "\n")
+    elif line.place:
+        stream = sys.stderr if line.record.get("stream") == 2 else sys.stdout
+        stream.write(f"[{line.place}] {line.text}\n")
+    else:
+        output.note(line.text)

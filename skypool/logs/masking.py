@@ -1,0 +1,96 @@
+"""Replaces the values of secrets in text, so that they are not kept in files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Hashable, Mapping
+from urllib.parse import quote, quote_plus
+
+_SHORTEST = 4
+"""Secrets of fewer characters are not replaced, because they are parts of ordinary words and numbers."""
+
+
+class Masker:
+    """A replacement of secrets in streams of text by a mark such as `[secret HF_TOKEN]`.
+
+    A secret is found as it is, in base64, and as it is written in URLs, JSON and Python. It is also found if it comes
+    in several pieces of the same stream.
+
+    Args:
+        secrets: the values of the secrets by their names.
+    """
+
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        self._marks: dict[str, str] = {}
+        for name, value in secrets.items():
+            if len(value.strip()) < _SHORTEST:
+                continue
+            mark = f"[secret {name}]"
+            for form in (value, value.strip()):
+                written = (
+                    form,
+                    quote(form, safe=""),
+                    quote_plus(form),
+                    json.dumps(form)[1:-1],
+                    repr(form)[1:-1],
+                    base64.b64encode(form.encode()).decode().rstrip("="),
+                )
+                for each in written:
+                    self._marks.setdefault(each, mark)
+        longest_first = sorted(self._marks, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._held: dict[Hashable, str] = {}
+
+    @property
+    def is_needed(self) -> bool:
+        """True if there are secrets to replace."""
+        return self._pattern is not None
+
+    def mask(self, text: str) -> str:
+        """Return a text with marks in place of secrets."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda found: self._marks[found[0]], text)
+
+    def feed(self, source: Hashable, text: str) -> str:
+        """Return the next piece of a stream with marks in place of secrets.
+
+        If the piece ends with the beginning of a secret, this end is kept, and comes with the stream's next piece.
+
+        Args:
+            source: what tells the stream from others.
+            text: the piece.
+        """
+        if self._pattern is None:
+            return text
+        text = self.mask(self._held.pop(source, "") + text)
+        begun = self._begun(text)
+        if begun:
+            self._held[source] = text[-begun:]
+            text = text[:-begun]
+        return text
+
+    def finish(self, source: Hashable) -> str:
+        """Return what is kept of a stream that has ended, or the mark if that is half of a secret or more."""
+        held = self._held.pop(source, "")
+        for secret, mark in self._marks.items():
+            if len(held) >= max(_SHORTEST, len(secret) / 2) and secret.startswith(held):
+                return mark
+        return held
+
+    def held(self) -> list[Hashable]:
+        """Return the streams of which an end is kept."""
+        return list(self._held)
+
+    def _begun(self, text: str) -> int:
+        """Return the length of the longest end of a text with which a secret begins; 0 if there is none."""
+        longest = 0
+        for secret in self._marks:
+            at = text.find(secret[0], max(0, len(text) - len(secret) + 1))
+            while at >= 0 and len(text) - at > longest:
+                if secret.startswith(text[at:]):
+                    longest = len(text) - at
+                at = text.find(secret[0], at + 1)
+        return longest

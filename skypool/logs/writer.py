@@ -1,0 +1,293 @@
+"""`LogWriter`: keeps the events of a pool in files, without making the threads wait that emit events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from json.encoder import encode_basestring
+from pathlib import Path
+from typing import Any
+
+from skypool import events
+from skypool.logs import files
+from skypool.logs.files import Limits
+from skypool.logs.masking import Masker
+
+_WAITING = 16 << 20
+"""Characters of output, about, that wait to be written. What comes beyond is dropped and counted."""
+_EVENT = 200
+"""Characters that an event counts beside its text."""
+_GATHER = 0.05
+"""Seconds for which events are gathered before they are written together. A client that is killed loses no more."""
+_LARGEST = 64 << 10
+"""The most characters of output in one record."""
+_TOUCH = 3600.0
+"""Seconds between two changes of the folder's time, which says that its pool still runs."""
+_ENDING = 10.0
+"""Seconds that `close` waits for the thread."""
+_LEFT_OUT = (events.NodeStatus, events.FilesProgress)
+"""The events that are not kept, because they only tell of progress."""
+LAST = "End"
+"""The kind of the last record of a process that runs a pool."""
+MISSED = "Missed"
+"""The kind of the record that tells how many events could not be kept."""
+_Key = tuple[int, int, int, int]
+
+
+class LogWriter:
+    """The writer of one pool's events. `hear` may be called by any thread, and never waits for the disk.
+
+    Events from before `open` are kept in memory until then. If the files cannot be written, the user is told once, and
+    what could not be written is dropped; later output is tried again.
+
+    Args:
+        pool: the name of the pool.
+        kept: the limits of size and age. With `kept.pool` 0, nothing is kept.
+        notice: called with a sentence for the user, in the writer's thread.
+    """
+
+    def __init__(self, pool: str, kept: Limits, notice: Callable[[str], None]) -> None:
+        self._pool = pool
+        self._limits = kept
+        self._notice = notice
+        self._lock = threading.Lock()  # guards _waiting, _size and _missed
+        self._waiting: list[tuple[events.Event, str]] = []
+        self._size = 0
+        self._missed = 0
+        self._there = threading.Event()
+        self._closed = False
+        self._writing = threading.Lock()  # guards all that follows
+        self._run: Path | None = None
+        self._masker = Masker({})
+        self._file: int | None = None
+        self._number = 0
+        self._written = 0
+        self._told = False
+        self._touched = 0.0
+        self._last_calls: dict[tuple[int, int, int], int] = {}
+        self._thread: threading.Thread | None = None
+
+    def hear(self, event: events.Event, function: str = "") -> None:
+        """Keep an event. Does not wait.
+
+        Args:
+            event: the event.
+            function: for output of a call, the name of its function; "" if it is not known.
+        """
+        if not self._limits.pool or self._closed or isinstance(event, _LEFT_OUT):
+            return
+        size = _EVENT + len(getattr(event, "text", ""))
+        with self._lock:
+            if self._size + size > _WAITING:
+                self._missed += 1
+                return
+            self._size += size
+            self._waiting.append((event, function))
+        if not self._there.is_set():
+            self._there.set()
+
+    def open(self, session: str, secrets: Mapping[str, str]) -> None:
+        """Begin to write, in a thread of its own. Does not wait, and does not raise.
+
+        Args:
+            session: the id of this run of the pool.
+            secrets: the values of secrets by their names, which are not written.
+        """
+        if self._limits.pool:
+            work = partial(self._work, session, dict(secrets))
+            self._thread = threading.Thread(target=work, name=f"skypool log of {self._pool}", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Write what waits, and end the thread. Later events are not kept. May be called more than once."""
+        with self._lock:
+            self._closed = True
+        self._there.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_ENDING)
+        with self._writing:
+            if self._run is None:
+                return
+            lines = [*self._taken(), *self._unmasked()]
+            self._write([*lines, _line({"event": LAST, "pool": self._pool, "time": time.time()})])
+            self._run = None
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    def _work(self, session: str, secrets: Mapping[str, str]) -> None:
+        """Make the folder, and write what waits, again and again, until `close` is called. Runs in its own thread."""
+        with self._writing:
+            self._masker = Masker(secrets)
+            try:
+                self._run = files.make_run(self._pool, session)
+                self._number = max(files.segments(self._run), default=0)
+                files.prune(self._limits, self._run)
+            except OSError as e:
+                self._complain(e)
+        while not self._closed:
+            if not self._there.wait(_TOUCH):
+                self._touch()
+                continue
+            time.sleep(_GATHER)
+            with self._writing:
+                self._write(self._taken())
+
+    def _touch(self) -> None:
+        if self._run is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._run)
+            self._touched = time.monotonic()
+
+    def _taken(self) -> list[bytes]:
+        """Return all events that wait, as lines of JSON. Pieces of output of one stream become one record."""
+        with self._lock:
+            self._there.clear()
+            taken, self._waiting = self._waiting, []
+            missed, self._missed = self._missed, 0
+            self._size = 0
+        lines: list[bytes] = []
+        at = 0
+        while at < len(taken):
+            event, function = taken[at]
+            at += 1
+            if not isinstance(event, events.Output):
+                lines.append(_line(self._masked(_record(event))))
+                continue
+            texts = [event.text]
+            size = len(event.text)
+            while at < len(taken) and size < _LARGEST and _continues(taken[at][0], event):
+                texts.append(getattr(taken[at][0], "text", ""))
+                size += len(texts[-1])
+                at += 1
+            lines += self._printed(event, function, "".join(texts))
+        if missed:
+            lines.append(_line({"event": MISSED, "pool": self._pool, "time": time.time(), "count": missed}))
+        return lines
+
+    def _printed(self, event: events.Output, function: str, text: str) -> list[bytes]:
+        """Return output of a call as lines of JSON, without secrets."""
+        if not self._masker.is_needed:
+            return [_line_of_output(event, function, text)]
+        source = event.node, event.slot, event.stream
+        key = (*source, event.call)
+        last = self._last_calls.get(source, event.call)
+        self._last_calls[source] = event.call
+        lines = [] if last == event.call else self._rest((*source, last))
+        text = self._masker.feed(key, text)
+        return [*lines, _line_of_output(event, function, text)] if text else lines
+
+    def _rest(self, key: _Key) -> list[bytes]:
+        """Return a line with the end of a stream that was held back, because it may have begun a secret; or none."""
+        text = self._masker.finish(key)
+        node, slot, stream, call = key
+        event = events.Output(pool=self._pool, node=node, slot=slot, call=call, stream=stream, text=text)
+        return [_line_of_output(event, "", text)] if text else []
+
+    def _unmasked(self) -> list[bytes]:
+        return [line for key in self._masker.held() if isinstance(key, tuple) for line in self._rest(key)]
+
+    def _masked(self, record: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._masked_value(value) for name, value in record.items()}
+
+    def _masked_value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._masker.mask(value)
+        return [self._masked_value(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+    # --- files -----------------------------------------------------------------------------------------------
+
+    def _write(self, lines: list[bytes]) -> None:
+        """Write lines of JSON, in as many segments as they need. If that fails, tell the user, and drop them."""
+        if not lines or self._run is None:
+            return
+        most = max(1, self._limits.pool // files.SEGMENTS)
+        together = bytearray()
+        try:
+            for line in lines:
+                if self._file is None or self._written + len(together) + len(line) > most:
+                    self._put(together)
+                    together.clear()
+                    self._next_segment(self._run)
+                together += line
+            self._put(together)
+        except OSError as e:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None  # the line may be cut, so a new segment follows
+            with self._lock:
+                self._missed += len(lines)
+            self._complain(e)
+        if time.monotonic() - self._touched > _TOUCH:
+            self._touch()
+
+    def _put(self, data: bytearray) -> None:
+        """Write bytes to the current segment. There may be none, if there is no segment yet."""
+        with memoryview(data) as left:
+            at = 0
+            while self._file is not None and at < len(data):
+                at += os.write(self._file, left[at:])
+        self._written += len(data)
+
+    def _next_segment(self, run: Path) -> None:
+        """Begin a segment, and remove the oldest ones while all are larger than a run may be."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        self._number += 1
+        path = files.segment(run, self._number)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_APPEND, 0o600)
+        self._written = 0
+        there = list(files.segments(run).values())
+        for old in there[: -files.SEGMENTS]:
+            old.unlink(missing_ok=True)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            self._notice(
+                f"what the pool prints cannot be kept in {files.folder()}: {error}; free space there, or set "
+                f"{files.SWITCH}=off. The pool goes on"
+            )
+
+
+def _continues(event: events.Event, first: events.Output) -> bool:
+    """Return True if an event is a further piece of the same output."""
+    return (
+        isinstance(event, events.Output)
+        and event.call == first.call
+        and event.stream == first.stream
+        and event.slot == first.slot
+        and event.node == first.node
+    )
+
+
+def _record(event: events.Event) -> dict[str, Any]:
+    """Return an event as a JSON object."""
+    return {"event": type(event).__name__, **{each.name: getattr(event, each.name) for each in fields(event)}}
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _line_of_output(event: events.Output, function: str, text: str) -> bytes:
+    """Return output of a call as a line of JSON. Empty fields are left out, as there may be many lines."""
+    line = (
+        f'{{"event":"Output","pool":"{event.pool}","time":{event.time!r},"node":{event.node},"slot":{event.slot},'
+        f'"call":{event.call},"stream":{event.stream},"text":{encode_basestring(text)}'
+    )
+    if event.rank is not None:
+        line += f',"rank":{event.rank},"label":{encode_basestring(event.label)}'
+    if event.service:
+        line += f',"service":{encode_basestring(event.service)}'
+    if function:
+        line += f',"function":{encode_basestring(function)}'
+    return (line + "}\n").encode("utf-8", "backslashreplace")
