@@ -462,7 +462,16 @@ class CommandFailed(SkypoolError):
 
 
 class CallTimeout(SkypoolError, TimeoutError):
-    """The error for a call that ran longer than its `timeout`. The call was ended on the node."""
+    """The error for a call that ran longer than its `timeout`. The call was ended on the node.
+
+    A note says what the call was doing when it was stopped, if it could tell.
+
+    Attributes:
+        stacks: for a gang (a call that runs as several processes), what each process was doing that had not ended, by
+            rank; "" if that is not known. Empty for other calls.
+    """
+
+    stacks: Mapping[int, str] = {}
 
 
 class SpoolFull(SkypoolError, OSError):

@@ -257,12 +257,20 @@ def the_core_names_no_cloud(root: Path) -> Iterator[str]:
         if source.name == FRONT_DOOR or {"accelerators", "devices"}.intersection(source.name.split(".")):
             continue  # where hardware is spoken of, a cloud may be its maker
         documentation = source.docstrings
-        for node in nodes(source.tree):
-            if id(node) in documentation:
-                continue
-            for text in _texts(node):
-                if named := _words(text) & (CLOUDS - {"vast"} if " " in text else CLOUDS):
-                    yield f"{source.where(node)}: {text!r:.60} names {', '.join(sorted(named))}"
+        for node, text, named in _clouds(source.tree):
+            if id(node) not in documentation:
+                yield f"{source.where(node)}: {text!r:.60} names {', '.join(sorted(named))}"
+
+
+@functools.cache  # the houses that break a rule differ from this one in one file each
+def _clouds(tree: ast.Module) -> list[tuple[ast.AST, str, set[str]]]:
+    """The identifiers and strings of a module that name clouds, documentation included."""
+    return [
+        (node, text, named)
+        for node in nodes(tree)
+        for text in _texts(node)
+        if (named := _words(text) & (CLOUDS - {"vast"} if " " in text else CLOUDS))
+    ]
 
 
 def _texts(node: ast.AST) -> list[str]:

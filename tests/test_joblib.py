@@ -87,7 +87,7 @@ class Failed(Exception):
 
 
 def test_no_task_gives_no_result(backend: Any) -> None:
-    assert Parallel(n_jobs=2)(delayed(abs)(n) for n in ()) == []
+    assert Parallel(n_jobs=2)(delayed(abs)(n) for n in range(0)) == []
 
 
 def test_an_exception_comes_as_itself_with_its_traceback_and_stops_the_other_tasks(backend: Any) -> None:
