@@ -37,7 +37,7 @@ def soak(runs: int, seed: int) -> list[str]:
         for number in range(runs):
             dice = random.Random(f"{seed}-{number}")
             how, procs, nodes = dice.choice(list(WHERE)), dice.randint(1, 3), dice.randint(1, 2)
-            call = hang(how, dice.random() / 4).with_options(procs=procs, timeout=6.0, grace=1)
+            call = hang(how, dice.random() / 4).with_options(procs=procs, timeout=10.0, grace=1)
             try:
                 call @ pool[0:nodes]
                 failures.append(f"run {number}: the gang did not time out")
