@@ -25,7 +25,7 @@ from skypool.errors import NodeUnhealthy
 from skypool.link.inbound import message_of
 from skypool.model import Instance
 from skypool.pool import lifecycle, states
-from skypool.samples import store
+from skypool.samples import store, tools
 from skypool.samples.health import HealthOfNode, judge
 from skypool.samples.machine import Machine, process
 from skypool.samples.store import SampleStore, history, thin
@@ -500,6 +500,28 @@ def test_an_unhealthy_machine_gets_no_call_at_all(nvml: FakeNvml) -> None:
     nvml.say(0, remap_failed=1)
     with pytest.raises(sky.BootstrapError, match=r"must not be used.*could not be replaced"):
         sky.ComputePool(console="off", nodes=1).start()
+
+
+def test_devices_of_other_vendors_are_read_by_their_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tools print what they printed elsewhere (tests/samples/README.md). A TPU has no such tool."""
+    for tool, recording in (("amd-smi", "amd-smi-metric-w7700.json"), ("hl-smi", "hl-smi-stats-gaudi.csv")):
+        program = tmp_path / tool
+        program.write_text(f"#!/bin/sh\nexec cat {Path(__file__).with_name('samples') / recording}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    amd, gaudi, tpu = tools.read([("rocm", 0, "a"), ("hpu", 0, "b"), ("tpu", 0, "")])
+    for seen in (amd, gaudi):
+        assert seen.utilization_percent is not None
+        assert seen.memory_used_mib is not None
+        assert judge(seen).state == "unknown", "these tools do not tell of errors"
+    assert tpu.unknown
+
+
+def test_a_monitor_that_prints_other_things_is_started_again(loop: Loop, tmp_path: Path) -> None:
+    loop.until(lambda each: not each.unknown)
+    loop.monitor._said = b"a message of the driver "
+    assert "no reading" in loop.until(lambda each: bool(each.unknown)).unknown
+    loop.until(lambda each: not each.unknown)
 
 
 # --- a real GPU, by hand -------------------------------------------------------------------------------------
