@@ -301,6 +301,10 @@ class NodeRetired(ConnectionLost):
     """The error for a call that only one node may run, which was retired before it began the call."""
 
 
+class NodeUnhealthy(ConnectionLost):
+    """The error for a node with a device that must not be used any more, such as a GPU that has fallen off its bus."""
+
+
 class LoginRefused(ConnectionLost):
     """The error for a machine that answers but rejects the login. Another user name or key is needed."""
 

@@ -40,6 +40,7 @@ In the agent's process:
 - `store`: functions, `pool.put()` objects and user modules; `value_storage`: large values in memory or in files.
 - `health`: the report about the node's hardware at the start of the node.
 - `own_name`: makes the host name resolve to the right address.
+- `monitor`: measures the node and its calls, and runs the process that measures devices.
 - `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
 
 In a worker's process:
@@ -68,6 +69,7 @@ __all__ = [
     "left_behind",
     "loader",
     "modules",
+    "monitor",
     "node",
     "notice",
     "output_stream",

@@ -3,8 +3,8 @@
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `money`: `skypool ps` (from the ledger and from running pools), `skypool cost`; `ending`: `skypool down`, `gc`.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`.
-- `shell`: `skypool shell`; `observe`: `skypool forward`; `logs`: `skypool logs`; `stack`: `skypool stack`;
-  `new_driver`: `skypool new-driver`.
+- `shell`: `skypool shell`; `observe`: `skypool forward`, `skypool health`; `logs`: `skypool logs`.
+- `stack`: `skypool stack`; `new_driver`: `skypool new-driver`.
 - `output`: prints the tables, errors and JSON of the commands.
 """
 
