@@ -301,6 +301,10 @@ class NodeRetired(ConnectionLost):
     """The error for a call that only one node may run, which was retired before it began the call."""
 
 
+class NodeUnhealthy(ConnectionLost):
+    """The error for a node with a device that must not be used any more, such as a GPU that has fallen off its bus."""
+
+
 class LoginRefused(ConnectionLost):
     """The error for a machine that answers but rejects the login. Another user name or key is needed."""
 
@@ -462,7 +466,16 @@ class CommandFailed(SkypoolError):
 
 
 class CallTimeout(SkypoolError, TimeoutError):
-    """The error for a call that ran longer than its `timeout`. The call was ended on the node."""
+    """The error for a call that ran longer than its `timeout`. The call was ended on the node.
+
+    A note says what the call was doing when it was stopped, if it could tell.
+
+    Attributes:
+        stacks: for a gang (a call that runs as several processes), what each process was doing that had not ended, by
+            rank; "" if that is not known. Empty for other calls.
+    """
+
+    stacks: Mapping[int, str] = {}
 
 
 class SpoolFull(SkypoolError, OSError):

@@ -215,6 +215,22 @@ class NodeRetirement(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealthChanged(NodeEvent):
+    """An event: the health of a node's devices has changed, or is known for the first time.
+
+    Attributes:
+        state: "unhealthy" (the node gets no more calls), "degraded" (it works, with a defect), "unknown" (a check could
+            not be made) or "ok".
+        reasons: what was found, and which checks could not be made, each with its device.
+        claimed: True if the node is not trusted, so that this is what its owner claims.
+    """
+
+    state: str
+    reasons: tuple[str, ...] = ()
+    claimed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output(NodeEvent):
     """An event: text that a call printed.
 

@@ -24,6 +24,7 @@ In the agent's process:
 - `start`: starts keeper and agent, and kills everything when the agent ends.
 - `plan`: the node's configuration, and how its devices are split among slots (places where calls run).
 - `node`: the agent's event loop: receives calls, returns outcomes (results or errors), handles the deaths of workers.
+- `stacks`: what the processes of a node are doing; also the program of `skypool stack` on a node.
 - `stops`: stops calls that are cancelled, that run too long, or whose worker hangs; queues lost calls again.
 - `answers`: sends errors for calls that were stopped or lost their worker.
 - `client`, `connection`: the connected client, and the frames (messages) to and from it.
@@ -39,6 +40,7 @@ In the agent's process:
 - `store`: functions, `pool.put()` objects and user modules; `value_storage`: large values in memory or in files.
 - `health`: the report about the node's hardware at the start of the node.
 - `own_name`: makes the host name resolve to the right address.
+- `monitor`: measures the node and its calls, and runs the process that measures devices.
 - `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
 
 In a worker's process:
@@ -67,6 +69,7 @@ __all__ = [
     "left_behind",
     "loader",
     "modules",
+    "monitor",
     "node",
     "notice",
     "output_stream",
@@ -77,6 +80,7 @@ __all__ = [
     "shared_page",
     "shield",
     "slots",
+    "stacks",
     "start",
     "stops",
     "store",

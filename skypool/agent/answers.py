@@ -9,6 +9,7 @@ import os
 import signal
 from typing import Any
 
+from skypool.agent import stacks
 from skypool.agent.call import NodeCall
 from skypool.agent.call_output import CallOutput
 from skypool.agent.call_queue import CallQueue
@@ -16,6 +17,7 @@ from skypool.agent.slots import Slot
 from skypool.agent.unacknowledged import Unacknowledged
 from skypool.errors import CallTimeout, ConnectionLost, SkypoolError, WorkerDied
 from skypool.wire import exceptions
+from skypool.wire.exceptions import STOPPED_IN
 from skypool.wire.frames import Kind, encode, pad
 from skypool.wire.handshake import AgentConfig
 
@@ -79,6 +81,11 @@ class Answers:
             )
         else:
             error = SkypoolError(f"{call.name} was cancelled")
+        if call.mark is not None:
+            if was := stacks.short(call.mark):
+                error.add_note(f"{STOPPED_IN}{was}")
+            call.mark.close()
+            call.mark = None
         self.fail(call.id, error)
 
     def died(self, slot: Slot, call: NodeCall, status: int) -> None:

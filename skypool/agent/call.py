@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from skypool.agent.stacks import Mark
 from skypool.agent.value_storage import Blob
 
 
@@ -31,6 +32,8 @@ class NodeCall:
         doomed: why the agent ends the call: "cancel", "timeout" or "stopped" (its worker's process was frozen, for
             example by SIGSTOP). "" if the call may go on.
         grace: seconds that the call has to end after it was asked to. Then its worker is killed.
+        mark: where the worker writes what it was doing when it was to stop; None if it was not asked.
+        stop_at: the time from which the worker may be told to stop, when it has written that.
         missing: the time at which a worker died, after which no worker was known to have the call; None if the call is
             not missing.
         printed: number of bytes of the call's output that were sent.
@@ -52,6 +55,8 @@ class NodeCall:
     again: bool = False
     doomed: str = ""
     grace: float = 0.0
+    mark: Mark | None = None
+    stop_at: float = 0.0
     missing: float | None = None
     printed: int = 0
     dropped: int = 0

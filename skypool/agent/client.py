@@ -196,6 +196,11 @@ class Client:
         connection.close()
         holder.close()
 
+    @property
+    def is_connected(self) -> bool:
+        """True if a client is connected now."""
+        return self._current is not None
+
     def send(self, kind: Kind, header: Mapping[str, object], buffers: list[Buffer] | None = None) -> None:
         """Queue a small frame (message) for the connected client. The frame is dropped if no client is connected.
 

@@ -5,12 +5,14 @@ The client checks these facts before it uses the node.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from skypool.agent.monitor import SWITCH
 from skypool.devices.device import Device
 from skypool.devices.tools import ask
 from skypool.wire.handshake import NodeHealth
@@ -29,7 +31,10 @@ def describe(devices: Sequence[Device]) -> NodeHealth:
     if any(device.kind == "cuda" for device in devices):
         said = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
         driver = said.strip().partition("\n")[0]
-    return NodeHealth(tuple(devices), driver, address=own_address())
+    # devices of a rehearsal (`skypool.devices.detect`) do not exist, so they cannot be measured
+    exist = any(device.kind not in ("cpu", "mps") for device in devices) and "SKYPOOL_DEVICES" not in os.environ
+    monitored = exist and os.environ.get(SWITCH) != "off"
+    return NodeHealth(tuple(devices), driver, address=own_address(), monitored=monitored)
 
 
 def own_address() -> str:

@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from skypool.agent import health
@@ -24,6 +24,7 @@ from skypool.agent.call_output import CallOutput
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.client import Client
 from skypool.agent.lease import Lease
+from skypool.agent.monitor import Monitor
 from skypool.agent.notice import Lookout
 from skypool.agent.packets import PACKET
 from skypool.agent.plan import GANG_PROCESSES, NodePlan
@@ -84,6 +85,8 @@ class Agent:
         self._batch_watch = BatchWatch(self._slots, self._queue, self._on_packets)
         self._noted_pauses = 0.0
         self._lookout = Lookout(config.watch, self._watch, self._on_interruption)
+        devices = plan.health.devices if plan.health.monitored else ()
+        self._monitor = Monitor(devices, config.cwd, self._watch, self._running, self._on_news)
         self._arrivals = Arrivals(config.spool, config.spool_memory, self._kept)
         self._client = Client(
             listener,
@@ -218,6 +221,7 @@ class Agent:
         """
         self._renew()
         self._lookout.tick(now)
+        self._monitor.tick(now)
         self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused
         if time.monotonic() > self.page.deadline or os.getppid() != self._keeper:
             self._bye()
@@ -335,6 +339,7 @@ class Agent:
         first. Then come the requests for modules that worker processes wait for, and for items of iterator arguments
         that have not arrived.
         """
+        self._monitor.rewind()
         if self.page.interruption:
             self._client.send(Kind.PONG, self._report())
         self._store.ask_again()
@@ -365,7 +370,29 @@ class Agent:
             "waiting": len(self._calls) - len(taken),
             "done": self._done,
             "interruption": self.page.interruption or None,
+            **self._samples(),
         }
+
+    def _samples(self) -> dict[str, Any]:
+        """Return the part of a PONG (status report) with samples that the client does not have; {} if there are none.
+
+        Samples are taken only while a client is connected, because reports are dropped otherwise.
+        """
+        samples = self._monitor.taken() if self._client.is_connected else []
+        return {"samples": samples} if samples else {}
+
+    def _on_news(self) -> None:
+        """Send the client a status report at once: the devices were read for the first time, or report an error."""
+        self._client.send(Kind.PONG, self._report())
+
+    def _running(self) -> Iterator[tuple[int, str, int, int, float]]:
+        """Yield (id, function name, slot, process id, seconds so far) for each running call."""
+        now = time.monotonic()
+        for slot in self._slots.all:
+            id_, began = self.page.running(slot.number)
+            call = self._calls.get(id_) if id_ else None
+            if call is not None and slot.pid:
+                yield id_, call.name, slot.number, slot.pid, now - began
 
     def _on_interruption(self, at: float) -> None:
         """Tell workers and client that the provider takes the machine back.

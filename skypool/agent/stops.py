@@ -8,13 +8,16 @@ from __future__ import annotations
 import signal
 import time
 
+from skypool.agent import stacks
 from skypool.agent.answers import Answers
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
-from skypool.agent.slots import Slot, Slots
+from skypool.agent.slots import GANG, Slot, Slots
 from skypool.clock import RunningClock
 from skypool.wire.handshake import AgentConfig
 
+_WRITING = 0.05
+"""Seconds for which a process may write what it is doing before it is told to stop."""
 _LOST_AFTER = 5.0
 """Seconds after which a call is queued again if its worker died and nothing shows that the call has begun."""
 
@@ -92,6 +95,23 @@ class Stops:
         for call in list(suspects.values()):
             self._look_at(call, now)
 
+    def _has_told(self, slot: Slot, call: NodeCall, now: float) -> bool:
+        """Return True if a call may be told to stop now. A process of a gang first writes what it is doing.
+
+        So does a call that has run longer than its timeout. Its error says what was written.
+
+        Args:
+            slot: the slot on which the call runs.
+            call: the call.
+            now: the time of the agent's clock, in seconds.
+        """
+        if call.doomed != "timeout" and slot.kind != GANG:
+            return True
+        if not call.stop_at:
+            call.mark = stacks.ask(slot.pid)
+            call.stop_at = now + (_WRITING if call.mark is not None else 0.0)
+        return now >= call.stop_at
+
     def look_at_slot(self, slot: Slot, now: float) -> None:
         """Check one slot: stop a call that has run too long, and kill its worker if the call does not stop in time.
 
@@ -119,7 +139,7 @@ class Stops:
         slot = self._slots.running(call.id)
         if slot is not None:
             call.missing = None
-            if call.doomed and slot.kill_at is None:
+            if call.doomed and slot.kill_at is None and self._has_told(slot, call, now):
                 self._slots.stop_call(slot, call.id, call.grace)
         elif call.missing is not None and now - call.missing > _LOST_AFTER:
             self._queue.again([call.id])

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from weakref import ref
 
 from skypool import runtime
+from skypool.agent import stacks
 from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.capture import capture
 from skypool.agent.left_behind import holds_process_group, left_processes
@@ -155,6 +156,7 @@ class Worker:
         sys.stderr = self._err
         sys.argv = ["skypool-worker"]
         self._user_modules.install()
+        stacks.register()
         runtime.pull = self._pull
         runtime.taken = lambda: self._page.announced(self._slot)
         codec.resolve_object = self._object

@@ -650,17 +650,18 @@ class Dispatch:
                 again.append(pending)
         return again
 
-    def drain(self, node: int, *, retired: bool = False) -> None:
-        """Send no more calls to a node, because it was retired or its provider takes the machine back.
+    def drain(self, node: int, *, retired: bool = False, unhealthy: ConnectionLost | None = None) -> None:
+        """Send no more calls to a node: it was retired, is unhealthy, or its provider takes the machine back.
 
         Calls that run on the node go on. The node is asked to give back the calls that it has not begun, which other
-        nodes then get. Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted or
-        NodeRetired. Do nothing if the pool has no such node. For a node that is leaving already, only note if its
-        provider takes the machine back.
+        nodes then get. Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted,
+        NodeRetired or NodeUnhealthy. Do nothing if the pool has no such node. For a node that is leaving already, only
+        note if its provider takes the machine back.
 
         Args:
             node: the number of the node.
             retired: True if the node was retired. Default False: its provider takes the machine back.
+            unhealthy: what is wrong with an unhealthy node. Default None: nothing is.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -671,6 +672,7 @@ class Dispatch:
                 return
             node_queue.leaving = True
             node_queue.retired = retired
+            node_queue.unhealthy = unhealthy
             for lane in node_queue.lanes:
                 while lane.pinned:
                     self._lost(lane.pinned.popleft(), node_queue.why_leaving, begun=False)

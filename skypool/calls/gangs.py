@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,6 +58,7 @@ from skypool.gangs.states import (
     Verdict,
 )
 from skypool.wire.blame import annotate, text_of
+from skypool.wire.exceptions import STOPPED_IN
 from skypool.wire.frames import Buffer
 
 T = TypeVar("T")
@@ -68,6 +69,8 @@ _TAIL = 2000
 """The number of characters of a rank's output that are kept, to show them if the rank fails."""
 _MOST_HIDDEN = 10_000
 """The most ids that are remembered of calls whose output is not shown. Output may come after a rank has ended."""
+_MOST_STACKS = 8
+"""The number of different stacks that an error about a timeout shows."""
 _TAIL_LINES = 10
 """The number of lines of a rank's output that an error shows."""
 _ASK_AGAIN = 1.0
@@ -632,10 +635,13 @@ class GangRunner:
         assert run is not None
         left = [_words(run.places[rank], self._devices(run.places[rank].node)) for rank in verdict.others]
         shown = "; ".join(left[:8]) + (f"; and {len(left) - 8} more" if len(left) > 8 else "")
-        return CallTimeout(
+        error = CallTimeout(
             f"{call.code.name} ran longer than its timeout of {call.options.timeout:g} s as a gang of "
             f"{len(run.places)} processes and was stopped (timeout= allows more). These had not ended: {shown}"
         )
+        error.stacks = {rank: _stack_of(call.ends.get(rank)) for rank in verdict.others}
+        error.add_note(_told_together(error.stacks))
+        return error
 
     def _tell_failure(self, call: _Call, verdict: Verdict, again: bool) -> BaseException:
         """Report the failure of a run to the user, and return the error of the rank that failed first.
@@ -730,6 +736,26 @@ def _how(end: BaseException | Returned, stopped: bool) -> How:
     if isinstance(end, ConnectionLost):
         return "lost"
     return "died" if isinstance(end, WorkerDied) else "raised"
+
+
+def _stack_of(end: BaseException | Returned | None) -> str:
+    """Return what a process was doing when it was stopped, the innermost call first; "" if that is not known."""
+    notes = getattr(end, "__notes__", ())
+    return next((note.removeprefix(STOPPED_IN) for note in notes if note.startswith(STOPPED_IN)), "")
+
+
+def _told_together(stacks: Mapping[int, str]) -> str:
+    """Return a note with the stacks of the ranks of a gang. Ranks with the same stack are named together."""
+    alike: dict[str, list[int]] = {}
+    for rank, stack in stacks.items():
+        alike.setdefault(stack, []).append(rank)
+    lines = ["what the processes were doing when they were stopped, the innermost call first:"]
+    for stack, ranks in list(alike.items())[:_MOST_STACKS]:
+        lines.append(f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}:")
+        lines += [f"  {line}" for line in (stack or "not known: the node did not say it in time").splitlines()]
+    if len(alike) > _MOST_STACKS:
+        lines.append(f"and {len(alike) - _MOST_STACKS} more; the attribute `stacks` of this error has all")
+    return "\n".join(lines)
 
 
 def _nodes(count: int) -> str:

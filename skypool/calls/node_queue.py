@@ -197,9 +197,10 @@ class NodeQueue:
         asked_back: the number of calls that the node was asked to give back and has not given back yet.
         strays: the number of frames over this connection about calls that the node does not run.
         resumed: False while the connection is broken, and until the messages that the node missed were sent again.
-        leaving: True if the provider takes the machine back, or if the node was retired. Calls that run there go on,
-            and the node gets no new ones.
+        leaving: True if the provider takes the machine back, or if the node was retired or is unhealthy. Calls that run
+            there go on, and the node gets no new ones.
         retired: True if the node leaves because it was retired, and the provider does not take its machine back.
+        unhealthy: what is wrong with the node, if it leaves because of that; otherwise None.
         devices: the number of the node's devices.
         address: the address at which other nodes reach this node; "" if it is not known.
     """
@@ -218,6 +219,7 @@ class NodeQueue:
     resumed: bool = True
     leaving: bool = False
     retired: bool = False
+    unhealthy: ConnectionLost | None = None
     devices: int = 0
     address: str = ""
     services: Lane = field(default_factory=lambda: Lane(0))
@@ -239,6 +241,8 @@ class NodeQueue:
     @property
     def why_leaving(self) -> ConnectionLost:
         """The error for calls that only this node may run, and that it cannot begin any more because it is leaving."""
+        if self.unhealthy is not None:
+            return self.unhealthy
         return retired(self.node) if self.retired else taken_back(self.node)
 
     def lane(self, pending: PendingCall) -> Lane:

@@ -3,7 +3,8 @@
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `money`: `skypool ps` (from the ledger and from running pools), `skypool cost`; `ending`: `skypool down`, `gc`.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`.
-- `shell`: `skypool shell`; `observe`: `skypool forward`; `logs`: `skypool logs`; `new_driver`: `skypool new-driver`.
+- `shell`: `skypool shell`; `observe`: `skypool forward`, `skypool health`; `logs`: `skypool logs`.
+- `stack`: `skypool stack`; `new_driver`: `skypool new-driver`.
 - `output`: prints the tables, errors and JSON of the commands.
 """
 
@@ -26,7 +27,7 @@ except SkypoolError as error:
 
 import typer
 
-from skypool.cli import accelerators, doctor, ending, logs, money, new_driver, observe, offers, prove, shell
+from skypool.cli import accelerators, doctor, ending, logs, money, new_driver, observe, offers, prove, shell, stack
 from skypool.cli.output import complain, say
 
 __all__ = ["build", "main"]
@@ -57,6 +58,7 @@ def build() -> typer.Typer:
     shell.add_to(app)
     observe.add_to(app)
     logs.add_to(app)
+    stack.add_to(app)
     doctor.add_to(app)
     prove.add_to(app)
     new_driver.add_to(app)

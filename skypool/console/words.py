@@ -156,6 +156,8 @@ class Words:
                 yield f"node {e.node} link is back"
             case events.NodeInterruption():
                 yield f"node {e.node} will be taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
+            case events.HealthChanged():
+                yield from self._about_health(e)
             case events.NodeRetirement():
                 yield f"node {e.node} is retired: it gets no new calls, and ends when those that run there have ended"
             case events.BootstrapStep(state="retried"):
@@ -216,6 +218,15 @@ class Words:
             case _:
                 if self._routine and e.time - self._launched.get(e.node, e.time) >= _BRISK:
                     yield f"node {e.node} {e.phase}{': ' if e.detail else ''}{brief(e.detail)}"
+
+    def _about_health(self, e: events.HealthChanged) -> Iterator[str]:
+        """Yield a line about the health of a node's devices, unless nothing was found."""
+        claimed = " (as its owner claims)" if e.claimed else ""
+        reasons = brief("; ".join(e.reasons))
+        if e.state == "unhealthy":
+            yield f"node {e.node} is unhealthy{claimed}: it gets no new calls: {reasons}"
+        elif e.state == "degraded" or (e.state == "unknown" and self._routine):
+            yield f"node {e.node} health is {e.state}{claimed}: {reasons}"
 
     def _about_files(self, e: events.FilesProgress) -> Iterator[str]:
         """Yield a line about the progress of a long transfer of files, at most every 5 seconds for each node.

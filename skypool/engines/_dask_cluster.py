@@ -31,6 +31,8 @@ _STARTING = 60.0
 """Seconds within which the scheduler must listen."""
 _CLOSING = 5.0
 """Seconds that a worker may take to end, beyond the seconds in which its data is copied."""
+_TOGETHER = 16
+"""The most workers that are sent to nodes at the same time."""
 _LOOK = 0.2
 """Seconds between two looks at the pool's nodes for one without a worker."""
 
@@ -397,9 +399,14 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
             },
         }
 
+        def begin(name: int, address: str) -> None:
+            seats.begin(name, worker_call(address, name, keys, moving, options))
+
         def begin_workers(address: str) -> None:
-            for name in range(min(workers, seats.places)):
-                seats.begin(name, worker_call(address, name, keys, moving, options))
+            names = range(min(workers, seats.places))
+            with ThreadPoolExecutor(_TOGETHER) as threads:
+                for each in [threads.submit(begin, name, address) for name in names]:
+                    each.result()
 
         self._unlisten = pool.events.listen(self._hear)
         try:

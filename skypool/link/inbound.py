@@ -12,11 +12,12 @@ import contextlib
 import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, cast
 
 from skypool.devices.device import Device
 from skypool.errors import ProtocolError, protocol_violation
+from skypool.samples.values import NodeSample, node_sample
 from skypool.trust.text import printable
 from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header_of, total_length
 from skypool.wire.handshake import NodeHealth
@@ -249,6 +250,7 @@ class Pong:
         running: the names of a few functions that run.
         interruption: when the provider takes the machine back, in seconds since 1970; None if not announced.
         cpu_busy: the number of running calls on CPU slots, which run calls without a device.
+        samples: measurements of the node, the oldest first. Their `node` and `claimed` are not set.
     """
 
     busy: int
@@ -257,6 +259,7 @@ class Pong:
     running: tuple[str, ...]
     interruption: float | None
     cpu_busy: int = 0
+    samples: tuple[NodeSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -564,8 +567,8 @@ def _pong(f: Frame) -> Pong:
     """Return the `Pong` in a PONG frame: a status report. Control characters are removed from function names.
 
     Raises:
-        ProtocolError: a field other than "interruption" is missing, a field is not valid, or more than 64 names are
-            listed.
+        ProtocolError: a field other than "interruption" and "samples" is missing, a field is not valid, or more than 64
+            names or samples are listed.
     """
     h = f.header
     what = "a status report"
@@ -579,7 +582,17 @@ def _pong(f: Frame) -> Pong:
         tuple(map(printable, running)),
         None if h.get("interruption") is None else _seconds(what, h, "interruption"),
         _number(what, h, "cpu_busy"),
+        _samples(h["samples"]) if "samples" in h else (),
     )
+
+
+def _samples(said: object) -> tuple[NodeSample, ...]:
+    if type(said) is not list or len(said) > _MOST_RUNNING:
+        _refuse("a status report", "samples", said)
+    try:
+        return tuple(replace(node_sample(each, printable), node=0, claimed=False) for each in said)
+    except ValueError as e:
+        raise protocol_violation(f"the node sent a measurement that is not valid: {printable(str(e))[:200]}") from None
 
 
 def _bye(_: Frame) -> Bye:
@@ -642,6 +655,7 @@ def _health(said: Mapping[str, Any]) -> NodeHealth:
         disk_free=_number(what, said, "disk_free"),
         time=_seconds(what, said, "time"),
         address=address(printable(_text(what, said, "address"))) if "address" in said else "",
+        monitored=said.get("monitored") is True,
     )
 
 

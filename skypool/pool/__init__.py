@@ -9,6 +9,7 @@
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
+- `health`: judges nodes by their samples; `Samples`, the user's object for them.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
 - `services`: starts the services of a pool, restarts them after their end, and closes them.
 - `network`: checks that the nodes reach each other; `skypool.gangs.network` has the text of the error.
@@ -23,6 +24,7 @@ __all__ = [
     "connector",
     "engine",
     "forwards",
+    "health",
     "lifecycle",
     "network",
     "node_listener",

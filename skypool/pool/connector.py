@@ -14,6 +14,7 @@ from skypool.link.connection import Link, Listener
 from skypool.link.inbound import Welcome
 from skypool.model import Access, Instance, SlotsAsked
 from skypool.pool import states
+from skypool.pool.health import FIRST, HealthWatch
 from skypool.pool.trust_levels import TrustLevels
 from skypool.provision import health_check
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
@@ -39,6 +40,7 @@ class Connector:
         apply: passes an event to `lifecycle`, the state machine of the pool.
         listener_of: returns the listener for messages of a node, by the node's number.
         awaited: returns the ids of the calls that the client waits for on a node, by the node's number.
+        health: judges the devices of nodes.
 
     Attributes:
         links: the link (connection) to each node, by the node's number.
@@ -57,6 +59,7 @@ class Connector:
         apply: Callable[[states.Event], None],
         listener_of: Callable[[int], Listener],
         awaited: Callable[[int], Collection[int]],
+        health: HealthWatch,
     ) -> None:
         self._terms = terms
         self._rental = rental
@@ -66,6 +69,7 @@ class Connector:
         self._apply = apply
         self._listener_of = listener_of
         self._awaited = awaited
+        self._health = health
         self._session = secrets.token_hex(8)
         self._node_setup = NodeSetup(terms)
         self._reached: dict[int, tuple[Access, SetupBundle | None, CommandStream | None]] = {}
@@ -162,10 +166,36 @@ class Connector:
                 raise BootstrapError(
                     f"the machine of node {node} is not what was asked for: {'; '.join(faults)}", step="health"
                 )
+            if welcome.health.monitored:
+                await self._check_devices(node)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             await self._give_up(instance, e)
             return
         self._apply(states.Bootstrapped(node))
+
+    async def _check_devices(self, node: int) -> None:
+        """Wait until the devices of a node were read for the first time, at most 15 s.
+
+        Devices that cannot be read do not keep the node from getting calls; an event tells that they are unknown.
+
+        Raises:
+            BootstrapError: a device must not be used.
+        """
+        found = await self._health.first(node)
+        if found.state == "unhealthy":
+            raise BootstrapError(
+                f"the machine of node {node} has a device that must not be used: {'; '.join(found.reasons)}",
+                step="health",
+            )
+        if not found.devices:
+            self._emit(
+                events.HealthChanged(
+                    pool=self._terms.name,
+                    node=node,
+                    state="unknown",
+                    reasons=(f"the devices were not read within {FIRST:g} s; the node gets calls all the same",),
+                )
+            )
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
         """Report to the rental and to the state machine that an instance (a rented machine) could not become a node.

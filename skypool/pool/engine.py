@@ -23,6 +23,7 @@ from skypool.errors import (
     BudgetExceeded,
     ConnectionLost,
     LaunchError,
+    NodeUnhealthy,
     PoolClosed,
     StillRunning,
     TakenOver,
@@ -40,6 +41,7 @@ from skypool.offers.need import hosts_alike
 from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
+from skypool.pool.health import HealthWatch
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
 from skypool.pool.replacement import LIVING, alike
@@ -51,6 +53,7 @@ from skypool.pool.trust_levels import TrustLevels
 from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
+from skypool.samples.store import SampleStore, folder
 from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
 
@@ -90,6 +93,7 @@ class PoolEngine:
         inherited: the futures of the calls of a former client, after an attach; otherwise empty.
         forwards: the ports of this computer that lead to ports of nodes.
         services: the services that run on nodes beside all calls.
+        health: judges the nodes by their samples, and keeps the samples.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -118,6 +122,13 @@ class PoolEngine:
             lambda node, call: self.services.name_of(node, call),
         )
         self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
+        self.health = HealthWatch(
+            terms.name,
+            SampleStore(lambda: folder() / f"{self.rental.session}.sqlite3"),
+            self._trust_levels.is_stranger,
+            self.emit,
+            self._on_unhealthy,
+        )
         self.inherited: list[CallFuture[object]] = []
         self._connector = Connector(
             terms,
@@ -128,6 +139,7 @@ class PoolEngine:
             apply=self.apply,
             listener_of=self._listener_of,
             awaited=self.dispatch.awaited,
+            health=self.health,
         )
         self._links = self._connector.links
         self._welcomes = self._connector.welcomes
@@ -159,6 +171,7 @@ class PoolEngine:
             self.rental,
             self.dispatch,
             self.forwards,
+            self.health,
         )
         self._network: NetworkCheck | None = None
         self._network_lock = threading.Lock()
@@ -208,6 +221,7 @@ class PoolEngine:
             self._log.open(self.rental.session, self._connector.secrets)
             self._spawn(self._serve_observers())
             self._spawn(self._tend())
+            self._spawn(self.health.keep())
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
@@ -218,6 +232,7 @@ class PoolEngine:
             try:
                 self._spawn(self._serve_observers())
                 self._spawn(self._tend())
+                self._spawn(self.health.keep())
                 self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
                 if self.state.phase is Phase.READY and self.terms.need.private_network:
@@ -507,6 +522,11 @@ class PoolEngine:
                 self.dispatch.add(node, self._welcomes[node], self._links[node])
                 self.services.admitted(node)
                 self._trust_levels.announce()
+                if (found := self.health.of(node)) is not None and found.state == "unhealthy":  # since it was set up
+                    Loop.shared().loop.call_soon(self._on_unhealthy, node, self.health.error_of(node))
+            case states.Drain(node, None, error) if error is not None:
+                sick = error if isinstance(error, NodeUnhealthy) else NodeUnhealthy(str(error), node)
+                self.dispatch.drain(node, unhealthy=sick)
             case states.Drain(node, None):
                 self.emit(events.NodeRetirement(pool=self.terms.name, node=node))
                 self.dispatch.drain(node, retired=True)
@@ -707,6 +727,7 @@ class PoolEngine:
         if self._observers is not None:
             await asyncio.to_thread(self._observers.close)
         await asyncio.to_thread(self.forwards.close)
+        await asyncio.to_thread(self.health.flush)
         try:
             if self._given_away is None:  # otherwise, what is left is the new owner's
                 await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
@@ -773,6 +794,7 @@ class PoolEngine:
         return unproved
 
     async def _leave(self, node: int) -> None:
+        self.health.store.forget(node)
         await self._stop_reaching(node)
         link = self._links.pop(node, None)
         if link is not None:
@@ -883,6 +905,7 @@ class PoolEngine:
             self._on_welcome,
             self._on_notice,
             self._on_lost,
+            self.health.arrived,
         )
 
     def _on_notice(self, node: int, at: float) -> None:
@@ -900,6 +923,17 @@ class PoolEngine:
             self.dispatch.drain(each.node)
             if self.dispatch.gangs is not None:
                 self.dispatch.gangs.interrupted(each.node, at)
+
+    def _on_unhealthy(self, node: int, error: NodeUnhealthy) -> None:
+        """Handle an unhealthy node: it gets no more calls, and its driver may avoid the machine from now on.
+
+        During the node's setup, the health check sees the same, so nothing happens here.
+        """
+        state = self.state.nodes.get(node)
+        if state is None or state.phase is not Phase.READY or state.is_leaving:
+            return
+        self.apply(states.Unhealthy(node, error))
+        self._spawn(asyncio.to_thread(self.rental.rejected, self.state.instance_of(node), error))
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
         """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this.

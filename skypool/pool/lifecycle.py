@@ -59,6 +59,7 @@ from skypool.pool.states import (
     Stop,
     Terminate,
     Terminated,
+    Unhealthy,
 )
 
 
@@ -92,6 +93,8 @@ def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
             return _failed(pool, node, error)
         case Interrupted(node, at, served):
             return _interrupted(pool, node, at, served)
+        case Unhealthy(node, error):
+            return _unhealthy(pool, node, error)
         case Drained(node):
             return _drained(pool, node)
         case Pressure():
@@ -270,6 +273,36 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
     return pool, actions
 
 
+def _unhealthy(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
+    """Give no more calls to the slice of an unhealthy node. Launch another slice if the pool then has too few.
+
+    A slice is one machine, or several hosts that are rented together. Calls that run on the slice go on. If the pool is
+    not ready yet, no call runs, so the slice is ended at once. Does nothing for a node that is not ready or leaves
+    already, and while the pool ends.
+
+    Args:
+        pool: the state before.
+        node: the number of the node.
+        error: what is wrong with it.
+
+    Returns:
+        (pool, actions): the new state, and the actions that the engine must perform, in order.
+    """
+    state = pool.nodes[node]
+    if state.phase is not Phase.READY or state.is_leaving or pool.phase in (Phase.DRAINING, Phase.ENDED):
+        return pool, []
+    if pool.phase is Phase.LAUNCHING:
+        return _failed(pool, node, error)
+    actions: list[Action] = []
+    for each in pool.slice_of(node):
+        pool = _with(pool, each.node, unhealthy=error)
+        actions.append(Drain(each.node, None, error))
+    if pool.count(*LIVING) < pool.minimum and may_replace(pool, pool.nodes[node]):
+        pool, launching = _more(replace(pool, replaced=pool.replaced + 1))
+        actions += launching
+    return pool, actions
+
+
 def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
     """Note that no call is left on a node that was retired, or that the provider takes back.
 
@@ -282,6 +315,9 @@ def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
     pool = _with(pool, node, waits=True)
     if not all(state.waits for state in pool.slice_of(node)):
         return pool, []
+    sick = next((each.unhealthy for each in pool.slice_of(node) if each.unhealthy is not None), None)
+    if sick is not None:
+        return _failed(pool, node, sick)
     return _failed(pool, node, retired(node) if state.taken is None else taken_back(node))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
@@ -13,6 +13,7 @@ from skypool.link.connection import Link
 from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome
 from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
+from skypool.samples.values import NodeSample
 from skypool.shipping.user_modules import Lender
 from skypool.wire.frames import Kind, frame
 
@@ -35,6 +36,7 @@ class NodeListener:
         on_notice: called as (node, time) when the provider announces that it takes the machine back at this time, in
             seconds since 1970. The call may come from any thread.
         on_lost: called as (node, error) when the link has given up the node.
+        on_samples: called as (node, samples) with measurements of the node. The call may come from any thread.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class NodeListener:
         on_welcome: Callable[[int, Welcome], None],
         on_notice: Callable[[int, float], None],
         on_lost: Callable[[int, ConnectionLost], None],
+        on_samples: Callable[[int, Sequence[NodeSample]], None],
     ) -> None:
         self._node = node
         self._pool = pool
@@ -60,6 +63,7 @@ class NodeListener:
         self._on_welcome = on_welcome
         self._on_notice = on_notice
         self._on_lost = on_lost
+        self._on_samples = on_samples
         self._noticed = -math.inf
 
     def on_arrivals(self, arrivals: list[Arrival]) -> None:
@@ -96,6 +100,8 @@ class NodeListener:
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:
             self._noticed = now
             self._on_notice(self._node, said.interruption)
+        if said.samples:
+            self._on_samples(self._node, said.samples)
         self._reports.reported(self._node, said)
 
     def on_welcome(self, welcome: Welcome) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
@@ -16,8 +17,11 @@ from skypool.model import Access, Instance
 from skypool.observers.reach import local_command
 from skypool.pool import states
 from skypool.pool.forwards import Forwards
+from skypool.pool.health import HealthWatch
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
+from skypool.samples.health import NodeHealth
+from skypool.samples.values import to_json
 
 
 class Observed:
@@ -36,6 +40,7 @@ class Observed:
         rental: knows the costs.
         dispatch: knows the nodes that run calls.
         forwards: makes forwards.
+        health: knows the health of the nodes, and their samples.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Observed:
         rental: Rental,
         dispatch: Dispatch,
         forwards: Forwards,
+        health: HealthWatch,
     ) -> None:
         self._terms = terms
         self._state = state
@@ -60,6 +66,7 @@ class Observed:
         self._rental = rental
         self._dispatch = dispatch
         self._forwards = forwards
+        self._health = health
         self.listen = stream.listen
 
     def info(self) -> dict[str, object]:
@@ -95,6 +102,8 @@ class Observed:
             "waiting": status.waiting if status else 0,
             "done": status.done if status else 0,
             "running": list(status.running) if status else [],
+            "health": _health(self._health.of(node)),
+            "sample": to_json(sample) if (sample := self._health.store.newest.get(node)) else None,
         }
 
     def forward(self, node: int, host: str, port: int, here: int) -> Forward:
@@ -137,6 +146,11 @@ def _machine(instance: Instance | None) -> dict[str, object]:
         "place": (offer.zone or offer.region) if offer else instance.region,
         "market": offer.market if offer else "",
     }
+
+
+def _health(found: NodeHealth | None) -> dict[str, object] | None:
+    """Return the health of a node as values for JSON; None if it is not known."""
+    return None if found is None else asdict(found)
 
 
 def _hardware(devices: Sequence[Device]) -> str:

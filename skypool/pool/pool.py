@@ -37,6 +37,7 @@ from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_ask
 from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
+from skypool.pool.health import Samples
 from skypool.pool.service import Service
 from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
@@ -1277,6 +1278,11 @@ class ComputePool(Executor):
         Before the pool is started, the receipt has no lines.
         """
         return Receipt(self.name, (), time.time()) if self._begun is None else self._begun.rental.receipt
+
+    @property
+    def samples(self) -> Samples:
+        """The measurements of the pool's nodes, devices and running calls, and the health of the devices."""
+        return Samples(None if self._begun is None else self._begun.health)
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"

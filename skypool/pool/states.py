@@ -45,6 +45,8 @@ class Node:
             provider takes them back, or when they are retired, they also end together.
         retiring: True if the user has retired the node, or made the pool smaller. The phase stays ready while calls
             still run on the node. A machine that is still being launched is ended when it is there.
+        unhealthy: why the node gets no more calls, although it is ready: a device must not be used any more. None for a
+            healthy node. The phase stays ready while calls still run on the node.
     """
 
     node: int
@@ -55,6 +57,7 @@ class Node:
     host: int = 0
     waits: bool = False
     retiring: bool = False
+    unhealthy: BaseException | None = None
 
     @property
     def head(self) -> int:
@@ -69,14 +72,16 @@ class Node:
         """The phase as users see it: a word such as "booting", "ready" or "leaving".
 
         "leaving" is a ready node that gets no new calls, because the provider takes its machine back or because it was
-        retired. Other words are the values of `Phase`.
+        retired. "unhealthy" is one that gets none because of a device. Other words are the values of `Phase`.
         """
+        if self.unhealthy is not None and self.phase is Phase.READY:
+            return "unhealthy"
         return "leaving" if self.is_leaving and self.phase is Phase.READY else self.phase.value
 
     @property
     def is_leaving(self) -> bool:
-        """True if the provider takes the machine back, or if the node was retired. Its machine then ends soon."""
-        return self.taken is not None or self.retiring
+        """True if the provider takes the machine back, or the node was retired or is unhealthy. It ends soon."""
+        return self.taken is not None or self.retiring or self.unhealthy is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +236,22 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class Unhealthy:
+    """An event: a device of a ready node must not be used any more.
+
+    The node gets no more calls, and its machine is ended when those that run have ended. The event is ignored if the
+    node is not ready, leaves already, or if the pool is ending.
+
+    Attributes:
+        node: the number of the node.
+        error: what is wrong.
+    """
+
+    node: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """An event: no call is left on the node with the number `node`, which is being taken back or was retired.
 
@@ -326,6 +347,7 @@ Event = (
     | Bootstrapped
     | Failed
     | Interrupted
+    | Unhealthy
     | Drained
     | Pressure
     | Resize
@@ -380,17 +402,19 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An action of the engine: send no more calls to a node, because it was retired or the provider takes it back.
+    """An action of the engine: send no more calls to a node: it was retired, is taken back or is unhealthy.
 
     The calls that run on the node go on. When they have ended, the engine reports `Drained`.
 
     Attributes:
         node: the number of the node.
-        at: when the provider takes the machine, in seconds since 1970. None if the node was retired.
+        at: when the provider takes the machine, in seconds since 1970. None if the node was retired or is unhealthy.
+        unhealthy: what is wrong with the node; None if it was retired or is taken back.
     """
 
     node: int
     at: float | None
+    unhealthy: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _LEFT_OUT = ("skypool/cli",)
 """Folders that nodes do not need."""
+_PYNVML = "nvidia-ml-py/pynvml.py"
+"""The path in the zip of the module of nvidia-ml-py, outside of the folder from which nodes import other modules."""
 _SENT = (".py", ".csv", ".json", ".sh")
 """File name endings of the files that nodes get: Python modules, and the tables and programs that these modules read.
 """
@@ -218,6 +220,9 @@ def _files(packages: Sequence[str]) -> dict[str, Path]:
             inside = f"{package}{folder.removeprefix(root)}"
             folders[:] = sorted(each for each in folders if f"{inside}/{each}" not in _LEFT_OUT)
             found.update({f"{inside}/{each}": Path(folder, each) for each in sorted(names) if each.endswith(_SENT)})
+    nvml = importlib.util.find_spec("pynvml")
+    if nvml is not None and nvml.origin is not None and Path(nvml.origin).name == "pynvml.py":
+        found[_PYNVML] = Path(nvml.origin)  # the sampler reads NVIDIA GPUs with it
     return found
 
 

@@ -14,6 +14,8 @@ from skypool.wire.blame import failure_of, name_of, short, text_of
 from skypool.wire.frames import Buffer
 from skypool.wire.pickling import PROTOCOL, pickled
 
+STOPPED_IN = "it was stopped in:\n"
+"""How the note begins that tells what a call was doing when it was stopped."""
 _LONGEST_CHAIN = 20
 """The most exceptions of a chain of causes that are sent, the first one included."""
 

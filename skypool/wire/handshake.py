@@ -145,6 +145,7 @@ class NodeHealth:
         disk_free: free bytes on the disk with the folder that calls run in.
         time: the machine's clock, in seconds since 1970.
         address: the machine's own address in its network; "" if unknown.
+        monitored: True if the agent measures the devices, and tells their health as soon as it knows it.
     """
 
     devices: tuple[Device, ...] = ()
@@ -152,6 +153,7 @@ class NodeHealth:
     disk_free: int = 0
     time: float = 0.0
     address: str = ""
+    monitored: bool = False
 
     def to_json(self) -> dict[str, object]:
         """Return the state as a dict for JSON, which is part of a WELCOME frame (the first message to the client)."""

@@ -1,0 +1,253 @@
+"""`Monitor`: measures the node, its devices and its running calls, and keeps the samples until the client has them.
+
+The agent (the node's main process) itself reads the node and the calls from `/proc`. Devices are read by a process of
+its own, the sampler, because a broken device or driver may hang whoever asks it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from skypool.devices.device import Device
+from skypool.samples.machine import Machine, process
+from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
+
+if TYPE_CHECKING:
+    import subprocess
+
+SWITCH = "SKYPOOL_SAMPLES"
+"""The environment variable of a machine that switches measurements off there, by the value "off"."""
+_EVERY = 5.0
+"""Seconds between two samples of a node without devices."""
+_EVERY_WITH_DEVICES = 1.0
+"""Seconds between two samples of a node with devices."""
+_FIRST = 1.0
+"""Seconds after the agent's start in which nothing is measured, so that a node's start costs nothing."""
+_PATIENCE = 10.0
+"""Seconds without a reading after which the sampler counts as hung, and is killed."""
+_PATIENCE_WITH_TOOLS = 120.0
+"""As `_PATIENCE`, on a node whose devices are read by vendors' tools, which have a time limit of their own."""
+_PAUSE = 1.0
+"""Seconds until a sampler that ended or hung is started again. Each later pause is twice as long."""
+_LONGEST_PAUSE = 60.0
+"""The longest pause in seconds."""
+_KEPT = 600
+"""The most samples that are kept while no client takes them."""
+_AT_ONCE = 16
+"""The most samples in one status report."""
+_AGAIN = 30
+"""The number of samples that are sent again on a new connection, because they may have been lost with the old one."""
+_LINE = 1 << 20
+"""The bytes after which a line of the sampler counts as a failure."""
+_CALLS = 32
+"""The most calls of which one sample tells."""
+_PROGRAM = "import sys; sys.path[:0] = [sys.argv[1]]; from skypool.samples.sampler import main; main({wanted})"
+
+Running = Callable[[], Iterable[tuple[int, str, int, int, float]]]
+"""Returns (call id, function name, slot, process id, seconds that it has run) for each running call."""
+
+
+class Monitor:
+    """The measurements of one node. Making the object starts and reads nothing; `tick` does.
+
+    Args:
+        devices: the accelerators of the node. For none, no process is started.
+        folder: the folder in which calls run.
+        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur.
+        running: returns the running calls.
+        on_news: called when the devices were read for the first time, and when a driver has reported an error.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        folder: str,
+        watch: Callable[[int, int, Callable[[], None]], None],
+        running: Running,
+        on_news: Callable[[], None],
+    ) -> None:
+        wanted: dict[tuple[str, int], str] = {}
+        for each in devices:  # partitions of one card are one device here
+            wanted.setdefault((each.kind, each.index), "" if each.profile else each.uuid)
+        self._wanted = [(kind, index, uuid) for (kind, index), uuid in wanted.items()]
+        self._machine = Machine(folder)
+        self._watch = watch
+        self._running = running
+        self._on_news = on_news
+        self._read_devices: tuple[DeviceSample, ...] = ()
+        self._xids: dict[int, tuple[int, ...]] = {}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._said = b""
+        self._heard = 0.0
+        self._pause = _PAUSE
+        self._start_at = 0.0
+        self._now = 0.0
+        self._next: float | None = None
+        self._calls: dict[int, tuple[float, float]] = {}
+        self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_KEPT)
+        self._made = 0
+        self._sent = 0
+        tools = any(kind != "cuda" for kind, _, _ in self._wanted)
+        self._patience = _PATIENCE_WITH_TOOLS if tools else _PATIENCE
+
+    # --- what the loop calls ---------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Start the sampler if there are devices, kill it if it hangs, and measure if it is time to.
+
+        Args:
+            now: the time of the agent's clock, in seconds, without pauses of the whole node.
+        """
+        self._now = now
+        if self._next is None:
+            self._next = math.inf if os.environ.get(SWITCH) == "off" else now + _FIRST
+        if self._wanted:
+            self._look_after(now)
+        if now >= self._next:
+            self._next = now + (_EVERY_WITH_DEVICES if self._wanted else _EVERY)
+            self._measure()
+
+    def taken(self) -> list[dict[str, Any]]:
+        """Return the oldest samples that were not sent yet, at most `_AT_ONCE` (16), as values for JSON."""
+        waiting = self._made - self._sent
+        if not waiting:
+            return []
+        found = [(number, said) for number, said in self._kept if number > self._sent][:_AT_ONCE]
+        if found:
+            self._sent = found[-1][0]
+        return [said for _, said in found]
+
+    def rewind(self) -> None:
+        """Send the last samples again: they may have been lost with an earlier connection. The client drops doubles."""
+        self._sent = max(0, self._sent - _AGAIN)
+
+    # --- measuring -------------------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        sample = replace(self._machine.read(), devices=self._devices(), calls=tuple(self._call_samples()))
+        self._xids = {}
+        self._keep(sample)
+
+    def _keep(self, sample: NodeSample) -> None:
+        self._made += 1
+        self._kept.append((self._made, to_json(sample)))
+
+    def _devices(self) -> tuple[DeviceSample, ...]:
+        """Return the last reading of the devices, with all errors of drivers since the last sample."""
+        return tuple(replace(each, xids=self._xids.get(each.index, ())) for each in self._read_devices)
+
+    def _call_samples(self) -> Iterable[CallSample]:
+        before, self._calls = self._calls, {}
+        memory: dict[int, float] = {}
+        for each in self._read_devices:
+            for owner, mib in (each.memory_of or {}).items():
+                memory[int(owner)] = memory.get(int(owner), 0.0) + mib
+        for id_, name, slot, pid, seconds in list(self._running())[:_CALLS]:
+            use = process(pid)
+            if use is None:
+                continue
+            cpu, peak = before.get(id_, (use.cpu_seconds, 0.0))
+            peak = max(peak, use.rss_mib)
+            self._calls[id_] = cpu, peak
+            yield CallSample(
+                id_, name[:200], slot, max(0.0, seconds), use.cpu_seconds - cpu, use.rss_mib, peak, memory.get(pid)
+            )
+
+    # --- the sampler -----------------------------------------------------------------------------------------
+
+    def _look_after(self, now: float) -> None:
+        """Start the sampler, or kill it if it hangs. Never waits for it: a hung driver may make it unkillable."""
+        child = self._child
+        if child is None:
+            if now >= self._start_at:
+                self._start()
+        elif child.stdout is None:  # it was told to end
+            if child.poll() is not None:
+                self._child = None
+        elif now - self._heard > self._patience:
+            self._give_up("the monitor hangs: the device's driver does not answer")
+
+    def _start(self) -> None:
+        import subprocess  # imported here because a node without devices does not need it
+
+        program = _PROGRAM.format(wanted=repr(self._wanted))
+        argv = [sys.executable, "-P", "-c", program, sys.path[0]]
+        self._heard = self._now
+        self._said = b""
+        try:
+            self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        except OSError as e:
+            self._fail(f"the monitor cannot be started: {e}")
+            return
+        os.set_blocking(self._stdout, False)
+        self._watch(self._stdout, select.EPOLLIN, self._read)
+
+    @property
+    def _stdout(self) -> int:
+        assert self._child is not None
+        assert self._child.stdout is not None
+        return self._child.stdout.fileno()
+
+    def _read(self) -> None:
+        """Take what the sampler has printed. A whole line is a reading; the end of the output is a failure."""
+        try:
+            data = os.read(self._stdout, 1 << 16)
+        except BlockingIOError:
+            return
+        self._said += data
+        *lines, self._said = self._said.split(b"\n")
+        try:
+            for line in lines:
+                self._take(node_sample({"devices": json.loads(line)}).devices)
+        except ValueError as e:  # a library of the vendor may print to stdout, too
+            print(f"the monitor printed something that is no reading: {e}", file=sys.stderr, flush=True)
+            self._give_up("the monitor printed something that is no reading")
+            return
+        if not data or len(self._said) > _LINE:
+            self._give_up("the monitor ended")
+
+    def _take(self, read: tuple[DeviceSample, ...]) -> None:
+        is_first = not self._read_devices or any(each.unknown for each in self._read_devices)
+        for sample in read:
+            if sample.xids:
+                self._xids[sample.index] = (*self._xids.get(sample.index, ()), *sample.xids)[-64:]
+        was_lost = {each.index for each in self._read_devices if each.lost}
+        is_lost = {each.index for each in read if each.lost}
+        self._read_devices = read
+        self._heard = self._now
+        if not any(each.unknown for each in read):
+            self._pause = _PAUSE
+        if is_first or self._xids or is_lost - was_lost:
+            self._measure()
+            self._on_news()
+
+    def _give_up(self, why: str) -> None:
+        """Kill the sampler, and note that the devices are unknown. Does not wait for its end."""
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        self._watch(self._stdout, 0, lambda: None)
+        child.kill()
+        child.stdin.close()
+        child.stdout.close()
+        child.stdout = None
+        self._fail(why)
+
+    def _fail(self, why: str) -> None:
+        """Note that the devices are unknown, and when the sampler is started again."""
+        self._start_at = self._now + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        known = self._read_devices
+        self._read_devices = tuple(DeviceSample(kind, index, uuid, why) for kind, index, uuid in self._wanted)
+        if not known or not known[0].unknown:
+            self._measure()
+            self._on_news()

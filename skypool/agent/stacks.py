@@ -1,0 +1,295 @@
+"""What the processes of a node are doing: the Python stacks of its workers, and of the processes that they started.
+
+A worker writes its own stack when it gets a signal, in a handler that runs also while native code does not return. This
+needs no rights and no further program. What it writes goes to a file in memory, which the agent and other processes of
+the same user can read.
+
+This file is also a program for `skypool stack`, which runs it on a node without skypool: it imports only the standard
+library. Its arguments are the pid of the node's first process, the node's folder, and "native" or "python".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+SIGNAL = signal.SIGRTMIN + 9
+"""The signal on which a worker writes its stack. Programs of users hardly use it."""
+_NAME = "skypool-stack-"
+"""The name of the file in memory, before the id of the process's main thread."""
+_MOST = 1 << 20
+"""Bytes in the file after which it is emptied."""
+_FRAME = re.compile(r'^  File "(.*)", line (\S+) in (.*)$', re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*:$", re.MULTILINE)
+_WORKER = "/skypool/agent/worker.py"
+"""The end of the path of the module that runs calls in a worker."""
+_WAITING = "_next_call"
+"""The function of that module that waits for the next call."""
+_WRITING = 1.0
+"""Seconds in which a process must have written its stack. Native code that may not be interrupted takes longer."""
+_STILL = 0.02
+"""Seconds in which nothing more is written when a stack is complete."""
+_NATIVE = 30.0
+"""Seconds that py-spy may take for one process."""
+_INSTALLING = 120.0
+"""Seconds that the installation of py-spy may take."""
+
+
+class Mark:
+    """A place in the file of a worker, behind which its next stack is written.
+
+    Args:
+        fd: the file.
+        start: the place.
+        main: the id of the process's main thread.
+    """
+
+    def __init__(self, fd: int, start: int, main: int) -> None:
+        self.fd = fd
+        self.start = start
+        self.main = main
+
+    def text(self) -> str:
+        """Return what was written since, in the format of `faulthandler`."""
+        size = os.fstat(self.fd).st_size - self.start
+        return os.pread(self.fd, size, self.start).decode("utf-8", "replace") if size > 0 else ""
+
+    def close(self) -> None:
+        """Close the file. May be called more than once; it is also closed when nobody uses this object any more."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    __del__ = close
+
+
+def register() -> None:
+    """Let this process write the stacks of its threads on `SIGNAL`. Call this in the main thread of a worker."""
+    fd = os.memfd_create(f"{_NAME}{threading.get_ident():x}", os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # so that anybody may empty it
+    faulthandler.register(SIGNAL, file=fd, all_threads=True)
+
+
+def ask(pid: int) -> Mark | None:
+    """Ask a process to write its stack. Return None if it cannot. Does not wait.
+
+    A process that does not expect the signal, or has closed the file, is not disturbed.
+
+    Args:
+        pid: the id of a worker, or of a process that a worker forked.
+    """
+    found = _file_of(pid)
+    if found is None or not _catches(pid):
+        return None
+    path, main = found
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if os.fstat(fd).st_size > _MOST:
+        os.ftruncate(fd, 0)
+    mark = Mark(fd, os.fstat(fd).st_size, main)
+    try:
+        os.kill(pid, SIGNAL)
+    except OSError:
+        mark.close()
+        return None
+    return mark
+
+
+def _file_of(pid: int) -> tuple[str, int] | None:
+    """Return the path of the file in which a process writes its stack, and the id of its main thread."""
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                link = os.readlink(f"{folder}/{name}")
+                if link.startswith(f"/memfd:{_NAME}"):
+                    return f"{folder}/{name}", int(link.split()[0].rpartition("-")[2], 16)
+    return None
+
+
+def _catches(pid: int) -> bool:
+    """Return True if a process has a handler for `SIGNAL`. Without one, the signal would kill it."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (SIGNAL - 1) & 1)
+    return False
+
+
+def threads_of(text: str, main: int) -> list[list[str]]:
+    """Return the stacks in a text of `faulthandler`, that of the main thread first.
+
+    Each is a list of lines such as 'File "train.py", line 12 in step', the innermost first. The lines of skypool that
+    run the call are left out, and so are threads that have no others. A worker that waits for a call has none.
+    """
+    starts = list(_THREAD.finditer(text))
+    found: list[tuple[bool, list[str]]] = []
+    for each, following in zip(starts, [*starts[1:], None], strict=True):
+        part = text[each.end() : following.start() if following else len(text)]
+        frames = [frame.groups() for frame in _FRAME.finditer(part)]
+        own = next((n for n, (file, _, _) in enumerate(frames) if file.endswith(_WORKER)), len(frames))
+        frames = frames[: max(own, int(own == 0 and bool(frames) and frames[0][2] != _WAITING))]
+        is_main = int(each[1], 16) == main
+        while not is_main and frames and frames[-1][0].endswith("/threading.py"):
+            frames.pop()
+        if frames:
+            found.append((not is_main, [f'File "{file}", line {line} in {name}' for file, line, name in frames]))
+    return [lines for _, lines in sorted(found, key=lambda each: each[0])]
+
+
+def short(mark: Mark, most: int = 6) -> str:
+    """Return the innermost lines of the main thread's stack that a process has written; "" if it has written none."""
+    found = threads_of(mark.text(), mark.main)
+    return "\n".join(found[0][:most]) if found else ""
+
+
+# --- the program for `skypool stack` -------------------------------------------------------------------------
+
+
+def main(keeper: int, folder: str, native: bool) -> None:
+    """Print a line of JSON with what each process of a node does: a list of objects."""
+    there = _below(keeper)
+    marks = {pid: ask(pid) for pid in there}
+    spy, why = _spy(folder) if native else ([], "")
+    found = []
+    for pid, name in there.items():
+        mark = marks[pid]
+        told = {"pid": pid, "name": name, "command": _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()}
+        stacks = _written(mark) if mark is not None else []
+        if mark is not None and not stacks and mark.text():
+            told |= {"state": "idle", "stacks": []}
+        elif stacks:
+            told |= {"state": "running", "stacks": stacks}
+        else:
+            told |= {"state": _kernel(pid), "stacks": []}
+        if native and told["state"] != "idle":
+            text, problem = _dump(spy, pid) if spy else ("", why)
+            told |= {"native": text, "problem": problem}
+        found.append(told)
+    print(json.dumps(found))
+
+
+def _below(root: int) -> dict[int, str]:
+    """Return the names of the descendants of a process, except the agent, by their pids."""
+    parents: dict[int, tuple[int, str]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            stat = _read(f"/proc/{entry}/stat")
+            name, rest = stat.partition("(")[2].rpartition(")")[0], stat.rpartition(")")[2].split()
+            if len(rest) > 1 and rest[0] != "Z":
+                parents[int(entry)] = (int(rest[1]), name)
+    found: dict[int, str] = {}
+    todo = [root]
+    while todo:
+        parent = todo.pop()
+        for pid, (above, name) in sorted(parents.items()):
+            if above == parent and pid not in (os.getpid(), os.getppid()):
+                todo.append(pid)
+                if name != "skypool-agent":
+                    found[pid] = name
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _written(mark: Mark) -> list[list[str]]:
+    """Wait until a process has written its stack, and return the stacks of its threads; [] if it writes none."""
+    until = time.monotonic() + _WRITING
+    size, since = -1, time.monotonic()
+    while time.monotonic() < until:
+        now = len(mark.text())
+        if now != size:
+            size, since = now, time.monotonic()
+        elif size and time.monotonic() - since > _STILL:
+            break
+        time.sleep(0.005)
+    return threads_of(mark.text(), mark.main)
+
+
+def _kernel(pid: int) -> str:
+    """Return in words what the kernel says that a process does."""
+    state = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
+    words = {"R": "runs", "S": "sleeps", "D": "waits for a device", "T": "is stopped", "t": "is traced"}
+    where = _read(f"/proc/{pid}/wchan").strip()
+    said = words.get(state[0] if state else "", "has ended")
+    return f"{said} in {where}" if where not in ("", "0") else said
+
+
+def _spy(folder: str) -> tuple[list[str], str]:
+    """Return the command py-spy, and why there is none. If it is missing, it is installed in the node's folder."""
+    import shutil  # imported here, as it would delay the start of every node
+
+    own = os.path.join(folder, "py-spy")
+    path = os.pathsep.join([os.environ.get("PATH", ""), os.path.dirname(sys.executable), os.path.join(own, "bin")])
+    there = shutil.which("py-spy", path=path)
+    if there is None:
+        uv = shutil.which("uv", path=path)
+        pip = [uv, "pip"] if uv else [sys.executable, "-m", "pip"]
+        done = _run([*pip, "install", "-q", "--target", own, "py-spy"], _INSTALLING)
+        there = shutil.which("py-spy", path=path)
+        if there is None:
+            last = done.strip().splitlines()[-1:] or ["no reason was given"]
+            why = f"native frames need py-spy, which could not be installed on the node ({last[0]}); "
+            return [], why + 'put it in the image: Image(pip=["py-spy"])'
+    return [there], ""
+
+
+def _dump(spy: list[str], pid: int) -> tuple[str, str]:
+    """Return what py-spy says about a process, and a sentence if it may not read the process."""
+    import shutil  # imported here, as it would delay the start of every node
+
+    said = _run([*spy, "dump", "--native", "--pid", str(pid)], _NATIVE)
+    if "Thread" not in said and os.geteuid() and (sudo := shutil.which("sudo")):
+        said = _run([sudo, "-n", *spy, "dump", "--native", "--pid", str(pid)], _NATIVE)
+    if "Thread" in said:
+        return _without_own(said), ""
+    if "ermission" in said or "not permitted" in said:
+        return "", (
+            f"py-spy may not read process {pid}: a container needs the right SYS_PTRACE (docker run --cap-add "
+            "SYS_PTRACE), and other machines need root or kernel.yama.ptrace_scope=0"
+        )
+    return "", f"py-spy could not read process {pid}: {' '.join(said.split())[:300]}"
+
+
+def _without_own(said: str) -> str:
+    """Return the threads in a text of py-spy, without its heading and the frames of skypool that run the call."""
+    kept = []
+    is_own = True
+    for line in said.splitlines():
+        if line.startswith("Thread "):
+            is_own = False
+        elif "(worker.py:" in line and " Worker._" in line:
+            is_own = True
+        if not is_own:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def _run(argv: list[str], timeout: float) -> str:
+    import subprocess  # imported here, as it would delay the start of every node
+
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return str(e)
+    return (done.stdout + done.stderr).decode("utf-8", "replace")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3] == "native")

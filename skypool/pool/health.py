@@ -1,0 +1,155 @@
+"""`HealthWatch`: judges the nodes of a pool by their samples, keeps the samples, and says when a node is unhealthy."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from skypool import events
+from skypool.errors import NodeUnhealthy
+from skypool.event_loop import Loop
+from skypool.samples.health import HealthOfNode, NodeHealth
+from skypool.samples.store import SampleStore
+from skypool.samples.values import NodeSample
+
+FIRST = 15.0
+"""Seconds to wait for the first reading of a node's devices before it gets calls. Beyond it, they are unknown."""
+_FLUSH_EVERY = 5.0
+"""Seconds between two writes of samples to the file."""
+
+
+class HealthWatch:
+    """The health of a pool's nodes. Samples may come from any thread.
+
+    Args:
+        pool: the name of the pool.
+        store: keeps the samples.
+        is_stranger: returns True for a node that is not trusted.
+        emit: called with an event when the health of a node changes.
+        on_unhealthy: called as (node, error) in the engine's thread when a node is unhealthy.
+
+    Attributes:
+        store: keeps the samples.
+        known: the health of each node whose devices were read, by the node's number.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        store: SampleStore,
+        is_stranger: Callable[[int], bool],
+        emit: Callable[[events.Event], None],
+        on_unhealthy: Callable[[int, NodeUnhealthy], None],
+    ) -> None:
+        self.store = store
+        self._pool = pool
+        self._is_stranger = is_stranger
+        self._emit = emit
+        self._on_unhealthy = on_unhealthy
+        self._lock = threading.RLock()
+        self._judges: dict[int, HealthOfNode] = {}
+        self.known: dict[int, NodeHealth] = {}
+        self._first: dict[int, asyncio.Event] = {}
+        self._no_room = ""
+
+    def arrived(self, node: int, samples: Sequence[NodeSample]) -> None:
+        """Keep samples of a node, and judge its devices by them. Any thread may call this."""
+        claimed = self._is_stranger(node)
+        for each in self.store.add([replace(one, node=node, claimed=claimed) for one in samples]):
+            if each.devices:
+                self._judge(each)
+
+    def _judge(self, sample: NodeSample) -> None:
+        node = sample.node
+        with self._lock:
+            judge = self._judges.setdefault(node, HealthOfNode())
+            before = self.known.get(node)
+            now = self.known[node] = judge.judge(sample)
+        if before is None or (before.state, before.reasons) != (now.state, now.reasons):
+            self._emit(
+                events.HealthChanged(
+                    pool=self._pool, node=node, state=now.state, reasons=now.reasons, claimed=now.claimed
+                )
+            )
+        if before is None or (now.state == "unhealthy" and before.state != "unhealthy"):
+            Loop.shared().loop.call_soon_threadsafe(self._tell, node)
+
+    def _tell(self, node: int) -> None:
+        self._first.setdefault(node, asyncio.Event()).set()
+        if self.known[node].state == "unhealthy":
+            self._on_unhealthy(node, self.error_of(node))
+
+    def error_of(self, node: int) -> NodeUnhealthy:
+        """Return (not raise) the error for an unhealthy node."""
+        return NodeUnhealthy(f"node {node} is unhealthy: {'; '.join(self.known[node].reasons)}", node)
+
+    async def first(self, node: int) -> NodeHealth:
+        """Wait for the first reading of a node's devices, at most 15 s, and return the health of the node.
+
+        Without a reading, the health is "unknown". Runs in the engine's thread.
+        """
+        event = self._first.setdefault(node, asyncio.Event())
+        try:
+            async with asyncio.timeout(FIRST):
+                await event.wait()
+        except TimeoutError:
+            return NodeHealth(node, "unknown")
+        return self.known[node]
+
+    def of(self, node: int) -> NodeHealth | None:
+        """Return the health of a node; None without devices, or if it has not told yet. Any thread may call this."""
+        return self.known.get(node)
+
+    async def keep(self) -> None:
+        """Write samples to the file every 5 s, for as long as the task runs."""
+        while True:
+            await asyncio.sleep(_FLUSH_EVERY)
+            if self.store.newest:
+                await asyncio.to_thread(self.flush)
+
+    def flush(self) -> None:
+        """Write samples to the file now. A failure is told once as a notice, and does not end the pool."""
+        try:
+            self.store.flush()
+        except (OSError, sqlite3.Error) as e:
+            if str(e) != self._no_room:
+                self._no_room = str(e)
+                self._emit(events.Notice(pool=self._pool, text=f"measurements of nodes cannot be kept: {e}"))
+
+
+class Samples:
+    """The measurements of a pool's nodes, devices and running calls, as `pool.samples`. Any thread may use it.
+
+    Args:
+        watch: has the samples; None before the pool is started.
+    """
+
+    def __init__(self, watch: HealthWatch | None) -> None:
+        self._watch = watch
+
+    def latest(self) -> dict[int, NodeSample]:
+        """Return the newest sample of each node, by the node's number. Nodes that were not measured yet are left out.
+
+        A node is first measured about a second after its start; then each second if it has devices, or each 5 s.
+        """
+        return {} if self._watch is None else dict(sorted(self._watch.store.newest.items()))
+
+    def history(self, node: int | None = None, since: float = 0.0, until: float | None = None) -> list[NodeSample]:
+        """Return samples of this run of the pool, ordered by time. Samples older than an hour are thinned.
+
+        Args:
+            node: the number of a node. Default None: all nodes.
+            since: the earliest time, in seconds since 1970. Default: the start of the pool.
+            until: the latest time. Default None: now.
+
+        Raises:
+            sqlite3.Error: the file of the samples is damaged.
+        """
+        return [] if self._watch is None else self._watch.store.history(node, since, until)
+
+    def health(self) -> dict[int, NodeHealth]:
+        """Return the health of each node that has devices, by the node's number, as far as it is known."""
+        return {} if self._watch is None else dict(sorted(self._watch.known.items()))

@@ -1,0 +1,206 @@
+"""Judges devices by their samples. All functions are pure: they use no clock, no file and no network.
+
+The states are "unhealthy" (the node gets no more calls), "degraded" (it works, with a defect), "unknown" (a check could
+not be made) and "ok" (every check was made, and found nothing). A check that cannot be made is never "ok".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from skypool.samples import xid
+from skypool.samples.values import DeviceSample, NodeSample
+
+State = Literal["ok", "unknown", "degraded", "unhealthy"]
+_WORST: tuple[State, ...] = ("unhealthy", "degraded", "unknown", "ok")
+"""The states in the order in which they decide about a device or a node."""
+_DRAIN_P2P = 3
+"""NVML's recovery action "drain P2P": the GPU works, but its connections to other GPUs must not be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """The health of one device.
+
+    Attributes:
+        kind: the kind of the device, such as "cuda".
+        index: the number that the vendor's tool gives the device.
+        state: "ok", "unknown", "degraded" or "unhealthy".
+        reasons: what was found, and which checks could not be made, as texts.
+    """
+
+    kind: str
+    index: int
+    state: State
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """The health of a node (a rented machine): that of its worst device.
+
+    Attributes:
+        node: the number of the node.
+        state: "ok", "unknown", "degraded" or "unhealthy".
+        devices: the health of each device.
+        claimed: True if the node is not trusted, so that this is what its owner claims.
+    """
+
+    node: int
+    state: State
+    devices: tuple[DeviceHealth, ...] = ()
+    claimed: bool = False
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons of the devices that decide the state, each with its device."""
+        return tuple(
+            f"{each.kind} {each.index}: {reason}"
+            for each in self.devices
+            if each.state == self.state
+            for reason in each.reasons
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What earlier samples of a device have shown.
+
+    Attributes:
+        ecc_uncorrected: the number of uncorrected errors in the first sample that had it; None if none had.
+        nvlinks: the largest number of active NVLinks so far.
+        found: findings that stay, as pairs (state, reason), such as those of XID codes.
+    """
+
+    ecc_uncorrected: int | None = None
+    nvlinks: int = 0
+    found: tuple[tuple[State, str], ...] = ()
+
+
+class HealthOfNode:
+    """The health of one node, which is judged again with each of its samples."""
+
+    def __init__(self) -> None:
+        self._past: dict[tuple[str, int], _Past] = {}
+
+    def judge(self, sample: NodeSample) -> NodeHealth:
+        """Return the health of the node after a sample. The sample must be later than those before.
+
+        An XID code, and errors that were seen to increase, count until the end: only a reset of the GPU ends them, and
+        the pool makes none.
+        """
+        devices = []
+        for each in sample.devices:
+            key = (each.kind, each.index)
+            past = self._past[key] = _remembered(self._past.get(key, _Past()), each)
+            devices.append(judge(each, past.found))
+        return NodeHealth(sample.node, worst([each.state for each in devices]), tuple(devices), sample.claimed)
+
+
+def worst(states: Sequence[State]) -> State:
+    """Return the state that decides; "unknown" if there are none."""
+    for state in _WORST:
+        if state in states:
+            return state
+    return "unknown"
+
+
+def _remembered(past: _Past, seen: DeviceSample) -> _Past:
+    """Return what is to be remembered of a device after another sample of it."""
+    found = dict.fromkeys(past.found)
+    for code in seen.xids:
+        if state := _state_of(code, seen):
+            found[state, f"XID {code}: {xid.meaning(code)}"] = None
+    if seen.lost:
+        found["unhealthy", "the device is lost: its driver cannot reach it any more"] = None
+    before = past.ecc_uncorrected
+    now = seen.ecc_uncorrected
+    if before is not None and now is not None and now > before:
+        found["unhealthy", "memory errors that could not be corrected have increased while the pool ran"] = None
+    if seen.nvlinks is not None and seen.nvlinks < past.nvlinks:
+        found["unhealthy", "an NVLink that was active is down"] = None
+    return replace(
+        past,
+        ecc_uncorrected=before if before is not None else now,
+        nvlinks=max(past.nvlinks, seen.nvlinks or 0),
+        found=tuple(found),
+    )
+
+
+def _state_of(code: int, seen: DeviceSample) -> State | None:
+    """Return the state that an XID code causes; None for noise.
+
+    Code 154 says that the recommended action has changed. If the action can be read, the action decides.
+    """
+    if code in xid.FATAL:
+        return "unhealthy"
+    if code in xid.SERIOUS:
+        return "degraded"
+    if code == xid.ACTION_CHANGED and seen.recovery is None:
+        return "unhealthy"
+    return None
+
+
+def judge(seen: DeviceSample, found: Sequence[tuple[State, str]] = ()) -> DeviceHealth:
+    """Return the health of a device by one sample, and by findings of earlier samples.
+
+    Args:
+        seen: the sample.
+        found: pairs (state, reason) that earlier samples have shown, and that stay.
+    """
+    findings = [*found]
+    if seen.unknown:
+        findings.append(("unknown", seen.unknown))
+    elif not seen.lost:
+        findings += _findings(seen)
+    state = worst([state for state, _ in findings] or ["ok"])
+    order: Mapping[str, int] = {each: place for place, each in enumerate(_WORST)}
+    reasons = [reason for _, reason in sorted(findings, key=lambda each: order[each[0]])]
+    return DeviceHealth(seen.kind, seen.index, state, tuple(reasons))
+
+
+def _findings(seen: DeviceSample) -> list[tuple[State, str]]:
+    """Return what one sample of a device shows that was read, as pairs (state, reason)."""
+    found: list[tuple[State, str]] = []
+    if seen.recovery is not None and seen.recovery != 0:
+        state: State = "degraded" if seen.recovery == _DRAIN_P2P else "unhealthy"
+        found.append((state, f"the driver recommends {_ACTIONS.get(seen.recovery, 'an action')}"))
+    if seen.remap_failed:
+        found.append(("unhealthy", "a faulty row of memory could not be replaced"))
+    if seen.remap_pending:
+        found.append(("degraded", "a faulty row of memory will be replaced at the next reset"))
+    if seen.ecc_uncorrected:
+        text = f"{seen.ecc_uncorrected} memory errors could not be corrected since the driver was loaded"
+        found.append(("degraded", text))
+    if seen.pcie_width is not None and seen.pcie_width_max is not None and seen.pcie_width < seen.pcie_width_max:
+        found.append(("degraded", f"PCIe has {seen.pcie_width} lanes of {seen.pcie_width_max}"))
+    if seen.nvlinks is not None and seen.nvlinks_all is not None and 0 < seen.nvlinks < seen.nvlinks_all:
+        found.append(("degraded", f"{seen.nvlinks} of {seen.nvlinks_all} NVLinks are active"))
+    unmade = [name for name, value in _checks(seen).items() if value is None]
+    if unmade:
+        found.append(("unknown", f"not reported by the device or its driver: {', '.join(unmade)}"))
+    return found
+
+
+_ACTIONS = {
+    1: "a reset of the GPU",
+    2: "a restart of the machine",
+    3: "not to use its connections to other GPUs",
+    4: "to end all work and reset the GPU",
+    5: "to recover the IMEX domain",
+    6: "a reset of the bus",
+    7: "a restart of the system",
+}
+
+
+def _checks(seen: DeviceSample) -> dict[str, object]:
+    """Return the values that the checks need, by the name of the check. None means that the check cannot be made."""
+    return {
+        "XID codes": seen.xids_watched or None,
+        "memory errors (ECC)": seen.ecc_uncorrected,
+        "row remapping": seen.remap_failed,
+        "PCIe width": seen.pcie_width if seen.pcie_width_max is not None else None,
+        "NVLink": seen.nvlinks,
+    }

@@ -1,0 +1,118 @@
+"""Reads the machine itself and processes from `/proc`: CPU, memory, disk and network."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+
+from skypool.samples.values import NodeSample
+
+_MIB = float(1 << 20)
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Machine:
+    """A reader of the machine's load. Rates are averages since the previous reading.
+
+    Args:
+        folder: the folder whose disk is measured.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._before: tuple[float, tuple[int, int] | None, tuple[int, int] | None] | None = None
+
+    def read(self) -> NodeSample:
+        """Return a sample without devices and calls. A value that cannot be read is None."""
+        now = time.monotonic()
+        cpu, net = _cpu(), _network()
+        used, total = _memory()
+        sample = NodeSample(time=time.time(), memory_used_mib=used, memory_total_mib=total)
+        try:
+            disk = os.statvfs(self._folder)
+        except OSError:
+            pass
+        else:
+            whole = disk.f_blocks * disk.f_frsize / _MIB
+            free = disk.f_bfree * disk.f_frsize / _MIB
+            sample = replace(sample, disk_used_mib=whole - free, disk_total_mib=whole)
+        if self._before is not None:
+            at, cpu_before, net_before = self._before
+            span = now - at
+            if cpu and cpu_before and cpu[1] > cpu_before[1]:
+                busy = 100 * (cpu[0] - cpu_before[0]) / (cpu[1] - cpu_before[1])
+                sample = replace(sample, cpu_percent=min(100.0, max(0.0, busy)))
+            if net and net_before and span > 0:
+                received = max(0.0, (net[0] - net_before[0]) / _MIB / span)
+                sent = max(0.0, (net[1] - net_before[1]) / _MIB / span)
+                sample = replace(sample, received_mib=received, sent_mib=sent)
+        self._before = now, cpu, net
+        return sample
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What a process uses.
+
+    Attributes:
+        cpu_seconds: its CPU time, with that of children that have ended.
+        rss_mib: its memory in MiB.
+    """
+
+    cpu_seconds: float
+    rss_mib: float
+
+
+def process(pid: int) -> ProcessUse | None:
+    """Return what a process uses; None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return ProcessUse(sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE / _MIB)
+
+
+def _cpu() -> tuple[int, int] | None:
+    """Return the busy and the whole CPU time of the machine, in clock ticks; None if they cannot be read."""
+    try:
+        with open("/proc/stat", "rb") as file:
+            times = [int(each) for each in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return sum(times) - times[3] - times[4], sum(times)  # without the times of "idle" and "iowait"
+
+
+def _memory() -> tuple[float | None, float | None]:
+    """Return the used and the whole memory of the machine in MiB; None for a value that cannot be read."""
+    found: dict[bytes, int] = {}
+    try:
+        with open("/proc/meminfo", "rb") as file:
+            for line in file.read(256).splitlines()[:3]:
+                name, _, rest = line.partition(b":")
+                found[name] = int(rest.split()[0])
+    except (OSError, ValueError, IndexError):
+        return None, None
+    total, free = found.get(b"MemTotal"), found.get(b"MemAvailable")
+    return (
+        (total - free) / 1024 if total is not None and free is not None else None,
+        total / 1024 if total is not None else None,
+    )
+
+
+def _network() -> tuple[int, int] | None:
+    """Return the bytes that all interfaces but loopback received and sent; None if they cannot be read."""
+    received = sent = 0
+    try:
+        with open("/proc/net/dev", "rb") as file:
+            for line in file.read().splitlines()[2:]:
+                name, _, rest = line.partition(b":")
+                if name.strip() != b"lo":
+                    numbers = rest.split()
+                    received += int(numbers[0])
+                    sent += int(numbers[8])
+    except (OSError, ValueError, IndexError):
+        return None
+    return received, sent

@@ -1,0 +1,270 @@
+"""Reads NVIDIA GPUs through NVML (NVIDIA's library for device management), with the package nvidia-ml-py.
+
+Only the sampler imports this module, in a process of its own: each function may hang in NVIDIA's driver.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from skypool.samples.values import DeviceSample
+
+_MIB = float(1 << 20)
+_ALL_LINKS = 0xFFFFFFFF
+"""The scope of a field value that stands for all NVLinks of a device together."""
+_PACKED = "nvidia-ml-py"
+"""The folder of skypool's zip with the package nvidia-ml-py."""
+_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "temperature, by software",
+    0x40: "temperature, by hardware",
+    0x80: "external power brake",
+}
+"""The bits of NVML's clock event reasons (nvmlClocksEventReasons) that mean a loss of speed."""
+
+
+def load() -> Any:
+    """Return the module `pynvml`: the one of the image if it has one, otherwise the one that skypool sends to nodes.
+
+    Raises:
+        ImportError: there is neither.
+    """
+    try:
+        return import_module("pynvml")
+    except ImportError:
+        sys.path.append(f"{sys.path[0]}/{_PACKED}")
+        return import_module("pynvml")
+
+
+class Nvml:
+    """The NVIDIA GPUs of this machine. NVML is initialised when the object is made.
+
+    Args:
+        wanted: the pairs (index, uuid) of the GPUs to read.
+
+    Raises:
+        ImportError: nvidia-ml-py is missing.
+        Exception: an NVMLError of `pynvml`: the driver or its library is missing or does not work.
+    """
+
+    def __init__(self, wanted: Sequence[tuple[int, str]]) -> None:
+        self._nvml = load()
+        self._nvml.nvmlInit()
+        self._wanted = wanted
+        self._handles: dict[int, Any] = {}
+        self._lost: set[int] = set()
+        self._counters: dict[tuple[int, str], tuple[float, float]] = {}
+        self._gpm: dict[int, Any] = {}
+        self._xids: dict[int, list[int]] = {}
+        self._watched: set[int] = set()
+        self._events = self._ask(self._nvml.nvmlEventSetCreate)
+        for index, _ in wanted:
+            self._open(index)
+
+    def _open(self, index: int) -> None:
+        handle = self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index, of=index)
+        if handle is None:
+            return
+        self._handles[index] = handle
+        kind = self._nvml.nvmlEventTypeXidCriticalError
+        try:
+            self._nvml.nvmlDeviceRegisterEvents(handle, kind, self._events)
+        except self._nvml.NVMLError:  # not supported, as on some virtual GPUs
+            return
+        self._watched.add(index)
+
+    def _ask(self, function: Callable[..., Any], *args: Any, of: int | None = None) -> Any:
+        """Call a function of NVML, and return its result; None if NVML cannot tell.
+
+        Args:
+            function: the function.
+            args: its arguments.
+            of: the index of the GPU that the call is about. If NVML says that this GPU is lost, that is noted.
+        """
+        nvml = self._nvml
+        try:
+            return function(*args)
+        except nvml.NVMLError as e:
+            if of is not None and e.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_GPU_NOT_FOUND):
+                self._lost.add(of)
+            return None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait this long for XID errors, and keep their codes for the next sample. Return True if one came.
+
+        Returns at the first error, so that it is told at once.
+        """
+        nvml = self._nvml
+        if not self._watched:
+            time.sleep(seconds)
+            return False
+        until = time.monotonic() + seconds
+        try:
+            event = nvml.nvmlEventSetWait_v2(self._events, int(1000 * seconds))
+        except nvml.NVMLError as e:
+            if e.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_GPU_NOT_FOUND):
+                self._lost |= {index for index in self._handles if self._is_lost(index)}
+            time.sleep(max(0.0, until - time.monotonic()))
+            return False
+        index = self._ask(nvml.nvmlDeviceGetIndex, event.device)
+        if event.eventType == nvml.nvmlEventTypeXidCriticalError:
+            for each in [index] if index is not None else list(self._handles):
+                self._xids.setdefault(each, []).append(int(event.eventData))
+        return True
+
+    def _is_lost(self, index: int) -> bool:
+        self._ask(self._nvml.nvmlDeviceGetPowerUsage, self._handles[index], of=index)
+        return index in self._lost
+
+    def read(self) -> list[DeviceSample]:
+        """Return a sample of each wanted GPU. May hang in the driver."""
+        return [self._read(index, uuid) for index, uuid in self._wanted]
+
+    def _read(self, index: int, uuid: str) -> DeviceSample:
+        nvml = self._nvml
+        handle = self._handles.get(index)
+        xids = tuple(self._xids.pop(index, ())[-64:])
+        watched = index in self._watched
+        if handle is None or index in self._lost:
+            lost = index in self._lost
+            unknown = "" if lost else "NVML does not know this device"
+            return DeviceSample("cuda", index, uuid, unknown, lost, xids=xids, xids_watched=watched)
+
+        def ask(name: str, *args: Any) -> Any:
+            return self._ask(getattr(nvml, name), handle, *args, of=index)
+
+        load = ask("nvmlDeviceGetUtilizationRates")
+        memory = ask("nvmlDeviceGetMemoryInfo")
+        power = ask("nvmlDeviceGetPowerUsage")
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        remapped = ask("nvmlDeviceGetRemappedRows")
+        fields = self._fields(handle, index)
+        links = self._links(handle, index)
+        made = DeviceSample(
+            kind="cuda",
+            index=index,
+            uuid=uuid,
+            utilization_percent=None if load is None else float(load.gpu),
+            sm_activity_percent=self._sm_activity(handle, index),
+            memory_used_mib=None if memory is None else memory.used / _MIB,
+            memory_total_mib=None if memory is None else memory.total / _MIB,
+            power_watts=None if power is None else power / 1000,
+            temperature_celsius=_real(ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)),
+            sm_clock_mhz=_real(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)),
+            memory_clock_mhz=_real(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)),
+            throttled=tuple(text for bit, text in _REASONS.items() if (reasons or 0) & bit),
+            pcie_sent_mib=self._rate(index, "pcie sent", fields.get(nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES), _MIB),
+            pcie_received_mib=self._rate(index, "pcie got", fields.get(nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES), _MIB),
+            nvlink_sent_mib=self._rate(
+                index, "links sent", fields.get(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX), 1024.0
+            ),
+            nvlink_received_mib=self._rate(
+                index, "links got", fields.get(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX), 1024.0
+            ),
+            pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
+            pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
+            nvlinks=links[0],
+            nvlinks_all=links[1],
+            ecc_corrected=ask(
+                "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
+            ),
+            ecc_uncorrected=ask(
+                "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            ),
+            remap_pending=None if remapped is None else bool(remapped[2]),
+            remap_failed=None if remapped is None else bool(remapped[3]),
+            recovery=fields.get(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
+            xids=xids,
+            xids_watched=watched,
+            memory_of=self._memory_of(handle, index),
+        )
+        if index in self._lost:  # it was lost while it was read
+            return DeviceSample("cuda", index, uuid, lost=True, xids=xids, xids_watched=watched)
+        return made
+
+    def _fields(self, handle: Any, index: int) -> dict[int, int]:
+        """Return field values of a GPU, by the number of the field. Those that the GPU does not have are left out."""
+        nvml = self._nvml
+        links = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
+        asked: list[Any] = [(each, _ALL_LINKS) for each in links]
+        asked += [nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES]
+        asked.append(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+        values = self._ask(nvml.nvmlDeviceGetFieldValues, handle, asked, of=index) or ()
+        return {each.fieldId: _value(nvml, each) for each in values if each.nvmlReturn == nvml.NVML_SUCCESS}
+
+    def _rate(self, index: int, name: str, counter: int | None, unit: float) -> float | None:
+        """Return by how much a counter has grown per second since the last sample, in `unit`; None if unknown."""
+        if counter is None:
+            return None
+        now = time.monotonic()
+        before, at = self._counters.get((index, name), (float(counter), now))
+        self._counters[index, name] = float(counter), now
+        return (counter - before) / unit / (now - at) if now > at and counter >= before else None
+
+    def _links(self, handle: Any, index: int) -> tuple[int | None, int | None]:
+        """Return the numbers of active NVLinks and of all; (0, 0) for a GPU without NVLink, (None, None) if unknown."""
+        nvml = self._nvml
+        states = []
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                states.append(nvml.nvmlDeviceGetNvLinkState(handle, link))
+            except nvml.NVMLError as e:
+                if e.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT):
+                    break  # there are no more links
+                return None, None
+        return sum(map(bool, states)), len(states)
+
+    def _sm_activity(self, handle: Any, index: int) -> float | None:
+        """Return the share of busy multiprocessors since the last sample; None before the H100, or if unknown."""
+        nvml = self._nvml
+        before = self._gpm.get(index)
+        if before is False:
+            return None
+        try:
+            if before is None and not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                self._gpm[index] = False
+                return None
+            now = nvml.nvmlGpmSampleAlloc()
+            self._gpm[index] = nvml.nvmlGpmSampleGet(handle, now)
+            if before is None:
+                return None
+            asked = nvml.c_nvmlGpmMetricsGet_t()
+            asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
+            asked.numMetrics = 1
+            asked.sample1, asked.sample2 = before, now
+            asked.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
+            metric = nvml.nvmlGpmMetricsGet(asked).metrics[0]
+            nvml.nvmlGpmSampleFree(before)
+        except nvml.NVMLError:
+            self._gpm[index] = False
+            return None
+        return float(metric.value) if metric.nvmlReturn == nvml.NVML_SUCCESS else None
+
+    def _memory_of(self, handle: Any, index: int) -> dict[str, float] | None:
+        """Return the memory in MiB of each process that computes on a GPU, by its process id; None if unknown."""
+        found = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle, of=index)
+        if found is None:
+            return None
+        return {str(each.pid): each.usedGpuMemory / _MIB for each in found[:64] if each.usedGpuMemory is not None}
+
+
+def _real(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _value(nvml: Any, field: Any) -> int:
+    """Return the number in a field value of NVML, whose type the field names."""
+    names = {
+        nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+        nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+        nvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+    }
+    return int(getattr(field.value, names.get(field.valueType, "uiVal")))

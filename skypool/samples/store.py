@@ -1,0 +1,204 @@
+"""Keeps the samples of a pool on the client, in a SQLite file beside the ledger. Only this module reads or writes it.
+
+Each run of a pool (a session) has a file of its own, so no two processes write the same one. Old samples are thinned:
+one for each node in 10 s after an hour, and one in a minute after a day. Samples with an error of a driver stay. The
+file has a largest size, and so has the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from skypool.samples.values import NodeSample, node_sample, to_json
+
+_HOUR = 3600.0
+_DAY = 24 * _HOUR
+_THIN_EVERY = 300.0
+"""Seconds between two passes that thin old samples."""
+_MOST_BYTES = 64 << 20
+"""The largest size of one file. Beyond it, the oldest samples are removed."""
+_MOST_FILES = 20
+"""The number of files that are kept: those of the last sessions."""
+_MOST_WAITING = 20_000
+"""The most samples that wait in memory to be written, if the disk does not take them."""
+_SEEN = 64
+"""The number of samples of a node that are compared with new ones, to drop those that come a second time."""
+_CLOCKS = 2 * _HOUR
+"""Seconds by which a node's clock may differ. Beyond it, a sample gets the client's time, so that thinning works."""
+_SCHEMA = """
+create table if not exists sample (node integer, time real, error integer, data text);
+create index if not exists sample_time on sample (time);
+"""
+
+
+def folder() -> Path:
+    """Return the folder of the samples. It need not exist."""
+    import platformdirs  # imported here, as nodes import this package without having platformdirs
+
+    return Path(platformdirs.user_state_dir("skypool")) / "samples"
+
+
+class SampleStore:
+    """The samples of one pool: the newest of each node in memory, and the others in a file.
+
+    `add` only notes samples, so it is quick. `flush` writes them. The file is made by the first `flush` with samples.
+    Any thread may call the methods.
+
+    Args:
+        file: returns the path of the file. It is called when the file is first needed.
+    """
+
+    def __init__(self, file: Callable[[], Path]) -> None:
+        self._file_of = file
+        self._lock = threading.Lock()  # guards the three below
+        self._waiting: list[NodeSample] = []
+        self.newest: dict[int, NodeSample] = {}
+        self._seen: dict[int, deque[float]] = {}
+        self._writing = threading.Lock()
+        self._thinned = 0.0
+
+    @cached_property
+    def _file(self) -> Path:
+        return self._file_of()
+
+    def add(self, samples: Sequence[NodeSample]) -> list[NodeSample]:
+        """Note samples, and return those that are new. A node may send samples again after a reconnection."""
+        new = []
+        with self._lock:
+            for each in samples:
+                seen = self._seen.setdefault(each.node, deque(maxlen=_SEEN))
+                if each.time in seen:
+                    continue
+                seen.append(each.time)
+                now = time.time()
+                if abs(each.time - now) > _CLOCKS:
+                    each = replace(each, time=now)
+                self.newest[each.node] = each
+                new.append(each)
+            self._waiting += new
+            del self._waiting[:-_MOST_WAITING]
+        return new
+
+    def forget(self, node: int) -> None:
+        """Forget the newest sample of a node that has ended. The file keeps its samples."""
+        with self._lock:
+            self.newest.pop(node, None)
+            self._seen.pop(node, None)
+
+    def flush(self) -> None:
+        """Write the samples that wait to the file. If that fails, they are dropped, because newer ones will come.
+
+        Raises:
+            OSError: the file cannot be made.
+            sqlite3.Error: the file cannot be written.
+        """
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        rows = [
+            (each.node, each.time, any(one.xids or one.lost for one in each.devices), json.dumps(_row(each)))
+            for each in waiting
+        ]
+        with self._writing:
+            is_new = not self._file.exists()
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self._file, timeout=30)) as book:
+                if is_new:
+                    book.executescript("pragma auto_vacuum = incremental; pragma journal_mode = wal;" + _SCHEMA)
+                    self._prune()
+                book.execute("pragma synchronous = off")
+                with book:
+                    book.executemany("insert into sample values (?, ?, ?, ?)", rows)
+                now = time.time()
+                if now - self._thinned > _THIN_EVERY:
+                    self._thinned = now
+                    thin(book, now)
+
+    def _prune(self) -> None:
+        """Remove the files of old sessions. Files that vanish meanwhile are no error."""
+        files = sorted(self._file.parent.glob("*.sqlite3"), key=_changed, reverse=True)
+        for old in files[_MOST_FILES:]:
+            for name in (old, Path(f"{old}-wal"), Path(f"{old}-shm")):
+                name.unlink(missing_ok=True)
+
+    def history(self, node: int | None = None, since: float = 0.0, until: float | None = None) -> list[NodeSample]:
+        """Return samples in the order of their time, as `history` of this module."""
+        with contextlib.suppress(OSError, sqlite3.Error):
+            self.flush()
+        return list(history(self._file, node, since, until))
+
+
+def history(
+    file: Path, node: int | None = None, since: float = 0.0, until: float | None = None
+) -> Iterator[NodeSample]:
+    """Yield the samples of a file, ordered by time. Yield none if there is no such file.
+
+    Args:
+        file: the file of a session: `folder() / f"{session}.sqlite3"`.
+        node: the number of a node. Default None: all nodes.
+        since: the earliest time, in seconds since 1970. Default: no limit.
+        until: the latest time. Default None: no limit.
+
+    Raises:
+        sqlite3.Error: the file is damaged.
+    """
+    if not file.exists():
+        return
+    asked = "select node, data from sample where time between ? and ?"
+    values: list[float] = [since, 1e300 if until is None else until]
+    if node is not None:
+        asked += " and node = ?"
+        values.append(node)
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)) as book:
+        for number, data in book.execute(f"{asked} order by time", values):
+            said = json.loads(data)
+            yield replace(node_sample(said), node=number, claimed=bool(said.get("claimed")))
+
+
+def thin(book: sqlite3.Connection, now: float) -> None:
+    """Thin old samples, and remove the oldest if the file is too large.
+
+    Args:
+        book: a connection to the file.
+        now: the time in seconds since 1970.
+    """
+    with book:
+        for age, step in ((_HOUR, 10), (_DAY, 60)):
+            book.execute(
+                "delete from sample where time < ? and not error and rowid not in "
+                "(select min(rowid) from sample where time < ? group by node, cast(time / ? as integer))",
+                (now - age, now - age, step),
+            )
+        pages, free, size = (
+            book.execute(f"pragma {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        used = (pages - free) * size
+        if used > _MOST_BYTES:
+            count = book.execute("select count(*) from sample").fetchone()[0]
+            surplus = int(count * (1 - 0.9 * _MOST_BYTES / used))
+            book.execute(
+                "delete from sample where rowid in (select rowid from sample order by time limit ?)", (surplus,)
+            )
+    book.executescript("pragma incremental_vacuum")  # `execute` would free a single page
+
+
+def _row(sample: NodeSample) -> dict[str, object]:
+    return {name: value for name, value in to_json(sample).items() if name != "node"}
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

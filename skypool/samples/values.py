@@ -1,0 +1,264 @@
+"""The values of one sample: of a node (a rented machine), its devices, and the calls that run there.
+
+A value that could not be measured is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+_MOST = 1e15
+"""The limit that every number of a sample must stay below."""
+_LONGEST = 256
+"""The most characters of a text of a sample."""
+_MANY = 64
+"""The most devices and calls of a sample, and the most entries of each list of a device."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """One measurement of one device. A value is None if the device or its vendor's library does not report it.
+
+    Attributes:
+        kind: the kind of the device, such as "cuda".
+        index: the number that the vendor's tool gives the device.
+        uuid: the vendor's unique id of the device; "" if unknown.
+        unknown: why the device could not be read, such as "the monitor hangs"; "" if it was read.
+        lost: True if the driver reports that the device is no longer reachable.
+        utilization_percent: the share of time in which at least one kernel ran. 100 does not mean that the device was
+            full: one small kernel is enough.
+        sm_activity_percent: the share of the streaming multiprocessors that were busy (NVIDIA H100 and later).
+        memory_used_mib: used memory in MiB.
+        memory_total_mib: whole memory in MiB.
+        power_watts: power draw in watts.
+        temperature_celsius: temperature of the chip in degrees Celsius.
+        sm_clock_mhz: clock of the processors in MHz.
+        memory_clock_mhz: clock of the memory in MHz.
+        throttled: why the clocks are lower than asked for, such as "power cap"; () if they are not.
+        pcie_sent_mib: MiB sent over PCIe per second.
+        pcie_received_mib: MiB received over PCIe per second.
+        nvlink_sent_mib: MiB sent over all NVLinks per second.
+        nvlink_received_mib: MiB received over all NVLinks per second.
+        pcie_width: the number of PCIe lanes in use.
+        pcie_width_max: the number of PCIe lanes that device and slot support.
+        nvlinks: the number of active NVLinks. 0 for a device without NVLink.
+        nvlinks_all: the number of NVLinks of the device. 0 for a device without NVLink.
+        ecc_corrected: memory errors that were corrected, since the driver was loaded.
+        ecc_uncorrected: memory errors that could not be corrected, since the driver was loaded.
+        remap_pending: True if a row of memory will be replaced at the next reset.
+        remap_failed: True if a row of memory could not be replaced.
+        recovery: what the driver says must be done: 0 for nothing; other numbers as NVML's `GPU_RECOVERY_ACTION`.
+        xids: the codes of the driver's errors since the previous sample, in order.
+        xids_watched: True if such errors are received. False if the driver does not report them.
+        memory_of: the device memory in MiB that processes use, by their process id on the node.
+    """
+
+    kind: str
+    index: int
+    uuid: str = ""
+    unknown: str = ""
+    lost: bool = False
+    utilization_percent: float | None = None
+    sm_activity_percent: float | None = None
+    memory_used_mib: float | None = None
+    memory_total_mib: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttled: tuple[str, ...] = ()
+    pcie_sent_mib: float | None = None
+    pcie_received_mib: float | None = None
+    nvlink_sent_mib: float | None = None
+    nvlink_received_mib: float | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    nvlinks: int | None = None
+    nvlinks_all: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    recovery: int | None = None
+    xids: tuple[int, ...] = ()
+    xids_watched: bool = False
+    memory_of: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallSample:
+    """One measurement of a call while it runs. Calls that end within a second may have none.
+
+    Attributes:
+        id: the id of the call on its node.
+        name: the name of the function.
+        slot: the number of the slot that runs the call.
+        wall_seconds: how long the call has run.
+        cpu_seconds: CPU time of the call's process since the first sample of the call. Children count once they ended.
+        rss_mib: memory of the call's process in MiB.
+        peak_rss_mib: the largest `rss_mib` of the samples so far.
+        device_memory_mib: device memory that the call's process uses; None if it is not reported by process.
+    """
+
+    id: int
+    name: str
+    slot: int
+    wall_seconds: float
+    cpu_seconds: float | None = None
+    rss_mib: float | None = None
+    peak_rss_mib: float | None = None
+    device_memory_mib: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSample:
+    """One measurement of a node (a rented machine) with its devices and the calls that run there.
+
+    A rate such as `sent_mib` is the average since the previous sample, and None in the first one.
+
+    Attributes:
+        node: the number of the node.
+        time: when it was measured, by the node's clock, in seconds since 1970.
+        claimed: True if the node is not trusted (`trust="data"`), so that the values are what its owner claims.
+        cpu_percent: used CPU time of the whole machine, 100 for all CPUs.
+        memory_used_mib: used memory of the machine in MiB.
+        memory_total_mib: whole memory of the machine in MiB.
+        disk_used_mib: used space in MiB on the disk of the folder in which calls run.
+        disk_total_mib: size of that disk in MiB.
+        sent_mib: MiB that the machine sent per second, over all interfaces but loopback.
+        received_mib: MiB that the machine received per second, over all interfaces but loopback.
+        devices: the devices of the node.
+        calls: calls that run on the node, at most 64.
+    """
+
+    node: int = 0
+    time: float = 0.0
+    claimed: bool = False
+    cpu_percent: float | None = None
+    memory_used_mib: float | None = None
+    memory_total_mib: float | None = None
+    disk_used_mib: float | None = None
+    disk_total_mib: float | None = None
+    sent_mib: float | None = None
+    received_mib: float | None = None
+    devices: tuple[DeviceSample, ...] = ()
+    calls: tuple[CallSample, ...] = ()
+
+
+def to_json(sample: NodeSample | DeviceSample | CallSample) -> dict[str, Any]:
+    """Return a sample as a dict for JSON. Fields with their default are left out."""
+    said: dict[str, Any] = {}
+    for each in fields(sample):
+        value = getattr(sample, each.name)
+        if value is each.default or value == each.default:
+            continue
+        if each.name in ("devices", "calls"):
+            value = [to_json(one) for one in value]
+        elif isinstance(value, float):
+            value = round(value, 3)
+        said[each.name] = list(value) if isinstance(value, tuple) else value
+    return said
+
+
+def node_sample(said: object, printable: Callable[[str], str] = str) -> NodeSample:
+    """Return the sample in a JSON value of `to_json`. The value is not trusted: each field is checked against bounds.
+
+    Unknown fields are ignored.
+
+    Args:
+        said: the JSON value.
+        printable: removes control characters from a text. Default: nothing is removed.
+
+    Raises:
+        ValueError: a field is missing, has another type or is out of range.
+    """
+    return _read(NodeSample, said, printable)
+
+
+_NESTED: dict[str, type[Any]] = {"devices": DeviceSample, "calls": CallSample}
+
+
+def _read(kind: type[T], said: object, printable: Callable[[str], str]) -> T:
+    if type(said) is not dict:
+        raise ValueError(f"a {kind.__name__} must be a JSON object, not {type(said).__name__}")
+    given: dict[str, Any] = {}
+    for each in fields(kind):  # type: ignore[arg-type]  # the three classes of this module are dataclasses
+        value = said.get(each.name)
+        if value is None:
+            continue
+        if each.name in _NESTED:
+            value = tuple(_read(_NESTED[each.name], one, printable) for one in _listed(each.name, value))
+        elif each.name == "memory_of":
+            value = _memory_of(value)
+        else:
+            value = _CHECKS[str(each.type).removesuffix(" | None")](each.name, value, printable)
+        given[each.name] = value
+    try:
+        return kind(**given)
+    except TypeError as e:
+        raise ValueError(f"a {kind.__name__} lacks a field: {e}") from e
+
+
+def _listed(name: str, value: object) -> list[Any]:
+    if type(value) is not list or len(value) > _MANY:
+        raise ValueError(f"the field {name!r} must be a list of at most {_MANY} entries")
+    return value
+
+
+def _memory_of(value: object) -> dict[str, float]:
+    if type(value) is not dict or len(value) > _MANY:
+        raise ValueError(f"the field 'memory_of' must be an object of at most {_MANY} entries")
+    if not all(len(pid) < 20 and pid.isdecimal() for pid in value):
+        raise ValueError("the field 'memory_of' must be an object with process ids")
+    return {pid: _number("memory_of", mib, str) for pid, mib in value.items()}
+
+
+def _number(name: str, value: object, _: Callable[[str], str]) -> float:
+    if type(value) not in (int, float) or not math.isfinite(number := float(str(value))) or not -300 <= number < _MOST:
+        raise ValueError(f"the field {name!r} is no number within bounds")
+    if number < 0 and name != "temperature_celsius":
+        raise ValueError(f"the field {name!r} is negative")
+    if name.endswith("_percent") and number > 1000:
+        raise ValueError(f"the field {name!r} is above 1000 %")
+    return number
+
+
+def _whole(name: str, value: object, _: Callable[[str], str]) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"the field {name!r} is no whole number within bounds")
+    return value
+
+
+def _flag(name: str, value: object, _: Callable[[str], str]) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"the field {name!r} is neither true nor false")
+    return value
+
+
+def _text(name: str, value: object, printable: Callable[[str], str]) -> str:
+    if type(value) is not str:
+        raise ValueError(f"the field {name!r} is no text")
+    return printable(value[:_LONGEST])
+
+
+def _texts(name: str, value: object, printable: Callable[[str], str]) -> tuple[str, ...]:
+    return tuple(_text(name, each, printable) for each in _listed(name, value))
+
+
+def _wholes(name: str, value: object, printable: Callable[[str], str]) -> tuple[int, ...]:
+    return tuple(_whole(name, each, printable) for each in _listed(name, value))
+
+
+_CHECKS: dict[str, Callable[[str, object, Callable[[str], str]], Any]] = {
+    "float": _number,
+    "int": _whole,
+    "bool": _flag,
+    "str": _text,
+    "tuple[str, ...]": _texts,
+    "tuple[int, ...]": _wholes,
+}

@@ -1,0 +1,557 @@
+"""Samples of nodes, devices and calls, and the health that follows. An NVML of our own stands in for a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import events
+from skypool.agent import monitor
+from skypool.agent.monitor import Monitor
+from skypool.devices.device import Device
+from skypool.errors import NodeUnhealthy
+from skypool.link.inbound import message_of
+from skypool.model import Instance
+from skypool.pool import lifecycle, states
+from skypool.samples import store, tools
+from skypool.samples.health import HealthOfNode, judge
+from skypool.samples.machine import Machine, process
+from skypool.samples.store import SampleStore, history, thin
+from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
+from skypool.wire.frames import Kind, encode, parse_frame
+from tests.conftest import eventually
+from tests.nvml import FakeNvml, build
+
+PROGRAM = [sys.executable, "-c", "import sys; from skypool.cli import main; sys.exit(main())"]
+GOOD = DeviceSample(
+    "cuda", 0, ecc_uncorrected=0, remap_failed=False, pcie_width=16, pcie_width_max=16, nvlinks=18, nvlinks_all=18,
+    recovery=0, xids_watched=True,
+)  # fmt: skip
+
+
+def with_(**values: Any) -> DeviceSample:
+    from dataclasses import replace
+
+    return replace(GOOD, **values)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nvml")
+    build(folder)
+    return folder
+
+
+@pytest.fixture
+def nvml(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    made = FakeNvml(library, tmp_path)
+    for name, value in made.env.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+# --- values that a node sends --------------------------------------------------------------------------------
+
+
+def test_a_sample_comes_back_from_json_as_it_was() -> None:
+    call = CallSample(7, "train", 0, 1.5, 1.25, 100.0, 120.0, 512.0)
+    sample = NodeSample(
+        time=1.0, cpu_percent=3.5, devices=(with_(xids=(45, 79), throttled=("power cap",)),), calls=(call,)
+    )
+    assert node_sample(json.loads(json.dumps(to_json(sample)))) == sample
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        7,
+        {"time": "now"},
+        {"cpu_percent": 1e9},
+        {"cpu_percent": True},
+        {"memory_used_mib": -1},
+        {"memory_used_mib": float("nan")},
+        {"memory_used_mib": float("inf")},
+        {"devices": [{"kind": "cuda"}]},
+        {"devices": [{"kind": "cuda", "index": 0, "lost": "yes"}]},
+        {"devices": [{"kind": "cuda", "index": 0, "xids": [1] * 65}]},
+        {"devices": [{"kind": "cuda", "index": 0, "memory_of": {"me": 1}}]},
+        {"devices": [{"kind": "cuda", "index": 1 << 70}]},
+        {"devices": [{"kind": "cuda", "index": 0}] * 65},
+        {"calls": {}},
+    ],
+)
+def test_a_sample_with_a_wrong_field_is_refused(said: Any) -> None:
+    with pytest.raises(ValueError, match=r"field|object|lacks"):
+        node_sample(said)
+    pong = {"busy": 0, "waiting": 0, "done": 0, "running": [], "cpu_busy": 0, "samples": [said]}
+    with pytest.raises(sky.errors.ProtocolError, match=r"measurement|sent"):
+        message_of(parse_frame(memoryview(encode(Kind.PONG, pong))))
+
+
+def test_control_characters_of_a_sample_are_removed() -> None:
+    sample = {"devices": [{"kind": "cuda", "index": 0, "unknown": "\x1b[31mred"}], "claimed": True, "node": 9}
+    pong = {"busy": 0, "waiting": 0, "done": 0, "running": [], "cpu_busy": 0, "samples": [sample]}
+    said: Any = message_of(parse_frame(memoryview(encode(Kind.PONG, pong))))
+    assert "\x1b" not in said.samples[0].devices[0].unknown
+    assert (said.samples[0].node, said.samples[0].claimed) == (0, False), "a node cannot speak for another"
+
+
+# --- health --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "reason"),
+    [
+        (GOOD, "ok", ""),
+        (with_(xids=(79,)), "unhealthy", "XID 79: GPU has fallen off the bus"),
+        (with_(xids=(48,)), "unhealthy", "XID 48"),
+        (with_(xids=(95,)), "unhealthy", "XID 95"),
+        (with_(xids=(119,)), "unhealthy", "XID 119"),
+        (with_(xids=(154,), recovery=None), "unhealthy", "XID 154"),
+        (with_(xids=(154,), recovery=2), "unhealthy", "a restart of the machine"),
+        (with_(xids=(154,), recovery=0), "ok", ""),
+        (with_(xids=(94,)), "degraded", "XID 94: contained"),
+        (with_(xids=(45, 13, 31, 43)), "ok", ""),
+        (with_(lost=True), "unhealthy", "lost"),
+        (with_(remap_failed=True), "unhealthy", "could not be replaced"),
+        (with_(remap_pending=True), "degraded", "next reset"),
+        (with_(ecc_uncorrected=3), "degraded", "3 memory errors"),
+        (with_(pcie_width=8), "degraded", "8 lanes of 16"),
+        (with_(nvlinks=17), "degraded", "17 of 18 NVLinks"),
+        (with_(nvlinks=0, nvlinks_all=0), "ok", ""),
+        (with_(ecc_uncorrected=None), "unknown", "memory errors"),
+        (with_(xids_watched=False), "unknown", "XID codes"),
+        (with_(pcie_width_max=None), "unknown", "PCIe width"),
+        (DeviceSample("tpu", 0, unknown="no tool"), "unknown", "no tool"),
+        (DeviceSample("rocm", 0, utilization_percent=5.0), "unknown", "row remapping"),
+    ],
+)
+def test_a_device_is_judged_by_what_it_reports(seen: DeviceSample, state: str, reason: str) -> None:
+    found = HealthOfNode().judge(NodeSample(devices=(seen,)))
+    assert found.state == state
+    assert reason in "; ".join(found.reasons)
+
+
+def test_what_gets_worse_while_the_pool_runs_makes_a_device_unhealthy_for_good() -> None:
+    for before, after in (
+        (with_(ecc_uncorrected=3), with_(ecc_uncorrected=4)),
+        (with_(nvlinks=18), with_(nvlinks=0)),
+        (with_(xids=(79,)), GOOD),
+    ):
+        judging = HealthOfNode()
+        judging.judge(NodeSample(devices=(before,)))
+        assert judging.judge(NodeSample(devices=(after,))).state == "unhealthy"
+        assert judging.judge(NodeSample(devices=(after,))).state == "unhealthy"
+
+
+def test_no_device_is_no_proof_of_health() -> None:
+    assert HealthOfNode().judge(NodeSample()).state == "unknown"
+    assert judge(GOOD).state == "ok"
+
+
+def machine(node: int) -> Instance:
+    return Instance(id=f"i-{node}", provider="fake", pool="p", node=node)
+
+
+def ready(nodes: int) -> states.Pool:
+    pool, _ = lifecycle.step(states.Pool(nodes, nodes), states.Start())
+    for node in range(nodes):
+        for event in (states.Launched(node, machine(node)), states.Reached(node), states.Bootstrapped(node)):
+            pool, _ = lifecycle.step(pool, event)
+    return pool
+
+
+def test_an_unhealthy_node_is_drained_and_replaced_and_then_ended() -> None:
+    error = NodeUnhealthy("node 0 is unhealthy", 0)
+    pool, actions = lifecycle.step(ready(2), states.Unhealthy(0, error))
+    assert actions == [states.Drain(0, None, error), states.Launch((2,))]
+    assert pool.nodes[0].word == "unhealthy"
+    assert lifecycle.step(pool, states.Unhealthy(0, error)) == (pool, [])
+    pool, actions = lifecycle.step(pool, states.Drained(0))
+    assert actions == [states.Dismiss(0, error), states.Terminate((0,))]
+    assert pool.nodes[0].error is error
+    assert pool.phase is states.Phase.READY
+
+
+def test_an_unhealthy_node_that_cannot_be_replaced_ends_a_pool_of_one() -> None:
+    from dataclasses import replace
+
+    error = NodeUnhealthy("node 0 is unhealthy", 0)
+    pool, actions = lifecycle.step(replace(ready(1), replaced=99), states.Unhealthy(0, error))
+    assert actions == [states.Drain(0, None, error)]
+    pool, _ = lifecycle.step(pool, states.Drained(0))
+    assert (pool.phase, pool.error) == (states.Phase.DRAINING, error)
+
+
+# --- what is kept --------------------------------------------------------------------------------------------
+
+
+def test_samples_are_kept_once_and_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "samples" / "s.sqlite3"
+    kept = SampleStore(lambda: file)
+    now = time.time()
+    first = [NodeSample(node=1, time=now + at, claimed=True, devices=(GOOD,)) for at in range(5)]
+    assert kept.add(first) == first
+    assert kept.add(first[2:]) == [], "they came again after a reconnection"
+    assert [each.time for each in kept.history(1, since=now + 3)] == [
+        pytest.approx(now + 3, abs=0.01),
+        pytest.approx(now + 4, abs=0.01),
+    ]
+    assert kept.history(1)[0].claimed
+    assert list(history(file, 0)) == []
+    assert list(history(tmp_path / "none.sqlite3")) == []
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_old_samples_are_thinned_and_errors_of_drivers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sqlite3
+
+    monkeypatch.setattr(store, "_CLOCKS", 1e9)
+
+    file = tmp_path / "s.sqlite3"
+    kept = SampleStore(lambda: file)
+    now = time.time()
+    ages = [*range(1000), *range(4000, 5000), *range(90_000, 91_000)]
+    kept.add(
+        [
+            NodeSample(time=now - age, devices=(with_(xids=(45,) if age == 90_003 else ()),))
+            for age in sorted(ages, reverse=True)
+        ]
+    )
+    kept.flush()
+    with sqlite3.connect(file) as book:
+        thin(book, now)
+    left = [now - each.time for each in history(file)]
+    assert sum(age < 3600 for age in left) == 1000
+    assert 99 <= sum(3600 < age < 86_400 for age in left) <= 102
+    assert 16 <= sum(age > 86_400 for age in left) <= 19
+    assert any(each.devices[0].xids for each in history(file))
+
+
+def test_a_sample_from_the_future_gets_the_time_of_its_arrival(tmp_path: Path) -> None:
+    kept = SampleStore(lambda: tmp_path / "s.sqlite3")
+    [found] = kept.add([NodeSample(time=1e14)])
+    assert abs(found.time - time.time()) < 60
+    assert kept.add([NodeSample(time=1e14)]) == []
+
+
+def test_a_file_of_samples_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sqlite3
+
+    monkeypatch.setattr(store, "_MOST_BYTES", 256 << 10)
+    file = tmp_path / "s.sqlite3"
+    kept = SampleStore(lambda: file)
+    now = time.time()
+    times = [now - 2000 + at / 2 for at in range(4000)]
+    kept.add([NodeSample(time=float(at), devices=(GOOD,)) for at in times])
+    kept.flush()
+    with sqlite3.connect(file) as book:
+        thin(book, now)
+        book.execute("pragma wal_checkpoint(truncate)")
+    assert file.stat().st_size < 320 << 10
+    assert max(each.time for each in history(file)) == pytest.approx(times[-1], abs=0.01)
+
+
+def test_only_the_files_of_the_last_sessions_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_MOST_FILES", 3)
+    for number in range(6):
+        kept = SampleStore(lambda number=number: tmp_path / f"{number}.sqlite3")  # type: ignore[misc]
+        kept.add([NodeSample(time=1.0)])
+        kept.flush()
+        os.utime(tmp_path / f"{number}.sqlite3", (number, number))
+    assert sorted(each.name for each in tmp_path.glob("*.sqlite3")) == ["3.sqlite3", "4.sqlite3", "5.sqlite3"]
+
+
+# --- the machine ---------------------------------------------------------------------------------------------
+
+
+def test_the_machine_and_a_process_are_read(tmp_path: Path) -> None:
+    reading = Machine(str(tmp_path))
+    assert reading.read().cpu_percent is None, "there is no span yet"
+    time.sleep(0.05)
+    seen = reading.read()
+    assert seen.memory_used_mib
+    assert seen.memory_total_mib
+    assert 0 < seen.memory_used_mib < seen.memory_total_mib
+    assert seen.disk_total_mib
+    assert seen.sent_mib is not None
+    use = process(os.getpid())
+    assert use is not None
+    assert use.rss_mib > 5
+    assert process(2**22 + 1) is None
+
+
+def test_a_pool_without_devices_is_sampled_without_a_process() -> None:
+    def busy(seconds: float) -> int:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
+        return os.getppid()
+
+    with sky.ComputePool(console="off", slots=1) as pool:
+        assert pool.samples.health() == {}
+        working = pool.submit(busy, 2.5)
+        eventually(lambda: pool.samples.latest(), 60, "a sample")
+        [(node, seen)] = pool.samples.latest().items()
+        assert (node, seen.node, seen.devices, seen.claimed) == (0, 0, (), False)
+        assert seen.memory_total_mib
+        assert [each.name.rpartition(".")[2] for each in seen.calls] == ["busy"]
+        assert seen.calls[0].rss_mib
+        agent = working.result()
+        names = [Path(f"/proc/{pid}/comm").read_text() for pid in children_of(agent)]
+        assert all("worker" in name for name in names), names
+        assert pool.samples.history()[0].node == 0
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# --- NVIDIA GPUs, by an NVML of our own ----------------------------------------------------------------------
+
+
+def test_the_library_has_the_symbols_and_the_structs_of_nvidia_ml_py(nvml: FakeNvml) -> None:
+    """Every symbol that nvidia-ml-py asks for while skypool reads is there, and every struct has its size there."""
+    source = Path(__file__).with_name("nvml").joinpath("nvml.c").read_text()
+    structs = re.findall(r'"((?:c_)?nvml[A-Za-z0-9_]+_t)"', source)
+    program = f"""
+import ctypes, sys
+import pynvml
+from skypool.samples.nvml import Nvml
+library = ctypes.CDLL("libnvidia-ml.so.1")
+for name in {structs!r}:
+    mine, theirs = library.size_of(name.encode()), ctypes.sizeof(getattr(pynvml, name))
+    assert mine == theirs, (name, mine, theirs)
+asked = set()
+find = pynvml._nvmlGetFunctionPointer
+def noted(name):
+    asked.add(name)
+    return find(name)
+pynvml._nvmlGetFunctionPointer = noted
+reader = Nvml([(0, "")])
+reader.read(); reader.wait(0.05); print(reader.read()[0])
+missing = [name for name in asked if not hasattr(library, name)]
+assert not missing, missing
+assert len(asked) > 15, asked
+"""
+    nvml.say(0, sm_activity=40, busy=90, pcie=100, nvlink=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "utilization_percent=90.0" in done.stdout
+    assert "sm_activity_percent=40.0" in done.stdout
+
+
+class Loop:
+    """A loop around a `Monitor`, as the agent has one."""
+
+    def __init__(self, devices: list[Device]) -> None:
+        self._poll = select.epoll()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self.news = 0
+        self.monitor = Monitor(devices, "/", self._watch, list, self._on_news)
+        self.seen: list[NodeSample] = []
+
+    def _on_news(self) -> None:
+        self.news += 1
+
+    def _watch(self, fd: int, events: int, callback: Callable[[], None]) -> None:
+        if events:
+            self._callbacks[fd] = callback
+            self._poll.register(fd, events)
+        else:
+            del self._callbacks[fd]
+            self._poll.unregister(fd)
+
+    def until(self, wanted: Callable[[DeviceSample], bool]) -> DeviceSample:
+        """Run until a sample of the first device is as wanted, and return that sample."""
+        found: list[DeviceSample] = []
+
+        def one_round() -> bool:
+            for fd, _ in self._poll.poll(0.02):
+                self._callbacks[fd]()
+            self.monitor.tick(time.monotonic())
+            for each in self.monitor.taken():
+                self.seen.append(node_sample(each))
+                found.extend(one for one in self.seen[-1].devices[:1] if wanted(one))
+            return bool(found)
+
+        eventually(one_round, 60, "such a sample")
+        return found[0]
+
+    @property
+    def pid(self) -> int:
+        child = self.monitor._child
+        assert child is not None
+        return child.pid
+
+    def close(self) -> None:
+        child = self.monitor._child
+        if child is not None:
+            if child.stdout is not None:
+                child.stdout.close()
+            if child.stdin is not None:
+                child.stdin.close()
+            child.kill()
+            child.wait()
+        self._poll.close()
+
+
+@pytest.fixture
+def loop(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    monkeypatch.setattr(monitor, "_EVERY_WITH_DEVICES", 0.1)
+    monkeypatch.setattr(sys, "path", [str(Path(sky.__file__).parents[1]), *sys.path])
+    made = Loop([Device("cuda", 0, "NVIDIA H100 80GB HBM3", uuid="GPU-0")])
+    yield made
+    made.close()
+
+
+def test_load_errors_and_a_lost_card_reach_the_samples(loop: Loop, nvml: FakeNvml) -> None:
+    first = loop.until(lambda each: each.memory_used_mib is not None)
+    assert judge(first).state == "ok"
+    assert loop.news == 1
+    nvml.say(0, busy=97, milliwatts=700_000, throttled=4, lanes=8, uncorrected=2, pid=os.getpid())
+    seen = loop.until(lambda each: each.utilization_percent == 97)
+    assert (seen.power_watts, seen.throttled, seen.pcie_width, seen.ecc_uncorrected) == (700.0, ("power cap",), 8, 2)
+    assert seen.memory_of == {str(os.getpid()): 512.0}
+    nvml.xid(0, 45)
+    loop.until(lambda each: each.xids == (45,))
+    nvml.xid(0, 79)
+    loop.until(lambda each: each.xids == (79,))
+    assert sum(79 in each.devices[0].xids for each in loop.seen if each.devices) == 1, "it is told once"
+    nvml.say(0, lost=1)
+    assert loop.until(lambda each: each.lost).utilization_percent is None
+
+
+def test_a_value_that_a_card_does_not_have_is_unknown(loop: Loop, nvml: FakeNvml) -> None:
+    nvml.say(0, remap_failed=-1, corrected=-1, uncorrected=-1, recovery=-1, links=0, no_events=1)
+    seen = loop.until(lambda each: each.memory_used_mib is not None)
+    assert (seen.remap_failed, seen.ecc_uncorrected, seen.recovery, seen.nvlinks) == (None, None, None, 0)
+    assert judge(seen).state == "unknown"
+
+
+def test_a_card_that_hangs_its_monitor_is_unknown_until_it_answers_again(
+    loop: Loop, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop.monitor._patience = 1.0
+    loop.until(lambda each: not each.unknown)
+    pid = loop.pid
+    nvml.say(0, hang=1)
+    assert "the monitor hangs" in loop.until(lambda each: bool(each.unknown)).unknown
+    nvml.say(0, hang=0)
+    loop.monitor._patience = 30.0
+    loop.until(lambda each: not each.unknown)
+    assert loop.pid != pid
+
+
+def test_a_monitor_that_cannot_be_killed_at_once_is_not_waited_for(loop: Loop, nvml: FakeNvml) -> None:
+    """A stopped process stands in for one that hangs in the kernel: it does not answer, and SIGTERM does not end it."""
+    loop.until(lambda each: not each.unknown)
+    loop.monitor._patience = 1.0
+    os.kill(loop.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    loop.until(lambda each: bool(each.unknown))
+    assert time.monotonic() - began < 30
+
+
+def test_a_missing_driver_is_unknown_and_is_told(loop: Loop, nvml: FakeNvml) -> None:
+    nvml.say(0, driver=0)
+    assert loop.until(lambda each: bool(each.unknown)).unknown.startswith("NVML cannot be used: Driver Not Loaded")
+
+
+def test_a_gpu_that_falls_off_the_bus_is_seen_by_the_pool_and_the_node_is_replaced(nvml: FakeNvml) -> None:
+    heard: list[events.Event] = []
+    pool = sky.ComputePool(console="plain", name="gpus", nodes=1, slots=1)
+    pool.events.listen(heard.append)
+    with pool:
+        assert pool.samples.health()[0].state == "ok"
+        nvml.say(0, busy=88)
+        eventually(
+            lambda: any(
+                each.utilization_percent == 88 for one in pool.samples.latest().values() for each in one.devices
+            ),
+            60,
+            "the load",
+        )
+        shown = subprocess.run([*PROGRAM, "health", "gpus"], capture_output=True, text=True, timeout=60)
+        assert (shown.returncode, "cuda 0" in shown.stdout, "88" in shown.stdout) == (0, True, True), shown
+        nvml.xid(0, 79)
+        eventually(lambda: pool.nodes[0].startswith(("unhealthy", "draining", "ended")), 60, "the unhealthy node")
+        nvml.say(0, xid=45)
+        eventually(lambda: pool.nodes.get(1) == "ready", 60, "another node")
+        assert pool.submit(os.getpid).result(60)
+    changes = [each for each in heard if isinstance(each, events.HealthChanged)]
+    assert [(each.node, each.state) for each in changes[:2]] == [(0, "ok"), (0, "unhealthy")]
+    assert "XID 79" in changes[1].reasons[0]
+
+
+def test_an_unhealthy_machine_gets_no_call_at_all(nvml: FakeNvml) -> None:
+    nvml.say(0, remap_failed=1)
+    with pytest.raises(sky.BootstrapError, match=r"must not be used.*could not be replaced"):
+        sky.ComputePool(console="off", nodes=1).start()
+
+
+def test_devices_of_other_vendors_are_read_by_their_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tools print what they printed elsewhere (tests/samples/README.md). A TPU has no such tool."""
+    for tool, recording in (("amd-smi", "amd-smi-metric-w7700.json"), ("hl-smi", "hl-smi-stats-gaudi.csv")):
+        program = tmp_path / tool
+        program.write_text(f"#!/bin/sh\nexec cat {Path(__file__).with_name('samples') / recording}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    amd, gaudi, tpu = tools.read([("rocm", 0, "a"), ("hpu", 0, "b"), ("tpu", 0, "")])
+    for seen in (amd, gaudi):
+        assert seen.utilization_percent is not None
+        assert seen.memory_used_mib is not None
+        assert judge(seen).state == "unknown", "these tools do not tell of errors"
+    assert tpu.unknown
+
+
+def test_a_monitor_that_prints_other_things_is_started_again(loop: Loop, tmp_path: Path) -> None:
+    loop.until(lambda each: not each.unknown)
+    loop.monitor._said = b"a message of the driver "
+    assert "no reading" in loop.until(lambda each: bool(each.unknown)).unknown
+    loop.until(lambda each: not each.unknown)
+
+
+# --- a real GPU, by hand -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real_gpus() -> list[Device]:
+    found = [each for each in sky.devices.detect() if each.kind == "cuda"]
+    if not found:
+        pytest.skip("this machine has no NVIDIA GPU")
+    return found
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_read(real_gpus: list[Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    monkeypatch.setattr(sys, "path", [str(Path(sky.__file__).parents[1]), *sys.path])
+    loop = Loop(real_gpus)
+    try:
+        seen = loop.until(lambda each: each.memory_used_mib is not None and each.power_watts is not None)
+    finally:
+        loop.close()
+    print(seen, judge(seen), sep="\n")
+    assert seen.memory_total_mib
+    assert not seen.lost
+    assert judge(seen).state != "unhealthy"
+
+
+@pytest.mark.gpu
+def test_a_pool_on_a_real_gpu_tells_its_health(real_gpus: list[Device]) -> None:
+    with sky.ComputePool(console="off") as pool:
+        assert len(pool.samples.health()[0].devices) == len({each.index for each in real_gpus})
+        assert pool.submit(os.getpid).result(60)
