@@ -221,11 +221,15 @@ def test_the_rank_that_began_is_named_and_the_others_are_gone(
 
 
 def test_a_gang_that_is_too_slow_names_the_ranks_that_had_not_ended(pool: sky.ComputePool, tmp_path: Path) -> None:
-    with pytest.raises(CallTimeout, match=r"gang of 4 processes .* had not ended: rank 3 \(node 1, process 1\)\n") as e:
-        fails("hang", 3, str(tmp_path)).with_options(timeout=5) @ pool
+    for timeout in (5, 60):  # on a busy machine, the other ranks may not have ended within 5 s either
+        with pytest.raises(CallTimeout, match=r"gang of 4 processes .* had not ended: ") as e:
+            fails("hang", 3, str(tmp_path)).with_options(timeout=timeout) @ pool
+        eventually(lambda: gone(tmp_path))
+        if "rank 0" not in str(e.value):
+            break
+    assert str(e.value).endswith("had not ended: rank 3 (node 1, process 1)")
     assert list(e.value.stacks) == [3]
     assert "in fails" in e.value.stacks[3]
-    eventually(lambda: gone(tmp_path))
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "raise"])
