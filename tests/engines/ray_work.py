@@ -1,0 +1,127 @@
+"""Programs that use Ray, for tests. They run on the node of Ray's head."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import skypool as sky
+
+
+def imported(name: str) -> Any:
+    """Return a module of Ray, which is not installed where types are checked."""
+    return importlib.import_module(name)
+
+
+def where() -> list[str]:
+    """Return the addresses of Ray's nodes, each as told by a task there."""
+    ray, strategies = imported("ray"), imported("ray.util.scheduling_strategies")
+    ray.init(log_to_driver=False)
+
+    def address() -> str:
+        return str(imported("ray").util.get_node_ip_address())
+
+    nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
+    places = [strategies.NodeAffinitySchedulingStrategy(each, soft=False) for each in nodes]
+    tasks = [ray.remote(address).options(scheduling_strategy=each).remote() for each in places]
+    return sorted(ray.get(tasks))
+
+
+def count(times: int) -> int:
+    """Return how often an actor was called."""
+    ray = imported("ray")
+
+    ray.init(log_to_driver=False)
+
+    @ray.remote
+    class Counter:
+        def __init__(self) -> None:
+            self.value = 0
+
+        def add(self) -> int:
+            self.value += 1
+            return self.value
+
+    actor: Any = Counter
+    counter = actor.remote()
+    return int(max(ray.get([counter.add.remote() for _ in range(times)])))
+
+
+def data() -> int:
+    """Return a sum of squares that Ray Data has computed."""
+    ray = imported("ray")
+
+    ray.init(log_to_driver=False)
+    squares = ray.data.range(1000, override_num_blocks=2).map(lambda row: {"square": row["id"] ** 2})
+    return int(squares.sum("square"))
+
+
+def tune() -> int:
+    """Return the number that Ray Tune has found to be the best."""
+    ray, tuning = imported("ray"), imported("ray.tune")
+
+    ray.init(log_to_driver=False)
+    tuner = tuning.Tuner(
+        lambda config: {"loss": (config["x"] - 3) ** 2}, param_space={"x": tuning.grid_search([1, 2, 3, 4])}
+    )
+    return int(tuner.fit().get_best_result("loss", "min").config["x"])
+
+
+def train() -> list[int]:
+    """Return the ranks of two workers of Ray Train, as they have written them into a shared actor."""
+    ray, training = imported("ray"), imported("ray.train")
+    trainers = imported("ray.train.v2.api.data_parallel_trainer")
+
+    ray.init(log_to_driver=False)
+
+    @ray.remote
+    class Ranks:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def add(self, rank: int) -> None:
+            self.seen.append(rank)
+
+        def all(self) -> list[int]:
+            return sorted(self.seen)
+
+    actor: Any = Ranks
+    ranks = actor.remote()
+
+    def loop(config: dict[str, Any]) -> None:
+        context = imported("ray.train").get_context()
+        imported("ray").get(config["ranks"].add.remote(context.get_world_rank()))
+
+    workers = training.ScalingConfig(num_workers=2)
+    trainers.DataParallelTrainer(loop, train_loop_config={"ranks": ranks}, scaling_config=workers).fit()
+    found: list[int] = ray.get(ranks.all.remote())
+    return found
+
+
+def hungry(seconds: float) -> None:
+    """Ask for more than there is for some time.
+
+    Args:
+        seconds: how long to ask.
+    """
+    ray = imported("ray")
+
+    ray.init(log_to_driver=False)
+    refs = [ray.remote(num_cpus=64)(lambda: None).remote() for _ in range(2)]
+    time.sleep(seconds)
+    for ref in refs:
+        ray.cancel(ref)
+
+
+@sky.compute(devices=0)
+def refused(environment: dict[str, str]) -> str:
+    """Return what Ray says to a program with these variables."""
+    program = "import ray; ray.init(); print('let in')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, timeout=90
+    )
+    return done.stdout + done.stderr
