@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from skypool.calls.call import Call, ComputeFunction, compute, gather
     from skypool.calls.command import cmd
     from skypool.calls.futures import CallFuture, Stream
-    from skypool.engines import dask, joblib
+    from skypool.engines import dask, joblib, ray
     from skypool.errors import (
         BootstrapError,
         BudgetExceeded,
@@ -78,6 +78,7 @@ _HOME = {
     "devices": "skypool",
     "dask": "skypool.engines",
     "joblib": "skypool.engines",
+    "ray": "skypool.engines",
     "Captured": "skypool.wire.codec",
     "Budget": "skypool.rental.budget",
     "Receipt": "skypool.rental.budget",
@@ -122,7 +123,7 @@ _HOME = {
     "shard": "skypool.runtime",
 }
 
-_MODULES = {"accelerators", "dask", "devices", "joblib"}
+_MODULES = {"accelerators", "dask", "devices", "joblib", "ray"}
 """The names that are modules. `_HOME` has the packages that they are in."""
 
 __all__ = [
@@ -173,6 +174,7 @@ __all__ = [
     "is_head",
     "joblib",
     "plan",
+    "ray",
     "shard",
 ]
 

@@ -1,0 +1,604 @@
+"""`RayCluster`: Ray's daemons as services on the nodes (machines) of a pool, and what a program does with them."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import json
+import logging
+import os
+import re
+import secrets
+import shlex
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import skypool as sky
+from skypool.engines import _ray_node, _trust, _versions
+
+T = TypeVar("T")
+HEAD = "ray-head"
+"""The name of the service that is Ray's head."""
+OLDEST = (2, 60)
+"""The oldest version of Ray that this was tried with: it has token authentication, and drains a node at SIGTERM."""
+_WORKER = "ray-worker-"
+"""The name of the service of another node begins so. The number of the node follows."""
+_LOOK = 0.2
+"""Seconds between two looks at the nodes of the pool or of Ray."""
+_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Seconds before Ray starts again on a node on which it has ended; the last one counts for all further starts."""
+_CLOSING = 20.0
+"""Seconds that the daemons of a node may take to end, beyond the seconds in which its tasks may end."""
+_ASKING = 20.0
+"""Seconds within which the head must answer."""
+_DEMAND = re.compile(r"^ (\{.*?\})(?: \* (\d+))?.*: (\d+)\+ pending (.*)$", re.MULTILINE)
+"""A line of Ray's status that tells what tasks, actors or placement groups wait for."""
+_MOST = 100 << 20
+"""The most bytes of the files of a job. Ray has the same limit."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Resources that tasks, actors or placement groups wait for.
+
+    Attributes:
+        resources: the amount of each resource that one of them needs, such as {"CPU": 4.0}.
+        count: how many of them wait.
+        kind: what waits, in Ray's words: "tasks/actors" or "placement groups".
+    """
+
+    resources: Mapping[str, float]
+    count: int
+    kind: str
+
+
+class RayCluster:
+    """A Ray cluster on the nodes of a pool. `sky.ray.cluster` makes one. Any thread may call the methods.
+
+    Args:
+        pool: the pool, which was started.
+        cpus: the number of CPUs of each node that tasks use. None: all.
+        store: the bytes of each node's object store. None: a part of its memory.
+        drain: the seconds that tasks of a node that leaves may take to end.
+        firewalled: True if nodes may have addresses of the internet.
+
+    Attributes:
+        pool: the pool.
+        head: the number of the node that runs Ray's head.
+        dashboard_url: the address of the dashboard on this computer. Browsers ask for `token` there.
+        token: the token that all parts of the cluster, and clients, must have.
+    """
+
+    def __init__(
+        self, pool: sky.ComputePool, cpus: int | None, store: int | None, drain: float, firewalled: bool
+    ) -> None:
+        self.pool = pool
+        self.head = min(self._ready())
+        self.token = secrets.token_urlsafe(32)
+        self.dashboard_url = ""
+        self._cpus, self._store, self._drain, self._firewalled = cpus, store, drain, firewalled
+        self._prefix = f"/tmp/skypool-ray-{secrets.token_hex(4)}-"
+        self._ends = contextlib.ExitStack()
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name=f"{pool.name}-ray", daemon=True)
+        self._lock = threading.Lock()  # guards what follows
+        self._services: dict[int, sky.Service[None]] = {}
+        self._starts: dict[int, tuple[int, float]] = {}
+        self._leaving: set[int] = set()
+        self._reports: dict[int, _ray_node.NodeReport] = {}
+        self._environ: dict[str, str | None] = {}
+        self._jobs = 0
+        self._here = ""
+        self._why = ""
+
+    # --- its start -----------------------------------------------------------------------------------------------
+
+    def start(self, timeout: float) -> None:
+        """Start the head and the other nodes, and wait until they have joined.
+
+        Args:
+            timeout: the seconds within which they must have joined.
+
+        Raises:
+            UsageError: a node lacks Ray, or has another version, or its ports would be open to others.
+            SkypoolError: they have not joined in time.
+        """
+        until = time.monotonic() + timeout
+        nodes = self._ready()
+        self._check(nodes)
+        report = self._reports[self.head]
+        port, client, dashboard = report.ports
+        host = report.address or "127.0.0.1"
+        self._gcs = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._dashboard = dashboard
+        call = sky.compute(_ray_node.run_head)(self._daemons(self.head), client, dashboard)
+        service = self._ends.enter_context(self.pool.service(call, node=self.head, name=HEAD))
+        self._services[self.head] = service
+        service.wait_ready(port, timeout)
+        here = self._ends.enter_context(self.pool.forward(client, self.head, host="127.0.0.1"))
+        self._here = f"ray://{here.address}"
+        forward = self._ends.enter_context(self.pool.forward(dashboard, self.head, host="127.0.0.1"))
+        self.dashboard_url = f"http://{forward.address}"
+        self._watcher.start()
+        self.wait_ready(len(nodes), max(1.0, until - time.monotonic()))
+
+    def _ready(self) -> list[int]:
+        return [node for node, state in self.pool.nodes.items() if state == "ready"]
+
+    def _daemons(self, node: int) -> _ray_node.Daemons:
+        return _ray_node.Daemons(
+            folder=f"{self._prefix}{node}",
+            name=f"{self.pool.name}-{node}",
+            address=self._gcs,
+            environment={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token},
+            cpus=self._cpus,
+            store=self._store,
+            drain=self._drain,
+        )
+
+    def _check(self, nodes: Sequence[int]) -> None:
+        """Ask nodes for versions and addresses, and keep their reports.
+
+        Raises:
+            UsageError: Ray is not there or has another version than elsewhere, or its ports would be open to others.
+        """
+        asked = sky.compute(_ray_node.report).with_options(devices=0)
+        futures = {node: self.pool.send(asked(), node=node) for node in nodes}
+        for node, future in futures.items():
+            report = future.result()
+            check_report(self.pool, node, report, self._reports.get(self.head, report), self._firewalled)
+            with self._lock:
+                self._reports[node] = report
+
+    # --- a thread that starts Ray on nodes which join --------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(_LOOK):
+            try:
+                if has_ended(self._services[self.head]):
+                    self._lost()
+                    return
+                for node in self._ready():
+                    self._ensure(node)
+            except (sky.PoolClosed, CancelledError):
+                return
+            except sky.SkypoolError as e:
+                self._tell(f"Ray cannot start on a node: {e}")
+
+    def _ensure(self, node: int) -> None:
+        """Start Ray on a node on which it does not run, unless the node leaves."""
+        with self._lock:
+            running = self._services.get(node)
+            count, last = self._starts.get(node, (0, 0.0))
+            if node in self._leaving or (running is not None and not has_ended(running)):
+                return
+            if time.monotonic() < last + (_PAUSES[min(count, len(_PAUSES)) - 1] if count else 0.0):
+                return
+            self._starts[node] = (count + 1, time.monotonic())
+        try:
+            if node not in self._reports:
+                self._check([node])
+            function = sky.compute(_ray_node.run_worker).with_options(grace=self._drain + _CLOSING)
+            service = self.pool.service(function(self._daemons(node)), node=node, name=f"{_WORKER}{node}")
+        except (sky.NodeInterrupted, sky.NodeRetired, sky.ConnectionLost):
+            return  # the node leaves, or was lost: another one takes its place
+        except sky.UsageError:
+            with self._lock:
+                self._leaving.add(node)
+            raise
+        with self._lock:
+            self._services[node] = service
+            is_late = self._stopping.is_set()
+        if is_late:
+            service.close(0)
+
+    def _lost(self) -> None:
+        """Tell the user that the head has ended, and end the other nodes."""
+        self._why = self._reason()
+        self._tell(self._why)
+        self._stopping.set()
+        self._close_workers()
+
+    def _reason(self) -> str:
+        service = self._services[self.head]
+        try:
+            error = service.exception(0)
+        except (CancelledError, TimeoutError):
+            error = None
+        return (
+            f"Ray's head on node {self.head} of pool {self.pool.name!r} has ended, and with it the cluster: "
+            f"{error or 'it was closed'}; make a new one with sky.ray.cluster(pool)"
+        )
+
+    def _tell(self, text: str) -> None:
+        logger.warning("%s: %s", self.pool.name, text)
+
+    def _check_open(self) -> None:
+        """Raise a SkypoolError if the cluster has ended."""
+        if self._why or has_ended(self._services[self.head]):
+            raise sky.SkypoolError(self._why or self._reason())
+        if self._stopping.is_set():
+            raise sky.SkypoolError(f"the Ray cluster of pool {self.pool.name!r} was closed")
+
+    # --- its size ------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> dict[str, str]:
+        """Return the state of each node that Ray has or had, by its name: "ALIVE" or "DEAD".
+
+        The name is the name of the pool, and the number of the node in the pool.
+
+        Raises:
+            SkypoolError: the cluster has ended, or the head does not answer.
+        """
+        found = self._get("/api/v0/nodes?limit=10000&detail=false")["data"]["result"]["result"]
+        states: dict[str, str] = {}
+        for each in found:
+            if states.get(each["node_name"]) != "ALIVE":
+                states[each["node_name"]] = each["state"]
+        return states
+
+    def wait_ready(self, n: int, timeout: float | None = None) -> None:
+        """Wait until Ray has at least `n` nodes.
+
+        Args:
+            n: the number of nodes.
+            timeout: the seconds to wait at most. Default None: no limit.
+
+        Raises:
+            TimeoutError: the time is over. The message has the last output of the daemons.
+            SkypoolError: the cluster has ended.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        there = 0
+        while True:
+            self._check_open()
+            with contextlib.suppress(OSError):  # the head does not listen yet
+                there = list(self.nodes().values()).count("ALIVE")
+            if there >= n:
+                return
+            if until is not None and time.monotonic() > until:
+                raise TimeoutError(
+                    f"{there} of {n} nodes of pool {self.pool.name!r} have joined Ray within {timeout:g} s; see "
+                    f"whether the nodes reach each other with skypool's network check\n{self._output()}"
+                )
+            time.sleep(_LOOK)
+
+    def _output(self) -> str:
+        with self._lock:
+            ended = [each for each in self._services.values() if has_ended(each)]
+        lines = []
+        for each in ended:
+            with contextlib.suppress(CancelledError, TimeoutError):
+                lines.append(f"{each.name}: {each.exception(0)}")
+        return "\n".join(lines)
+
+    def resize(self, n: int) -> None:
+        """Change the number of nodes of the pool and of Ray.
+
+        Further machines are rented, and this returns at once; `wait_ready(n)` waits for them. Surplus nodes, those with
+        the highest numbers, get no new tasks; those that run may end within the `drain` time. Then their machines are
+        ended, and this returns. The node of Ray's head stays.
+
+        Args:
+            n: the number of nodes, at least 1.
+
+        Raises:
+            UsageError: `n` is not a whole number from 1.
+            BudgetExceeded: the first hour of the new nodes costs more than is left of the budget.
+            PoolClosed, SkypoolError: the pool or the cluster has ended.
+        """
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise sky.UsageError(f"n must be a whole number from 1, not {n!r}")
+        self._check_open()
+        there = [node for node, state in self.pool.nodes.items() if state not in ("leaving", "draining", "ended")]
+        surplus = sorted(node for node in there if node != self.head)[n - 1 :]
+        if not surplus:
+            self.pool.resize(n)
+            return
+        with self._lock:
+            self._leaving.update(surplus)
+            services = [self._services[node] for node in surplus if node in self._services]
+        in_parallel([functools.partial(each.close, self._drain + _CLOSING) for each in services])
+        for node in surplus:
+            self.pool.retire(node)
+
+    def demands(self) -> list[Demand]:
+        """Return what tasks, actors and placement groups wait for. Ray counts it every few seconds.
+
+        Raises:
+            SkypoolError: the cluster has ended, or the head does not answer.
+        """
+        return parse_demands(self._get("/api/cluster_status?format=1")["data"]["clusterStatus"])
+
+    def _get(self, path: str) -> Any:
+        """Return what the head's server answers."""
+        self._check_open()
+        request = urllib.request.Request(self.dashboard_url + path, headers={"Authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(request, timeout=_ASKING) as answer:
+            return json.load(answer)
+
+    # --- programs ------------------------------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which `ray.init()` finds the cluster on its nodes, as a new dict. One is the token."""
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "RAY_ADDRESS": self._gcs}
+
+    @property
+    def address(self) -> str:
+        """The address for `ray.init` in this process, which begins with "ray://".
+
+        Reading it sets RAY_AUTH_MODE and RAY_AUTH_TOKEN in this process until the cluster is closed.
+
+        Raises:
+            UsageError: Ray is not installed here, or it or Python has another version than on the nodes.
+            SkypoolError: the cluster has ended.
+        """
+        self._check_open()
+        check_client(self.pool, self._reports[self.head], _versions.versions(("ray",)).get("ray", ""))
+        told = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+        for name in told:
+            self._environ.setdefault(name, os.environ.get(name))
+        _ray_node.use(told)
+        return self._here
+
+    def submit(
+        self,
+        script: str | os.PathLike[str],
+        *args: str,
+        working_dir: str | os.PathLike[str] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Run a Python program as a job of Ray on the head, show its output, and wait for its end.
+
+        Args:
+            script: the program, a file on this computer.
+            *args: its arguments.
+            working_dir: a folder that has the program, and goes with it to all nodes. Default None: only the program.
+            runtime_env: Ray's `runtime_env` of the job, without its `working_dir`.
+
+        Raises:
+            UsageError: the program is not there, is not in the folder, or the files are more than 100 MiB.
+            CommandFailed: the program has failed. Has its exit status, and its last output.
+            SkypoolError: the cluster has ended.
+        """
+        self._check_open()
+        packed, entry = pack(Path(script), None if working_dir is None else Path(working_dir))
+        with self._lock:
+            self._jobs += 1
+            name = f"{self._prefix.strip('-').rpartition('-')[2]}-{self._jobs}"
+        words = [entry, *args]
+        where = f"http://127.0.0.1:{self._dashboard}"
+        function = sky.compute(_ray_node.run_job).with_options(devices=0)
+        call = function(where, self._daemons(self.head).environment, name, packed, words, dict(runtime_env or {}))
+        status, code, message, said = self._run(call, f"ray-job-{name}")
+        if status != "SUCCEEDED":
+            tail = said if said.strip() else message
+            raise sky.CommandFailed(
+                shlex.join(["python", *words]), 1 if code is None else code, tail[-2000:], self.head
+            )
+
+    def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function on the head in a process of its own, in which `ray.init()` finds the cluster.
+
+        Args:
+            function: the function. It and its arguments travel like those of every call of a pool.
+            *args: its arguments.
+            **kwargs: its arguments by name.
+
+        Raises:
+            SkypoolError: the cluster has ended.
+            Exception: what the function raises.
+        """
+        self._check_open()
+        call = sky.compute(_ray_node.run_driver).with_options(devices=0)(self.environment, function, args, kwargs)
+        result: T = self._run(call, getattr(function, "__name__", "driver"))
+        return result
+
+    def _run(self, call: sky.Call[Any], name: str) -> Any:
+        """Run a call as a service on the head, and return its value. The error is the head's if that has ended."""
+        service = self.pool.service(call, node=self.head, name=name)
+        try:
+            while True:
+                try:
+                    return service.result(1.0)
+                except TimeoutError:
+                    if has_ended(service):
+                        raise
+                    self._check_open()
+        except (sky.SkypoolError, OSError, CancelledError) as e:
+            # A program sees that the head has ended before its service has.
+            with contextlib.suppress(TimeoutError, CancelledError):
+                self._services[self.head].exception(2.0)
+            if has_ended(self._services[self.head]) and not isinstance(e, sky.UsageError):
+                raise sky.SkypoolError(self._why or self._reason()) from e
+            raise
+        finally:
+            service.close()
+
+    # --- its end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End Ray on all nodes, and remove its files there. The pool goes on. Does nothing if it was closed."""
+        self._stopping.set()
+        if self._watcher.ident is not None:
+            self._watcher.join()
+        self._ends.close()  # the head first: then nothing is drained
+        self._close_workers()
+        asked = sky.compute(_ray_node.clean).with_options(devices=0)
+        with contextlib.suppress(sky.PoolClosed):
+            futures = [self.pool.send(asked(self._prefix), node=node) for node in self._ready()]
+            for future in futures:
+                with contextlib.suppress(sky.ConnectionLost, sky.NodeInterrupted, sky.NodeRetired):
+                    future.result(_CLOSING)
+        for name, value in self._environ.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._environ.clear()
+
+    def _close_workers(self) -> None:
+        with self._lock:
+            workers = [each for node, each in self._services.items() if node != self.head]
+        in_parallel([each.close for each in workers])
+
+    def __enter__(self) -> RayCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the cluster. The exception of the block is raised further."""
+        self.close()
+
+    def __repr__(self) -> str:
+        with self._lock:
+            running = sum(not has_ended(each) for each in self._services.values())
+        return f"<RayCluster of pool {self.pool.name!r}: Ray runs on {running} nodes, dashboard {self.dashboard_url}>"
+
+
+# --- decisions ---------------------------------------------------------------------------------------------------
+
+
+def check_report(
+    pool: sky.ComputePool,
+    node: int,
+    report: _ray_node.NodeReport,
+    head: _ray_node.NodeReport,
+    firewalled: bool,
+    here: str | None = None,
+) -> None:
+    """Raise a UsageError if Ray must not start on a node.
+
+    Args:
+        pool: the pool.
+        node: the number of the node.
+        report: what the node has said.
+        head: what the node of the head has said.
+        firewalled: True if nodes may have addresses of the internet.
+        here: the version of Ray in this process; "" if there is none. None: look.
+    """
+    here = _versions.versions(("ray",)).get("ray", "") if here is None else here
+    if not report.ray:
+        raise sky.UsageError(
+            f"node {node} of pool {pool.name!r} has no Ray: add it to the image, "
+            f'Image(pip=["ray[default]=={here or "2.60.0"}"])'
+        )
+    wanted, whose = (here, "this process") if here else (head.ray, "the node of the head")
+    if report.ray != wanted:
+        raise sky.UsageError(
+            f"node {node} of pool {pool.name!r} has Ray {report.ray}, but {whose} has {wanted}; the versions must be "
+            f'equal: Image(pip=["ray[default]=={wanted}"])'
+        )
+    if tuple(int(each) for each in re.findall(r"\d+", report.ray)[:2]) < OLDEST:
+        raise sky.UsageError(
+            f"node {node} of pool {pool.name!r} has Ray {report.ray}; 2.60 or newer is needed, because older versions "
+            'lack token authentication, or do not let tasks of a node end: Image(pip=["ray[default]>=2.60"])'
+        )
+    if firewalled or not report.address:
+        return  # without an address, all nodes are on one computer
+    _trust.refuse_public_address(pool, node, report.address, "Ray")
+    if report.public:
+        raise sky.UsageError(
+            f"Ray cannot run on pool {pool.name!r}: node {node} has {report.public[0]}, an address of the internet, "
+            "and Ray opens its ports at all addresses of a node; use nodes with private addresses only, or pass "
+            "firewalled=True to sky.ray.cluster if a firewall keeps others from these ports"
+        )
+
+
+def check_client(
+    pool: sky.ComputePool, head: _ray_node.NodeReport, ray: str, python: str = sys.version.split()[0]
+) -> None:
+    """Raise a UsageError if a program in this process cannot be a client of the cluster.
+
+    Args:
+        pool: the pool.
+        head: what the node of the head has said.
+        ray: the version of Ray in this process; "" if there is none.
+        python: the version of Python in this process.
+    """
+    if not ray:
+        raise sky.UsageError(
+            f"Ray is not installed on this computer, and ray:// needs it: pip install "
+            f'"ray[client]=={head.ray}", or use submit() or run(), which do not need it'
+        )
+    if (ray, python) != (head.ray, head.python):
+        raise sky.UsageError(
+            f"ray:// needs equal versions: this process has Ray {ray} and Python {python}, but the nodes of pool "
+            f"{pool.name!r} have Ray {head.ray} and Python {head.python}; use submit() or run() instead"
+        )
+
+
+def pack(script: Path, folder: Path | None) -> tuple[bytes, str]:
+    """Return a zip file with the files of a job, and the path of the program in it.
+
+    Args:
+        script: the program.
+        folder: a folder that has the program and goes with it. None: only the program.
+
+    Raises:
+        UsageError: the program is not there, is not in the folder, or the files are too large.
+    """
+    if not script.is_file() and folder is not None and (folder / script).is_file():
+        script = folder / script
+    if not script.is_file():
+        raise sky.UsageError(f"the program {str(script)!r} is not a file on this computer")
+    base = script.resolve().parent if folder is None else folder.resolve()
+    try:
+        entry = script.resolve().relative_to(base)
+    except ValueError:
+        raise sky.UsageError(f"the program {str(script)!r} is not in working_dir {str(folder)!r}") from None
+    files = [script.resolve()] if folder is None else [each for each in sorted(base.rglob("*")) if each.is_file()]
+    files = [each for each in files if not {".git", ".venv", "__pycache__"} & set(each.relative_to(base).parts)]
+    if (size := sum(each.stat().st_size for each in files)) > _MOST:
+        raise sky.UsageError(
+            f"the files of the job in {str(base)!r} have {size >> 20} MiB, and Ray accepts 100 MiB: move data elsewhere"
+        )
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in files:
+            archive.write(each, each.relative_to(base))
+    return packed.getvalue(), entry.as_posix()
+
+
+def parse_demands(status: str) -> list[Demand]:
+    """Return the demands in the text of `ray status`."""
+    found = []
+    for resources, times, count, kind in _DEMAND.findall(status):
+        found.append(Demand(ast.literal_eval(resources), int(count) * int(times or 1), kind))
+    return found
+
+
+def has_ended(service: sky.Service[Any]) -> bool:
+    """Return True if a service has ended for good."""
+    try:
+        service.exception(0)
+    except TimeoutError:
+        return False
+    except CancelledError:
+        return True
+    return True
+
+
+def in_parallel(work: Sequence[Callable[[], None]]) -> None:
+    """Call functions at the same time, and wait until all have returned."""
+    threads = [threading.Thread(target=each, daemon=True) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

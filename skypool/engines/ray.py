@@ -1,0 +1,77 @@
+"""A Ray cluster on the nodes (machines) of a pool, with Ray's daemons as services and token authentication."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import skypool as sky
+from skypool.engines import _trust, _versions
+
+if TYPE_CHECKING:
+    from skypool.engines._ray_cluster import RayCluster
+
+__all__ = ["cluster"]
+
+
+def cluster(
+    pool: sky.ComputePool,
+    *,
+    cpus: int | None = None,
+    object_store: int | None = None,
+    drain: float = 30.0,
+    firewalled: bool = False,
+    timeout: float = 120.0,
+) -> RayCluster:
+    """Start a Ray cluster on a pool, with one Ray node on each node of the pool, and return it when all have joined.
+
+        with sky.ComputePool(sky.AWS(), accelerator="H100:8", image=sky.Image(pip=["ray[default]==2.60.0"])) as pool:
+            with sky.ray.cluster(pool) as r:
+                r.submit("train.py", "--epochs", "3")
+
+    Ray's head is on the node with the lowest number. Ray's daemons are services of the pool (long-lived calls that take
+    no slot). They need a token that is made here, and is in memory only. Leaving the block ends Ray, but not the pool.
+    If the pool was not started, this starts it. Ray need not be installed on this computer.
+
+    Args:
+        pool: the pool.
+        cpus: the number of CPUs of each node that Ray's tasks use. Default None: all.
+        object_store: the bytes of each node's object store. Default None: 30 % of its memory, or all of a smaller
+            /dev/shm.
+        drain: the most seconds that tasks of a node that leaves may take to end. Default 30.
+        firewalled: True if a firewall of yours keeps others from the ports of nodes that have an address of the
+            internet. Default False: such nodes are refused, because Ray's ports are open at all addresses of a node.
+        timeout: the seconds within which the nodes that are ready must have joined. Default 120.
+
+    Raises:
+        UsageError: the image, or a node, has another version of Ray than this process, or none; a machine of the pool
+            belongs to a stranger; the ports of a node would be open to others; or the pool has a Ray cluster already.
+            If this started the pool, the pool has been stopped.
+        SkypoolError: the pool or the cluster could not become ready.
+    """
+    for name, value in (("cpus", cpus), ("object_store", object_store)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise sky.UsageError(f"{name} must be a whole number from 0, or None, not {value!r}")
+    for name, limit in (("drain", drain), ("timeout", timeout)):
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 <= limit < 1e6:
+            raise sky.UsageError(f"{name} must be a number of seconds, not {limit!r}")
+    from skypool.engines import _ray_cluster
+
+    _trust.refuse_strangers(pool, "Ray")
+    _versions.check_image(pool.image, ("ray",))
+    is_new = pool.phase == "planned"
+    pool.start()
+    try:
+        _trust.refuse_strangers(pool, "Ray")
+        if any(each.name == _ray_cluster.HEAD for each in pool.services):
+            raise sky.UsageError(f"pool {pool.name!r} has a Ray cluster already; close that one first")
+        made = _ray_cluster.RayCluster(pool, cpus, object_store, drain, firewalled)
+        try:
+            made.start(timeout)
+        except BaseException:
+            made.close()
+            raise
+        return made
+    except BaseException:
+        if is_new:
+            pool.stop()
+        raise
