@@ -157,7 +157,7 @@ def prune(kept: Limits, keep: Path) -> None:
 
     Args:
         kept: the limits.
-        keep: the run that begins now, which stays.
+        keep: the run of the pool that asks, which stays.
     """
     now = time.time()
     found: list[tuple[float, Path]] = []

@@ -117,6 +117,7 @@ class LogWriter:
                 return
             lines = [*self._taken(), *self._unmasked()]
             self._write([*lines, _line({"event": LAST, "pool": self._pool, "time": time.time()})])
+            self._prune(self._run)  # not at the start, which would wait for it
             self._run = None
             if self._file is not None:
                 os.close(self._file)
@@ -129,7 +130,6 @@ class LogWriter:
             try:
                 self._run = files.make_run(self._pool, session)
                 self._number = max(files.segments(self._run), default=0)
-                files.prune(self._limits, self._run)
             except OSError as e:
                 self._complain(e)
         while not self._closed:
@@ -145,6 +145,13 @@ class LogWriter:
             with contextlib.suppress(OSError):
                 os.utime(self._run)
             self._touched = time.monotonic()
+            self._prune(self._run)
+
+    def _prune(self, run: Path) -> None:
+        try:
+            files.prune(self._limits, run)
+        except OSError as e:
+            self._complain(e)
 
     def _taken(self) -> list[bytes]:
         """Return all events that wait, as lines of JSON. Pieces of output of one stream become one record."""
