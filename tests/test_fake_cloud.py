@@ -111,7 +111,7 @@ def test_a_machine_lives_on_while_its_client_does_and_ends_with_it(cloud: FakeCl
         import sys, time
         import skypool as sky
         from skypool.testing import FakeCloud
-        pool = sky.ComputePool(FakeCloud({str(cloud.state)!r}), lease=1, liveness=1, console="off").start()
+        pool = sky.ComputePool(FakeCloud({str(cloud.state)!r}), lease=3, console="off").start()
         print(flush=True)
         time.sleep(60)
     """
@@ -119,7 +119,7 @@ def test_a_machine_lives_on_while_its_client_does_and_ends_with_it(cloud: FakeCl
         assert client.stdout is not None
         client.stdout.readline()
         for _ in range(10):
-            time.sleep(0.2)
+            time.sleep(0.5)
             assert cloud.count("machine") == 1
         client.kill()
     eventually(lambda: cloud.count("machine") == 0, 30, "the end of the machine of a client that was killed")

@@ -34,6 +34,14 @@ __all__ = ["page"]
 PROGRAM = [sys.executable, "-c", "import sys; from skypool.cli import main; sys.exit(main())"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _own_state() -> Iterator[None]:
+    """The pools of other tests, which a list or an advice would name, are not seen here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", f"{os.environ['XDG_RUNTIME_DIR']}/observed")
+        yield
+
+
 @pytest.fixture(scope="module")
 def shared() -> Iterator[sky.ComputePool]:
     with sky.ComputePool(name="seen", nodes=2, slots=1, console="off") as made:
