@@ -443,8 +443,9 @@ def test_all_requests_of_the_driver_and_all_replies_fit_googles_schema(
     assert {"compute.instances.insert", "compute.firewalls.insert", "compute.resourcePolicies.insert"} < {
         *document.methods
     }
-    assert min(document.requests, document.replies) >= 60
-    assert document.fields >= 15_000
+    assert len(document.methods) >= 24  # how often it asks for the state of an operation depends on the machine's pace
+    assert min(document.requests, document.replies) >= 40
+    assert document.fields >= 10_000
 
 
 def test_every_route_of_the_lab_is_a_method_of_the_schema(gce_api: GCE) -> None:

@@ -68,6 +68,8 @@ def associate_address(world: AWS, call: Call) -> Mapping[str, Any]:
         for other in list(world.backend(call.region).addresses):
             if other.eni is nic:
                 _part(world, other)
+        if rental is not None and nic is rental.model.nics[0]:
+            rental.awaits_address = False
         world.backend(call.region).associate_address(nic.instance, nic, allocation_id=address.allocation_id)
         if rental is not None and rental.machine is not None:
             rental.machine.lab.network.lend(rental.machine.number, address.public_ip)

@@ -84,6 +84,7 @@ class Rental:
         notice: when it will be interrupted, on the lab's clock; None unless that was announced.
         warned: when it was told that its interruption has become likely; None unless it was.
         unseen: so many descriptions do not find it yet.
+        awaits_address: it gets a public address soon, unless an Elastic IP address comes before.
     """
 
     model: Any
@@ -101,6 +102,7 @@ class Rental:
     notice: float | None = None
     warned: float | None = None
     unseen: int = 0
+    awaits_address: bool = False
     ending: Future[None] | None = None
     launched: float = field(default_factory=time.time)
 
@@ -223,10 +225,12 @@ class Life:
             return
         rental.state = "running"
         if rental.public:
+            rental.awaits_address = True
             self.later(self.world.delays.address, lambda: self._address(rental))
 
     def _address(self, rental: Rental) -> None:
-        if rental.state == "running":
+        if rental.state == "running" and rental.awaits_address:
+            rental.awaits_address = False
             nic = rental.model.nics[0]
             nic.public_ip = rental.machine.address if rental.machine else self.world.public_address()
 
