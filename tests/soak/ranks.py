@@ -145,6 +145,18 @@ class Machines:
         self.there[-1].wait_for_ssh()
 
 
+def started(machines: Machines) -> sky.ComputePool:
+    """Return a pool that was started. On a busy computer, a machine may first take longer than `LIVENESS` to answer."""
+    for attempts_left in (2, 1, 0):
+        pool = sky.ComputePool(machines.provider(), nodes=NODES, console="off", liveness=LIVENESS, lease=60)
+        try:
+            return pool.start()
+        except ConnectionLost:
+            if not attempts_left:
+                raise
+    raise AssertionError("not reached")
+
+
 def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, list[str]]:
     """Run one gang that fails on one rank.
 
@@ -153,7 +165,7 @@ def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, li
     """
     troubles: list[str] = []
     failures: list[events.GangFailed] = []
-    with sky.ComputePool(machines.provider(), nodes=NODES, console="off", liveness=LIVENESS, lease=60) as pool:
+    with started(machines) as pool:
         ready = sorted(node for node, word in pool.nodes.items() if word == "ready")
         where = {node: sky.compute(_address)().with_options(node=node) >> pool for node in ready}
         pool.events.listen(lambda e: failures.append(e) if isinstance(e, events.GangFailed) else None)
