@@ -8,11 +8,12 @@ def mean_of_squares(parts: int, size: int) -> float:
 
     ray.init(log_to_driver=False)  # finds the cluster
 
-    @ray.remote
     def total(start: int) -> int:
         return sum(x * x for x in range(start, start + size))
 
-    return sum(ray.get([total.remote(part * size) for part in range(parts)])) / (parts * size)
+    task = ray.remote(total)
+    totals: list[int] = ray.get([task.remote(part * size) for part in range(parts)])
+    return sum(totals) / (parts * size)
 
 
 if __name__ == "__main__":
