@@ -23,7 +23,7 @@ from skypool.calls.call import ComputeFunction
 from tests.clients import venvs
 from tests.conftest import ROOT
 from tests.engines import training
-from tests.lab import kernel
+from tests.lab import environments
 from tests.lab.machines import Lab, Machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(500)]
@@ -49,25 +49,13 @@ def environment() -> Path:
 
 @pytest.fixture(scope="module")
 def machines(lab: Lab, environment: Path) -> Iterator[list[Machine]]:
-    base = Path(sys.base_prefix)
-
-    def show(machine: Machine) -> None:
-        for folder in (environment, base) if base != Path("/usr") else (environment,):
-            machine.path(folder).mkdir(parents=True, exist_ok=True)
-            kernel.bind(folder, machine.path(folder))
-
-    made = [lab.machine(keys=[lab.public_key], prepare=show) for _ in range(4)]
-    yield made
-    for each in made:
-        each.destroy()
+    with environments.machines_with(lab, environment) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def pool(lab: Lab, machines: list[Machine], environment: Path) -> Iterator[sky.ComputePool]:
-    hosts = [sky.Host(each.address, host_key=each.host_key) for each in machines]
-    python = str(environment / "bin" / "python")
-    ssh = sky.SSH(hosts=hosts, user="root", identity=str(lab.client_key), python=python)
-    with sky.ComputePool(ssh, nodes=len(machines), slots=1, console="off") as made:
+    with environments.pool_on(lab, machines, environment) as made:
         yield made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import skypool as sky
 from skypool.engines._ray_cluster import RayCluster
 from tests.clients import venvs
 from tests.engines import ray_work
-from tests.lab import kernel
+from tests.lab import environments
 from tests.lab.machines import Lab, Machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(400)]
@@ -28,25 +27,13 @@ def environment() -> Path:
 
 @pytest.fixture(scope="module")
 def machines(lab: Lab, environment: Path) -> Iterator[list[Machine]]:
-    base = Path(sys.base_prefix)
-
-    def show(machine: Machine) -> None:
-        for folder in (environment, base) if base != Path("/usr") else (environment,):
-            machine.path(folder).mkdir(parents=True, exist_ok=True)
-            kernel.bind(folder, machine.path(folder))
-
-    made = [lab.machine(keys=[lab.public_key], prepare=show) for _ in range(4)]
-    yield made
-    for each in made:
-        each.destroy()
+    with environments.machines_with(lab, environment) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def pool(lab: Lab, machines: list[Machine], environment: Path) -> Iterator[sky.ComputePool]:
-    hosts = [sky.Host(each.address, host_key=each.host_key) for each in machines]
-    python = str(environment / "bin" / "python")
-    ssh = sky.SSH(hosts=hosts, user="root", identity=str(lab.client_key), python=python)
-    with sky.ComputePool(ssh, nodes=len(machines), slots=1, console="off") as made:
+    with environments.pool_on(lab, machines, environment) as made:
         yield made
 
 

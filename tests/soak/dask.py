@@ -22,16 +22,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from tests.clients import venvs
 from tests.conftest import processes_of
-from tests.lab import kernel
+from tests.lab import environments, kernel
 from tests.lab.machines import Lab, Machine, unavailable
+from tests.lab.spot_metadata import Metadata
 
 ROOT = Path(__file__).parent.parent.parent
 ENGINES = ROOT / "tests" / "engines"
@@ -67,41 +67,6 @@ def environment() -> Path:
     return folder
 
 
-class Metadata(BaseHTTPRequestHandler):
-    """A metadata service as that of AWS, which says when its machine is taken back."""
-
-    token = "0123456789" * 4
-    taken: ClassVar[dict[str, float]] = {}
-    """When machines are taken back, by their names."""
-    name = ""
-
-    @staticmethod
-    def of(machine: Machine) -> type[BaseHTTPRequestHandler]:
-        return type("MetadataOf", (Metadata,), {"name": machine.name})
-
-    def do_PUT(self) -> None:
-        self._say(200, self.token)
-
-    def do_GET(self) -> None:
-        at = self.taken.get(self.name)
-        if self.headers.get("X-aws-ec2-metadata-token") != self.token:
-            self._say(401)
-        elif at is not None and self.path == "/latest/meta-data/spot/instance-action":
-            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-            self._say(200, json.dumps({"action": "terminate", "time": when}))
-        else:
-            self._say(404)
-
-    def _say(self, status: int, text: str = "") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
-
-
 def machine(lab: Lab, venv: Path, others: Mapping[Path, Path] = MappingProxyType({})) -> Machine:
     """Return a new machine that sees the venv and the Python below it.
 
@@ -110,12 +75,9 @@ def machine(lab: Lab, venv: Path, others: Mapping[Path, Path] = MappingProxyType
         venv: the folder of the venv.
         others: folders of this computer that it sees in place of others. Default: none.
     """
-    base = Path(sys.base_prefix)
 
     def show(made: Machine) -> None:
-        for folder in (venv, base) if base != Path("/usr") else (venv,):
-            made.path(folder).mkdir(parents=True, exist_ok=True)
-            kernel.bind(folder, made.path(folder))
+        environments.show(made, venv)
         for folder, own in others.items():
             kernel.bind(own, made.path(folder))
 
