@@ -10,6 +10,7 @@ They use only what `skypool` offers every program, and import the other library 
 - `_joblib_backend`: the class of that backend.
 - `_batch_queue`: sends the batches of one parallel call to the pool.
 - `_joblib_call`, `_joblib_node`: the functions that run a batch of tasks on a node.
+- `_pools`: starts the pool of a cluster.
 - `_ray_cluster`: the class of the cluster of Ray.
 - `_ray_node`: the functions that run Ray's daemons, jobs and drivers on a node.
 - `_shared_arrays`: sends a large array that several tasks have to each node once.
@@ -24,6 +25,7 @@ __all__ = [
     "_joblib_backend",
     "_joblib_call",
     "_joblib_node",
+    "_pools",
     "_ray_cluster",
     "_ray_node",
     "_shared_arrays",

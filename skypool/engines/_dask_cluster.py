@@ -18,7 +18,7 @@ from distributed.deploy.spec import ProcessInterface  # pyright: ignore[reportMi
 
 import skypool as sky
 from skypool import events
-from skypool.engines import _dask_node, _trust, _versions
+from skypool.engines import _dask_node, _pools, _trust, _versions
 
 _LOCAL = "127.0.0.1"
 EQUAL = ("distributed", "dask", "cloudpickle")
@@ -71,17 +71,13 @@ class Seats:
         self._taken: dict[int, tuple[int, int]] = {}
         self._services: dict[int, sky.Service[None]] = {}
         self.reports: dict[int, _dask_node.NodeReport] = {}
-        self.head = min(self.ready())
-        self._check(self.ready())
-
-    def ready(self) -> list[int]:
-        """Return the numbers of the nodes that are ready."""
-        return [node for node, state in self.pool.nodes.items() if state == "ready"]
+        self.head = min(_pools.ready(pool))
+        self._check(_pools.ready(pool))
 
     @property
     def places(self) -> int:
         """The number of workers for which the nodes that are ready have a place."""
-        return sum(self.places_of(node) for node in self.ready())
+        return sum(self.places_of(node) for node in _pools.ready(self.pool))
 
     def places_of(self, node: int) -> int:
         """Return the number of workers for which a node has a place.
@@ -127,12 +123,12 @@ class Seats:
             UsageError: a new node has another version of a package, or its ports would be open to others.
         """
         with self._asking:
-            self._check([node for node in self.ready() if node not in self.reports])
+            self._check([node for node in _pools.ready(self.pool) if node not in self.reports])
         with self._lock:
             for name, service in self._services.items():
                 self._taken[name] = service.node, self._taken[name][1]  # a service moves when its node is lost
             taken = set(self._taken.values())
-            ready = [node for node in self.ready() if node in self.reports]
+            ready = [node for node in _pools.ready(self.pool) if node in self.reports]
             free = ((node, place) for node in ready for place in range(self.places_of(node)))
             seat = next((each for each in free if each not in taken), None)
             if seat is not None:
@@ -200,7 +196,8 @@ class Seats:
             self._taken.pop(worker, None)
             if service is None or self.is_closing or service.node == self.head:
                 return
-            if service.node in {each.node for each in self._services.values()} or service.node not in self.ready():
+            shared = service.node in {each.node for each in self._services.values()}
+            if shared or service.node not in _pools.ready(self.pool):
                 return
             with contextlib.suppress(sky.PoolClosed, sky.UsageError):  # it has gone meanwhile
                 self.pool.retire(service.node)

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import skypool as sky
-from skypool.engines import _ray_node, _trust, _versions
+from skypool.engines import _pools, _ray_node, _trust, _versions
 
 T = TypeVar("T")
 HEAD = "ray-head"
@@ -87,7 +87,7 @@ class RayCluster:
         self, pool: sky.ComputePool, cpus: int | None, store: int | None, drain: float, firewalled: bool
     ) -> None:
         self.pool = pool
-        self.head = min(self._ready())
+        self.head = min(_pools.ready(pool))
         self.token = secrets.token_urlsafe(32)
         self.dashboard_url = ""
         self._cpus, self._store, self._drain, self._firewalled = cpus, store, drain, firewalled
@@ -118,7 +118,7 @@ class RayCluster:
             SkypoolError: they have not joined in time.
         """
         until = time.monotonic() + timeout
-        nodes = self._ready()
+        nodes = _pools.ready(self.pool)
         self._check(nodes)
         report = self._reports[self.head]
         port, client, dashboard = report.ports
@@ -135,9 +135,6 @@ class RayCluster:
         self.dashboard_url = f"http://{forward.address}"
         self._watcher.start()
         self.wait_ready(len(nodes), max(1.0, until - time.monotonic()))
-
-    def _ready(self) -> list[int]:
-        return [node for node, state in self.pool.nodes.items() if state == "ready"]
 
     def _daemons(self, node: int) -> _ray_node.Daemons:
         return _ray_node.Daemons(
@@ -172,7 +169,7 @@ class RayCluster:
                 if has_ended(self._services[self.head]):
                     self._lost()
                     return
-                for node in self._ready():
+                for node in _pools.ready(self.pool):
                     self._ensure(node)
             except (sky.PoolClosed, CancelledError):
                 return
@@ -441,7 +438,7 @@ class RayCluster:
         self._close_workers()
         asked = sky.compute(_ray_node.clean).with_options(devices=0)
         with contextlib.suppress(sky.PoolClosed):
-            futures = [self.pool.send(asked(self._prefix), node=node) for node in self._ready()]
+            futures = [self.pool.send(asked(self._prefix), node=node) for node in _pools.ready(self.pool)]
             for future in futures:
                 with contextlib.suppress(sky.ConnectionLost, sky.NodeInterrupted, sky.NodeRetired):
                     future.result(_CLOSING)

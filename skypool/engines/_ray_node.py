@@ -139,7 +139,7 @@ def memory() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Daemons:
-    """What the daemons of one node are started with.
+    """The settings with which the daemons of one node are started.
 
     Attributes:
         folder: the folder of their files, which is removed at their end.

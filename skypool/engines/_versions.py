@@ -51,7 +51,7 @@ def check_image(image: sky.Image, packages: Sequence[str]) -> None:
             )
 
 
-def check_nodes(pool: sky.ComputePool, packages: Sequence[str], nodes: Sequence[int] | None = None) -> None:
+def check_nodes(pool: sky.ComputePool, packages: Sequence[str], nodes: Sequence[int]) -> None:
     """Call nodes of a pool, and raise a UsageError if a package has another version there than here.
 
     The first package must be installed on all nodes. The others are compared if they are installed on both sides.
@@ -59,12 +59,10 @@ def check_nodes(pool: sky.ComputePool, packages: Sequence[str], nodes: Sequence[
     Args:
         pool: the pool.
         packages: the names of the packages on PyPI.
-        nodes: the numbers of the nodes. Default None: all that are ready.
+        nodes: the numbers of the nodes.
     """
     here = versions(packages)
     report = sky.compute(versions).with_options(devices=0)
-    if nodes is None:
-        nodes = [node for node, state in pool.nodes.items() if state == "ready"]
     reports = {node: pool.send(report(packages), node=node) for node in nodes}
     for node, future in reports.items():
         there = future.result()

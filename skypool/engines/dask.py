@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import skypool as sky
-from skypool.engines import _trust, _versions
+from skypool.engines import _pools
 
 if TYPE_CHECKING:
     from skypool.engines._dask_cluster import Seats, SkypoolCluster
@@ -78,23 +78,12 @@ def cluster(
         )
     from skypool.engines import _dask_cluster
 
-    _trust.refuse_strangers(pool, "Dask")
-    _versions.check_image(pool.image, _dask_cluster.EQUAL)
-    is_new = pool.phase == "planned"
-    pool.start()
-    try:
-        _trust.refuse_strangers(pool, "Dask")
-        if any(each.name == _dask_cluster.SCHEDULER for each in pool.services):
-            raise sky.UsageError(f"pool {pool.name!r} has a Dask cluster already; close that one first")
+    with _pools.started(pool, "Dask", _dask_cluster.EQUAL, _dask_cluster.SCHEDULER):
         options: dict[str, Any] = {"nthreads": nthreads, "memory_limit": memory_limit}
         if resources is not None:
             options["resources"] = dict(resources)
         seats = _dask_cluster.Seats(pool, workers_per_node)
         return _connected(seats, seats.places if workers is None else workers, options, moving, timeout)
-    except BaseException:
-        if is_new:
-            pool.stop()
-        raise
 
 
 def _connected(seats: Seats, workers: int, options: dict[str, Any], moving: float, timeout: float) -> SkypoolCluster:

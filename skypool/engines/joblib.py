@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 import skypool as sky
-from skypool.engines import _trust, _versions
+from skypool.engines import _pools, _versions
 
 if TYPE_CHECKING:
     from skypool.engines._joblib_backend import SkypoolBackend
@@ -68,17 +68,8 @@ def backend(
 
     from skypool.engines._joblib_backend import SkypoolBackend
 
-    _trust.refuse_strangers(pool, "joblib")
-    _versions.check_image(pool.image, _EQUAL)
-    is_new = pool.phase == "planned"
-    pool.start()
-    try:
-        _trust.refuse_strangers(pool, "joblib")
-        _versions.check_nodes(pool, _EQUAL)
+    with _pools.started(pool, "joblib", _EQUAL):
+        _versions.check_nodes(pool, _EQUAL, _pools.ready(pool))
         made = SkypoolBackend.of_pool(pool, retries=retries, retry_on=retry_on, devices=devices, output=output)
-    except BaseException:
-        if is_new:
-            pool.stop()
-        raise
     with joblib.parallel_config(backend=made):
         yield made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import skypool as sky
-from skypool.engines import _trust, _versions
+from skypool.engines import _pools
 
 if TYPE_CHECKING:
     from skypool.engines._ray_cluster import RayCluster
@@ -56,14 +56,7 @@ def cluster(
             raise sky.UsageError(f"{name} must be a number of seconds, not {limit!r}")
     from skypool.engines import _ray_cluster
 
-    _trust.refuse_strangers(pool, "Ray")
-    _versions.check_image(pool.image, ("ray",))
-    is_new = pool.phase == "planned"
-    pool.start()
-    try:
-        _trust.refuse_strangers(pool, "Ray")
-        if any(each.name == _ray_cluster.HEAD for each in pool.services):
-            raise sky.UsageError(f"pool {pool.name!r} has a Ray cluster already; close that one first")
+    with _pools.started(pool, "Ray", ("ray",), _ray_cluster.HEAD):
         made = _ray_cluster.RayCluster(pool, cpus, object_store, drain, firewalled)
         try:
             made.start(timeout)
@@ -71,7 +64,3 @@ def cluster(
             made.close()
             raise
         return made
-    except BaseException:
-        if is_new:
-            pool.stop()
-        raise
