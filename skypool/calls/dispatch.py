@@ -16,7 +16,7 @@ import threading
 from collections import ChainMap, deque
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
@@ -39,7 +39,7 @@ from skypool.link.inbox import Arrival
 from skypool.wire.frames import Buffer, Kind, frame
 
 if TYPE_CHECKING:
-    from skypool.calls.gangs import GangFailure, GangFuture, GangRunner
+    from skypool.calls.gangs import GangFailure, GangRunner
 
 
 class Dispatch:
@@ -126,25 +126,7 @@ class Dispatch:
             if pending_calls:
                 self._send_on(pending_calls[-1])
 
-    def submit_gang(
-        self,
-        code: Code,
-        payload: Sequence[Buffer],
-        options: Options,
-        count: int,
-        among: frozenset[int] | None,
-        every: bool,
-    ) -> GangFuture[Any]:
-        """Submit a call that runs as several processes, and return its future at once.
-
-        `GangRunner.submit` describes the arguments.
-
-        Raises:
-            PoolClosed: the pool has ended.
-        """
-        return self._gang_runner(code.name).submit(code, payload, options, count, among, every)
-
-    def _gang_runner(self, name: str) -> GangRunner:
+    def gang_runner(self, name: str) -> GangRunner:
         """Return the gangs of the pool. The first time, make them, with the nodes that the pool has.
 
         Args:

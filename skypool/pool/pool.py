@@ -533,7 +533,8 @@ class ComputePool(Executor):
         if every:
             self._check_gang_nodes(nodes)
         among = None if named in (None, "all") else frozenset(nodes)
-        return engine.dispatch.submit_gang(call.function.code(), payload, call.options, count, among, every)
+        code = call.function.code()
+        return engine.dispatch.gang_runner(code.name).submit(code, payload, call.options, count, among, every)
 
     def _check_gang_nodes(self, nodes: Sequence[int]) -> None:
         """Check that the nodes of a gang reach each other. With `check="nccl"`, measure an all-reduce the first time.
