@@ -130,6 +130,7 @@ class LogWriter:
             try:
                 self._run = files.make_run(self._pool, session)
                 self._number = max(files.segments(self._run), default=0)
+                self._touched = time.monotonic()  # the first segment, which is made soon, changes the folder
             except OSError as e:
                 self._complain(e)
         while not self._closed:
