@@ -1,4 +1,4 @@
-"""What the processes of a node are doing: the Python stacks of its workers, and of the processes that they started.
+"""Reads the Python stacks of a node's workers, and of the processes that they started: what they are doing now.
 
 A worker writes its own stack when it gets a signal, in a handler that runs also while native code does not return. This
 needs no rights and no further program. What it writes goes to a file in memory, which the agent and other processes of

@@ -66,7 +66,7 @@ class NodeHealth:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """What earlier samples of a device have shown.
+    """The findings of earlier samples of a device.
 
     Attributes:
         ecc_uncorrected: the number of uncorrected errors in the first sample that had it; None if none had.

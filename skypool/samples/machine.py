@@ -54,7 +54,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What a process uses.
+    """The CPU time and the memory that a process uses.
 
     Attributes:
         cpu_seconds: its CPU time, with that of children that have ended.

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One measurement of one device. A value is None if the device or its vendor's library does not report it.
+    """A measurement of a device. A value is None if the device or its vendor's library does not report it.
 
     Attributes:
         kind: the kind of the device, such as "cuda".
@@ -92,7 +92,7 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class CallSample:
-    """One measurement of a call while it runs. Calls that end within a second may have none.
+    """A measurement of a call while it runs. Calls that end within a second may have none.
 
     Attributes:
         id: the id of the call on its node.
@@ -117,7 +117,7 @@ class CallSample:
 
 @dataclass(frozen=True, slots=True)
 class NodeSample:
-    """One measurement of a node (a rented machine) with its devices and the calls that run there.
+    """A measurement of a node (a rented machine) with its devices and the calls that run there.
 
     A rate such as `sent_mib` is the average since the previous sample, and None in the first one.
 
