@@ -391,6 +391,27 @@ def test_a_closed_stream_tells_when_its_finally_is_through(tmp_path: Path) -> No
         assert (tmp_path / "ended").exists(), f"stopped after {time.monotonic() - began:.3f} s"
 
 
+@sky.compute(grace=60)
+def hold_unheard(started: str, ended: str) -> None:
+    """Sleep in the main thread while another thread gets all SIGTERM, which does not end the sleep."""
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        Path(started).touch()
+        time.sleep(600)
+    finally:
+        Path(ended).touch()
+
+
+def test_a_stop_that_does_not_end_a_sleep_is_heard_all_the_same(tmp_path: Path) -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        future = hold_unheard(f"{tmp_path}/started", f"{tmp_path}/ended") > mine
+        eventually((tmp_path / "started").exists)
+        assert future.cancel()
+        assert future.wait_stopped(30), "its grace is longer"
+        assert (tmp_path / "ended").exists()
+
+
 def test_a_call_that_is_lost_after_it_was_cancelled_has_stopped() -> None:
     with sky.ComputePool(slots=1, console="off") as mine:
         future = nap(60) > mine

@@ -42,6 +42,8 @@ from skypool.gangs.environment import Member
 from skypool.wire.frames import Buffer, Frame, parse_frame
 from skypool.wire.handshake import SlotPlan
 
+_WAKE = 0.2
+"""Seconds after which a worker that was asked to stop a call is woken for the first time."""
 TAIL = 4096
 """The number of bytes of a call's output that are kept, to show its last lines if its worker dies."""
 Packet = tuple[list[Buffer], list[int], bool]
@@ -92,6 +94,8 @@ class Slot:
         seen: the id of the call that the worker ran at the agent's last check, and the time of the first check that saw
             that call.
         kill_at: the time at which the worker is killed, if it was asked to stop a call; None otherwise.
+        wake_at: if `kill_at` is set, the time at which the worker is woken next.
+        wake_pause: seconds between the last two times.
         silent_since: the time at which the worker's process was first found frozen, for example by SIGSTOP; None if the
             process is not frozen.
         paused: the id of a call, and the seconds for which the whole node was stopped while that call ran.
@@ -117,6 +121,8 @@ class Slot:
     tail_of: int = 0
     seen: tuple[int, float] = (0, 0.0)
     kill_at: float | None = None
+    wake_at: float = 0.0
+    wake_pause: float = 0.0
     silent_since: float | None = None
     paused: tuple[int, float] = (0, 0.0)
 
@@ -640,8 +646,22 @@ class Slots:
             grace: seconds until the worker is killed, if the call has not ended before.
         """
         self.page.give_up(slot.number, call)
-        slot.kill_at = self._clock() + grace
+        now = self._clock()
+        slot.kill_at = now + grace
+        slot.wake_pause = _WAKE
+        slot.wake_at = now + _WAKE
         self.signal(slot, signal.SIGTERM)
+
+    def wake(self, slot: Slot) -> None:
+        """Interrupt the system call in which the worker process of a slot may wait, so that Python runs its handlers.
+
+        Python runs the handler of SIGTERM in the main thread, between two instructions. If the signal arrives just
+        before that thread begins to wait, or in another thread, the handler would run only after the wait. A worker
+        does nothing else at this signal. Later wakes come after longer pauses.
+        """
+        self.signal(slot, signal.SIGURG)
+        slot.wake_at += slot.wake_pause
+        slot.wake_pause *= 2
 
     def end_processes_of(self, calls: Collection[int]) -> None:
         """Kill the processes of gangs that ran these calls, which have ended. A process that failed waits for that."""

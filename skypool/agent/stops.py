@@ -123,6 +123,8 @@ class Stops:
         """
         if slot.kill_at is not None and now > slot.kill_at:
             self._slots.signal(slot, signal.SIGKILL)
+        elif slot.kill_at is not None and now > slot.wake_at:
+            self._slots.wake(slot)
         self._check_time(slot, now)
         self._check_stopped(slot, now)
 

@@ -161,6 +161,7 @@ class Worker:
         runtime.taken = lambda: self._page.announced(self._slot)
         codec.resolve_object = self._object
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGURG, _on_wake)
         os.register_at_fork(before=self._note_fork, after_in_child=self._forget)
         self._needed = {name: module for name, module in sys.modules.items() if name != "__main__"}
         self._modules = len(sys.modules)
@@ -521,6 +522,10 @@ class Worker:
     def _flush(self) -> None:
         self._out.flush()
         self._err.flush()
+
+
+def _on_wake(_number: int, _stack: object) -> None:
+    """Do nothing: the signal has ended a wait, after which Python runs the handlers of earlier signals."""
 
 
 def _run_coroutine(coroutine: types.CoroutineType[Any, Any, Any]) -> Any:
