@@ -423,6 +423,7 @@ def test_load_errors_and_a_lost_card_reach_the_samples(loop: Loop, nvml: FakeNvm
     assert loop.news == 1
     nvml.say(0, busy=97, milliwatts=700_000, throttled=4, lanes=8, uncorrected=2, pid=os.getpid())
     seen = loop.until(lambda each: each.utilization_percent == 97)
+    assert seen.power_limit_watts == 700.0
     assert (seen.power_watts, seen.throttled, seen.pcie_width, seen.ecc_uncorrected) == (700.0, ("power cap",), 8, 2)
     assert seen.memory_of == {str(os.getpid()): 512.0}
     nvml.xid(0, 45)

@@ -94,6 +94,7 @@ class PoolEngine:
         forwards: the ports of this computer that lead to ports of nodes.
         services: the services that run on nodes beside all calls.
         health: judges the nodes by their samples, and keeps the samples.
+        figures: returns costs and newest samples for the live view. Any thread may call it.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -173,6 +174,7 @@ class PoolEngine:
             self.forwards,
             self.health,
         )
+        self.figures = self._observed.figures
         self._network: NetworkCheck | None = None
         self._network_lock = threading.Lock()
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
+from skypool.console.board import Figures
 from skypool.devices.device import Device
 from skypool.errors import LedgerError
 from skypool.link.forward import Forward
@@ -68,6 +69,15 @@ class Observed:
         self._forwards = forwards
         self._health = health
         self.listen = stream.listen
+
+    def figures(self) -> Figures:
+        """Return costs and newest samples of the pool, for its live view. Costs are None if they are not known."""
+        samples = dict(self._health.store.newest)
+        try:
+            receipt = self._rental.receipt
+        except LedgerError:
+            return Figures(samples=samples)
+        return Figures(receipt.usd, receipt.usd_per_hour, getattr(receipt, "idle_usd", None), samples)
 
     def info(self) -> dict[str, object]:
         """Return the state of the pool and its nodes, as values for JSON. Costs are None if they are not known."""

@@ -238,7 +238,7 @@ class ComputePool(Executor):
 
         with self._sizing:
             self._begun = engine = PoolEngine(self._terms, self.events)
-        self._hush = console.attach(self.events, self._console)
+        self._hush = console.attach(self.events, self._console, engine.figures)
         shutdown.watch(engine)
         try:
             Loop.shared().run(engine.start())

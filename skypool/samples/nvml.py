@@ -142,6 +142,7 @@ class Nvml:
         load = ask("nvmlDeviceGetUtilizationRates")
         memory = ask("nvmlDeviceGetMemoryInfo")
         power = ask("nvmlDeviceGetPowerUsage")
+        limit = ask("nvmlDeviceGetEnforcedPowerLimit")
         reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         remapped = ask("nvmlDeviceGetRemappedRows")
         fields = self._fields(handle, index)
@@ -155,6 +156,7 @@ class Nvml:
             memory_used_mib=None if memory is None else memory.used / _MIB,
             memory_total_mib=None if memory is None else memory.total / _MIB,
             power_watts=None if power is None else power / 1000,
+            power_limit_watts=None if limit is None else limit / 1000,
             temperature_celsius=_real(ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)),
             sm_clock_mhz=_real(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)),
             memory_clock_mhz=_real(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)),
