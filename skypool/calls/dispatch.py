@@ -25,6 +25,7 @@ from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
 from skypool.calls.progress import CallProgress, Ended
+from skypool.calls.tally import CallTally
 from skypool.calls.waiting import WaitingCalls
 from skypool.errors import (
     ConnectionLost,
@@ -89,7 +90,8 @@ class Dispatch:
         self.idle: dict[int, IdleTime] = {}
         self._waiting = WaitingCalls(self.node_queues)
         self._enough = [0, 0]  # how many calls must wait before `_hand_out` is worth a try, by `Options.on_cpu`
-        self._progress = CallProgress(partial(self._lost, begun=True), on_feed)
+        self.tally = CallTally(self._lock)
+        self._progress = CallProgress(partial(self._lost, begun=True), on_feed, self.tally)
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
         self._closed: BaseException | None = None
@@ -744,7 +746,10 @@ class Dispatch:
 
         The result of the call becomes a SkypoolError that says that the call was cancelled.
         """
-        pending.finish(SkypoolError(f"{pending.name} was cancelled"))
+        error = SkypoolError(f"{pending.name} was cancelled")
+        with self._lock:
+            self.tally.failed(pending, pending.at, None, error)
+        pending.finish(error)
 
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
         """Remove a lost node and the other nodes of its TPU slice. Their calls are moved to other nodes or fail.
@@ -803,6 +808,7 @@ class Dispatch:
                 pending.retried += interrupted is None
                 pending.attempt += 1
                 pending.id = next(self._ids)  # frames about the old id belong to the run before
+                self.tally.retried()
                 self._on_retry(pending, error)
             self._requeue(pending)
         else:
@@ -811,6 +817,7 @@ class Dispatch:
                 lost = type(error)(words, error.node)
                 lost.__cause__ = error
                 error = lost
+            self.tally.failed(pending, pending.at, None, error)
             pending.finish(error)
             if pending.gang is None:
                 self._on_failed(pending, error)

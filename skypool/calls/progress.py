@@ -6,11 +6,13 @@ A node is a rented machine that runs calls. Items are what a generator yields, o
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Sequence
 
 from skypool.calls.futures import Items, Returned
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.pending import PendingCall
+from skypool.calls.tally import CallTally
 from skypool.errors import ConnectionLost, WorkerDied, protocol_violation, taken_back
 from skypool.link.inbound import ItemWanted, Outcome, Yielded
 from skypool.trust.text import plain_error
@@ -37,6 +39,7 @@ class CallProgress:
             queues the call again or ends the call with an error.
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
+        tally: notes each call that has ended.
 
     Attributes:
         done: the number of calls whose result has arrived. A call that runs again counts again.
@@ -46,8 +49,10 @@ class CallProgress:
         self,
         on_lost: Callable[[PendingCall, BaseException], None],
         on_feed: Callable[[PendingCall, int, int], None],
+        tally: CallTally,
     ) -> None:
         self._on_lost = on_lost
+        self._tally = tally
         self._on_feed = on_feed
         self.done = 0
 
@@ -100,6 +105,7 @@ class CallProgress:
         count = 0
         took = 0.0
         last: PendingCall | None = None
+        now = time.time()
         if ends and node_queue.find(ends[0][0]) is None:
             node_queue.stray()
         for id_, ok, seconds, data in ends:
@@ -113,9 +119,10 @@ class CallProgress:
             took += seconds
             last = pending
             if error is None:
+                self._tally.returned(pending, node_queue.node, seconds, now)
                 ended.append((pending, Returned((data,), node_queue.link.reader)))
             else:
-                self._on_error(node_queue, pending, error, ended)
+                self._on_error(node_queue, pending, error, seconds, ended)
         if last is not None:
             self.done += count
             node_queue.lane(last).learn(last.code.key, took / count)
@@ -146,11 +153,14 @@ class CallProgress:
         self.done += 1
         node_queue.lane(pending).learn(pending.code.key, said.seconds)
         if error is None:
+            self._tally.returned(pending, node_queue.node, said.seconds, time.time())
             ended.append((pending, Returned(buffers, node_queue.link.reader)))
         else:
-            self._on_error(node_queue, pending, error, ended)
+            self._on_error(node_queue, pending, error, said.seconds, ended)
 
-    def _on_error(self, node_queue: NodeQueue, pending: PendingCall, error: BaseException, ended: Ended) -> None:
+    def _on_error(
+        self, node_queue: NodeQueue, pending: PendingCall, error: BaseException, seconds: float, ended: Ended
+    ) -> None:
         """Handle a call that raised or whose process died: call `on_lost` if it may run again, else add it to `ended`.
 
         A call may run again in two cases:
@@ -163,6 +173,7 @@ class CallProgress:
             node_queue: the node that ran the call.
             pending: the call.
             error: the exception.
+            seconds: how long the call ran.
             ended: a list, to which (pending, error) is added if the call may not run again.
         """
         id_ = pending.id  # a call that runs again gets a new id
@@ -172,6 +183,7 @@ class CallProgress:
         elif pending.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *pending.options.retry_on)):
             self._on_lost(pending, error)
         else:
+            self._tally.failed(pending, node_queue.node, seconds, error)
             ended.append((pending, error))
             return
         node_queue.to_ack.append(id_)
