@@ -520,7 +520,8 @@ def test_load_errors_and_a_lost_card_reach_the_samples(loop: Loop, nvml: FakeNvm
     assert loop.news == 1
     nvml.say(0, busy=97, milliwatts=700_000, throttled=4, lanes=8, uncorrected=2, pid=os.getpid())
     seen = loop.until(lambda each: each.utilization_percent == 97 and each.pcie_width == 8)
-    assert (seen.power_watts, seen.throttled, seen.ecc_uncorrected) == (700.0, ("power cap",), 2)
+    assert (seen.power_watts, seen.power_limit_watts, seen.throttled) == (700.0, 700.0, ("power cap",))
+    assert seen.ecc_uncorrected == 2
     assert seen.memory_of == {str(os.getpid()): 512.0}
     nvml.xid(0, 45)
     loop.until(lambda each: each.xids == (45,))

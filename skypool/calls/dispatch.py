@@ -18,7 +18,9 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from skypool import clock
 from skypool.calls.futures import CallFuture, Items, ResultCell
+from skypool.calls.idle import Idleness, IdleTime
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
@@ -64,6 +66,7 @@ class Dispatch:
     Attributes:
         node_queues: a dict from the number of each node to its queue.
         gangs: the gangs of the pool; None until the first gang is submitted.
+        idle: a dict from the number of each node to its idle time. Nodes that are gone stay in it.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Dispatch:
         self._on_drained = on_drained
         self._lock = threading.RLock()
         self.node_queues: dict[int, NodeQueue] = {}
+        self.idle: dict[int, IdleTime] = {}
         self._waiting = WaitingCalls(self.node_queues)
         self._enough = [0, 0]  # how many calls must wait before `_hand_out` is worth a try, by `Options.on_cpu`
         self._progress = CallProgress(partial(self._lost, begun=True), on_feed)
@@ -513,6 +517,7 @@ class Dispatch:
             node_queue = self.node_queues[node] = NodeQueue(
                 node, lanes, link, devices=welcome.devices, address=welcome.health.address
             )
+            self.idle[node] = node_queue.idle
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
             if self.gangs is not None:
@@ -553,6 +558,7 @@ class Dispatch:
                     node_queue.lane(pending).underway[id_] = pending
                     if not pending.service:
                         futures.append(future)
+            node_queue.note_idle()
             return futures
 
     def awaited(self, node: int) -> Collection[int]:
@@ -601,6 +607,7 @@ class Dispatch:
             for lane in node_queue.all_lanes:
                 lane.recalling = False
                 node_queue.send(self._unknown(node_queue, lane, known))
+            node_queue.note_idle()
             node_queue.recall_all()
             if self.gangs is not None:
                 self.gangs.resumed(node)
@@ -756,6 +763,7 @@ class Dispatch:
             if not gone:
                 return
             for node_queue in gone:
+                node_queue.idle.gone(clock.now())
                 why = error if node_queue.node == node else gone_with(node, node_queue.node, error)
                 for pending in [*node_queue.underway, *node_queue.pinned, *node_queue.services.underway.values()]:
                     lost = _lost_with_node(pending, node_queue.node, why)
@@ -832,6 +840,7 @@ class Dispatch:
                     lane.underway.clear()
                     lane.pinned.clear()
                     lane.shared.clear()
+                node_queue.note_idle()
         self._end_all(left, error)
 
     def close(self, error: BaseException) -> None:
@@ -843,6 +852,8 @@ class Dispatch:
         self.end_calls(error)
         with self._lock:
             left = [each for node_queue in self.node_queues.values() for each in node_queue.services.underway.values()]
+            for node_queue in self.node_queues.values():
+                node_queue.idle.gone(clock.now())
             self.node_queues.clear()
         self._end_all(left, error)
 
@@ -872,6 +883,24 @@ class Dispatch:
         """A new dict from the number of each node to the number of calls that it runs or that wait for it alone."""
         with self._lock:
             return {node: len(each.underway) + len(each.pinned) for node, each in self.node_queues.items()}
+
+    def idleness(self) -> dict[int, Idleness]:
+        """Return how long each node was idle until now, by its number. Nodes that are gone are included."""
+        with self._lock:
+            now = clock.now()
+            return {node: each.until(now) for node, each in self.idle.items()}
+
+    def measured(self, node: int, low: bool) -> None:
+        """Note a reading of a node's devices.
+
+        Args:
+            node: the number of the node. Do nothing if the pool does not have the node.
+            low: True if all devices of the node are under 5 % of their use.
+        """
+        with self._lock:
+            node_queue = self.node_queues.get(node)
+            if node_queue is not None:
+                node_queue.idle.measured(clock.now(), low)
 
     @property
     def unfinished(self) -> int:
@@ -918,6 +947,8 @@ class Dispatch:
                     elif isinstance(said, (ItemWanted, Yielded)):
                         self._progress.on_items(node_queue, said, buffers)
                 self._fill(node_queue)
+                if node_queue.idle.calls:
+                    node_queue.note_idle()
             for pending, end in ended:
                 pending.finish(end)
                 if isinstance(end, BaseException) and not pending.stopped and pending.gang is None:
@@ -929,6 +960,7 @@ class Dispatch:
                         node_queue.to_ack.append(pending.id)
                     else:  # interrupted, as by Ctrl-C: the result comes again over a new connection
                         node_queue.lane(pending).underway[pending.id] = pending
+                        node_queue.note_idle()
                 # a process of a gang that has failed waits until its error is acknowledged
                 if acks := node_queue.acks(1 if any(pending.gang is not None for pending, _ in ended) else 32):
                     node_queue.link.reply(acks)

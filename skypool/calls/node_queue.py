@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skypool import clock
 from skypool.calls.futures import Items
+from skypool.calls.idle import IdleTime
 from skypool.calls.pending import SMALL, PendingCall
 from skypool.errors import ConnectionLost, protocol_violation, retired, taken_back
 from skypool.link.connection import Link
@@ -203,6 +205,7 @@ class NodeQueue:
         unhealthy: what is wrong with the node, if it leaves because of that; otherwise None.
         devices: the number of the node's devices.
         address: the address at which other nodes reach this node; "" if it is not known.
+        idle: sums up the time in which the node is idle.
     """
 
     node: int
@@ -223,6 +226,7 @@ class NodeQueue:
     devices: int = 0
     address: str = ""
     services: Lane = field(default_factory=lambda: Lane(0))
+    idle: IdleTime = field(default_factory=lambda: IdleTime(clock.now()))
 
     @property
     def is_up(self) -> bool:
@@ -279,6 +283,14 @@ class NodeQueue:
         """
         return not any(lane.underway for lane in self.lanes)
 
+    def note_idle(self) -> None:
+        """Note in `idle` if calls run now. `send` notes that a call begins; this is for all other changes."""
+        if any(lane.underway for lane in self.lanes):
+            if not self.idle.calls:
+                self.idle.begin(clock.now())
+        elif self.idle.calls:
+            self.idle.end(clock.now())
+
     def has(self, pending: PendingCall) -> bool:
         """Return True if a call was sent to the node and has not ended.
 
@@ -317,6 +329,8 @@ class NodeQueue:
             return
         out: list[Buffer] = self.acks()
         lane = self.lane(pending_calls[0])
+        if not self.idle.calls and lane is not self.services:
+            self.idle.begin(clock.now())
         for group in lane.frames(pending_calls) if len(pending_calls) > 1 else [pending_calls]:
             first = group[0]
             for pending in group:

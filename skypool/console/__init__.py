@@ -7,7 +7,8 @@ is drawn, because that takes time. Everything else needs only the standard libra
 
 - `plain`: lines for files, pipes and CI; `live`: the live view for terminals.
 - `words`: turns events into lines of text; `board`: turns events into the state that a live view shows.
-- `view`: layout of the live view; `screen`: draws the view on the terminal, in a thread of its own.
+- `view`: layout of the live view; `gauges`: its small bars of what nodes measure.
+- `screen`: draws the view on the terminal, in a thread of its own.
 - `printer`: prints functions' output, marked with the node; `lines`: cuts streams of text into whole lines.
 - `outlet`: writes to the user's stdout and stderr without blocking the caller for long.
 """
@@ -17,17 +18,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from skypool import events
 from skypool.console.plain import OutputOnly, Plain
+
+if TYPE_CHECKING:
+    from skypool.console.board import Figures
 
 __all__ = ["Mode", "attach", "drawable"]
 
 Mode = Literal["auto", "live", "plain", "off"]
 
 
-def attach(stream: events.EventStream, mode: Mode) -> Callable[[], None]:
+def attach(stream: events.EventStream, mode: Mode, figures: Callable[[], Figures] | None = None) -> Callable[[], None]:
     """Start to show a pool's events on stdout and stderr. Return a function that stops showing them.
 
     The returned function shows what has not been shown yet, and blocks until all of it is written.
@@ -37,6 +41,8 @@ def attach(stream: events.EventStream, mode: Mode) -> Callable[[], None]:
         mode: "live" shows a view that is redrawn, "plain" shows lines. "off" shows only what functions print. "auto" is
             "live" if stderr is a terminal that can be redrawn and no CI job runs, otherwise "plain". "live" becomes
             "plain" if stderr is not such a terminal.
+        figures: function that returns the costs and measurements of the pool. Only a live view calls it, in the thread
+            that draws. Default None: the view shows none.
     """
     if mode == "off":
         return OutputOnly().follow(stream)
@@ -44,7 +50,7 @@ def attach(stream: events.EventStream, mode: Mode) -> Callable[[], None]:
         return Plain().follow(stream)
     from skypool.console.live import Live
 
-    return Live().follow(stream)
+    return Live(figures=figures).follow(stream)
 
 
 def drawable(file: TextIO | None, environ: Mapping[str, str], *, asked: bool = False) -> bool:

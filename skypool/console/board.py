@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from skypool import events
+from skypool.samples.values import NodeSample
 
 _TAIL = 400
 """Maximum number of characters that are kept of what a node printed. The view shows the last line of this text."""
+_FIGURES_EVERY = 1.0
+"""Seconds for which figures are shown before they are asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a pool costs and what its nodes measure. Money is in US dollars, and None if it is not known.
+
+    Attributes:
+        usd: what the pool has cost so far.
+        usd_per_hour: the sum of the current prices.
+        idle_usd: the part of `usd` for the time in which machines ran no call.
+        samples: the newest sample of each node that was measured, by the node's number.
+    """
+
+    usd: float | None = None
+    usd_per_hour: float | None = None
+    idle_usd: float | None = None
+    samples: Mapping[int, NodeSample] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +52,7 @@ class Row:
         down: reason why the connection to the node is broken; "" if the connection works.
         down_at: when the connection broke, in seconds since 1970; 0 if the connection works.
         tail: the last part of the output of the node's calls or of its setup; "" for none.
+        sample: the newest measurement of the node; None if there is none.
     """
 
     node: int
@@ -46,6 +69,7 @@ class Row:
     down: str = ""
     down_at: float = 0.0
     tail: str = ""
+    sample: NodeSample | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +84,7 @@ class Picture:
         gone: number of nodes that have ended.
         done: number of calls that have completed, including those on nodes that have ended.
         rows: the nodes that have not ended, in the order of their numbers.
+        figures: costs and measurements of the pool; None if the view does not show any.
     """
 
     pool: str = ""
@@ -69,16 +94,24 @@ class Picture:
     gone: int = 0
     done: int = 0
     rows: tuple[Row, ...] = ()
+    figures: Figures | None = None
 
 
 class Board:
     """A collector of a pool's events. It derives the current state of the pool from the events, as a `Picture`.
 
+    Args:
+        figures: function that returns the costs and measurements of the pool. It is called when the view is drawn, at
+            most once a second, and may block. Default None: the view shows no costs and no measurements.
+
     Attributes:
         changes: the number of events so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, figures: Callable[[], Figures] | None = None) -> None:
+        self._figures = figures
+        self._asked = Figures()
+        self._asked_at = -_FIGURES_EVERY
         self._lock = threading.RLock()
         self._picture = Picture()
         self._rows: dict[int, Row] = {}
@@ -106,11 +139,29 @@ class Board:
     def picture(self) -> Picture:
         """Return the current state of the pool, with its nodes in the order of their numbers.
 
-        Any thread may call this.
+        One thread at a time may call this.
         """
+        figures = self._newest_figures()
+        samples = figures.samples if figures else {}
         with self._lock:
-            rows = tuple(replace(row, tail=self._tails.get(n, "")) for n, row in sorted(self._rows.items()))
-            return replace(self._picture, rows=rows, done=self._picture.done + sum(row.done for row in rows))
+            rows = tuple(
+                replace(row, tail=self._tails.get(n, ""), sample=samples.get(n))
+                for n, row in sorted(self._rows.items())
+            )
+            done = self._picture.done + sum(row.done for row in rows)
+            return replace(self._picture, rows=rows, done=done, figures=figures)
+
+    def _newest_figures(self) -> Figures | None:
+        """Return costs and measurements that are at most a second old; None if the view does not show any.
+
+        The lock is not held meanwhile, because threads of the pool that tell of events would wait for it.
+        """
+        if self._figures is None:
+            return None
+        if (now := time.monotonic()) - self._asked_at >= _FIGURES_EVERY:
+            self._asked = self._figures()
+            self._asked_at = now
+        return self._asked
 
     def _take_in(self, e: events.Event) -> None:
         match e:

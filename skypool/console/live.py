@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from skypool import events
-from skypool.console.board import Board
+from skypool.console.board import Board, Figures
 from skypool.console.plain import Plain
 from skypool.console.printer import Printer
 from skypool.console.screen import show
@@ -19,11 +19,16 @@ class Live(Plain):
         show: function that starts to draw a board (the state of a pool), and returns a second function. The second
             function removes the board again. Its argument is the maximum seconds to wait; None for no limit. The
             default draws on stderr.
+        figures: function that returns the costs and measurements of the pool. Default None: the view shows none.
     """
 
-    def __init__(self, show: Callable[[Board], Callable[[float | None], None]] = show) -> None:
+    def __init__(
+        self,
+        show: Callable[[Board], Callable[[float | None], None]] = show,
+        figures: Callable[[], Figures] | None = None,
+    ) -> None:
         super().__init__(words=Words(routine=False), printer=Printer(states=False))
-        self._board = Board()
+        self._board = Board(figures)
         self._hide = show(self._board)
 
     def hear(self, e: events.Event) -> None:

@@ -172,7 +172,8 @@ class Screen:
         unfinished = [line for _, above, _ in self._aboves if (line := above.unfinished)]
         with live.console:  # one write for both
             _print_above(live, text)
-            live.update(draw(pictures, time.time(), live.console.height, unfinished), refresh=True)
+            size = live.console.size
+            live.update(draw(pictures, time.time(), size.height, unfinished, size.width), refresh=True)
 
     # --- sys.stdout and sys.stderr --------------------------------------------------------------------------
 

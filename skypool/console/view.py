@@ -1,4 +1,7 @@
-"""Lays out the live view with the library rich: headline, table of nodes, colours. The time is always an argument."""
+"""Lays out the live view with the library rich: headline, costs, nodes with their measurements, colours.
+
+The time is always an argument. `skypool top` lays out its nodes with this module, too.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,28 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from skypool.console.board import Picture, Row
+from skypool.console.board import Figures, Picture, Row
+from skypool.console.gauges import BAR, Gauge, gauges, usd
 from skypool.console.lines import bare, last_line
 from skypool.console.words import many
 
 _WIDEST_BAR = 8
+_WIDEST_NAMES = 28
+"""Maximum number of characters of the names of running functions in the line of a node."""
+_WIDE = 120
+"""Number of columns from which on up to `_MOST_BARS` devices of a node have a bar each."""
+_MOST_BARS = 16
+_INDENT = 10
+"""Number of columns before the measurements of a node."""
 _COLOURS = {"ready": "green", "lost": "bold red", "draining": "magenta", "ended": "bright_black"}
 _WAITING = "yellow"
 
 
-def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Sequence[str] = ()) -> RenderableType:
+def draw(
+    pictures: Sequence[Picture], now: float, height: int, unfinished: Sequence[str] = (), width: int = 80
+) -> RenderableType:
     """Return all pools one below the other, and at the bottom the unfinished lines of the user's own program.
 
     The result is an object that rich can print. Nothing is printed here.
@@ -28,23 +40,34 @@ def draw(pictures: Sequence[Picture], now: float, height: int, unfinished: Seque
         now: the time in seconds since 1970.
         height: number of lines available. Nodes of a pool that do not fit are summed up in one line.
         unfinished: lines of stdout and stderr that have no newline yet. Default (): none.
+        width: number of columns available.
     """
-    rooms = share_lines([len(each.rows) for each in pictures], height - 1 - len(unfinished))
+    left = height - 1 - len(unfinished)
+    is_detailed = sum(_lines_of(each) for each in pictures) <= left
+    rooms = share_lines([_lines_of(each, is_detailed) - 1 for each in pictures], left)
     pools = zip(pictures, rooms, strict=True)
-    parts: list[RenderableType] = [part for each, room in pools for part in _pool(each, now, room)]
+    parts: list[RenderableType] = [
+        part for each, room in pools for part in draw_pool(each, now, room, width, is_detailed=is_detailed)
+    ]
     parts += [Text.from_ansi(text, no_wrap=True, overflow="crop") for text in unfinished]
     return Group(*parts)
+
+
+def _lines_of(picture: Picture, is_detailed: bool = True) -> int:
+    """Return the number of lines that a pool needs: headline, costs, and one or two for each node."""
+    measured = sum(map(_is_measured, picture.rows)) if is_detailed and picture.figures else 0
+    return 1 + bool(picture.figures) + len(picture.rows) + measured
 
 
 def share_lines(rows: Sequence[int], height: int) -> list[int]:
     """Return the number of lines for each pool, in the order of `rows`.
 
-    A pool needs one line for its headline and one for each node. If there is not enough room for all, small pools get
-    what they need, and the larger pools share the rest equally. Each pool gets at least 2 lines, or 3 if it has several
-    nodes, even if the sum is then more than `height`.
+    A pool needs one line for its headline and `rows` further lines. If there is not enough room for all, small pools
+    get what they need, and the larger pools share the rest equally. Each pool gets at least 2 lines, or 3 if it needs
+    more, even if the sum is then more than `height`.
 
     Args:
-        rows: number of nodes of each pool.
+        rows: number of lines that each pool needs below its headline.
         height: number of lines available.
     """
     rooms = [0] * len(rows)
@@ -55,16 +78,76 @@ def share_lines(rows: Sequence[int], height: int) -> list[int]:
     return rooms
 
 
-def _pool(picture: Picture, now: float, room: int) -> list[RenderableType]:
-    rows = _foremost(picture.rows, room - 1)
+def draw_pool(picture: Picture, now: float, room: int, width: int = 80, *, is_detailed: bool = True) -> list[Text]:
+    """Return the lines of one pool: its headline, its costs, and its nodes.
+
+    Args:
+        picture: the pool.
+        now: the time in seconds since 1970.
+        room: number of lines available. Nodes that do not fit are summed up in one line.
+        width: number of columns available.
+        is_detailed: True (the default) gives the measurements of a node a line of their own. False puts a few of them
+            into the line of the node. Without figures, there are no measurements.
+    """
+    parts = [_headline(picture, now)]
+    if picture.figures and room > 2:
+        parts.append(_costs(picture.figures))
+    is_detailed = is_detailed and picture.figures is not None
+    room -= len(parts)
+    rows = _foremost(picture.rows, room, is_detailed)
     if len(rows) < len(picture.rows):
-        rows = _foremost(picture.rows, room - 2)
-    parts: list[RenderableType] = [_headline(picture, now)]
-    if rows:
-        parts.append(_table(rows, now))
+        rows = _foremost(picture.rows, room - 1, is_detailed)
+    brief = picture.figures is not None and not is_detailed
+    for row, line in zip(rows, _node_lines(rows, now, brief), strict=True):
+        parts.append(line)
+        if is_detailed and _is_measured(row):
+            parts.append(_measured(row, width))
     if len(rows) < len(picture.rows):
         parts.append(_rest(picture.rows, rows))
     return parts
+
+
+def _is_measured(row: Row) -> bool:
+    """Return True if a node has been measured, or should have been."""
+    return row.sample is not None or row.phase == "ready"
+
+
+def _costs(figures: Figures) -> Text:
+    """Return the line of a pool's costs: `  spent 1.21 USD  rate 47.80 USD/h  idle 0.4000 USD`."""
+    facts = [("spent", figures.usd, "USD"), ("rate", figures.usd_per_hour, "USD/h"), ("idle", figures.idle_usd, "USD")]
+    said = [f"{name} {'unknown' if amount is None else f'{usd(amount)} {unit}'}" for name, amount, unit in facts]
+    return _whole_line("  " + "  ".join(said))
+
+
+def _measured(row: Row, width: int) -> Text:
+    """Return the line of a node's measurements: bars and numbers of utilisation, memory and power.
+
+    Args:
+        row: the node.
+        width: number of columns available.
+    """
+    most = _MOST_BARS if width >= _WIDE else BAR
+    text = _whole_line(f"{_claim(row):<{_INDENT}}")
+    for n, each in enumerate(gauges(row.sample, most)):
+        text.append("  " if n else "")
+        _append(text, each)
+    return text
+
+
+def _claim(row: Row) -> str:
+    """Return the mark of values that come from a machine that is not trusted: its owner claims them."""
+    return "  claimed " if row.sample and row.sample.claimed else ""
+
+
+def _append(text: Text, gauge: Gauge) -> None:
+    text.append(f"{gauge.name} ", "bright_black")
+    if gauge.bars:
+        text.append(f"{gauge.bars} ", "green")
+    text.append(gauge.text, _WAITING if gauge.text == "unknown" else "default")
+
+
+def _whole_line(text: str = "", style: str = "") -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def _headline(picture: Picture, now: float) -> Text:
@@ -97,25 +180,43 @@ def _headline(picture: Picture, now: float) -> Text:
     return text
 
 
-def _table(rows: Sequence[Row], now: float) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
-    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    for row in rows:
-        said = _trouble(row) or Text(last_line(row.tail), "bright_black")
-        table.add_row(
-            f"  node {row.node}",
-            _phase(row, now),
-            _bar(row),
-            f"{row.done:,} done",
-            _running(row.running),
-            said,
-        )
-    return table
+def _node_lines(rows: Sequence[Row], now: float, is_brief: bool) -> list[Text]:
+    """Return the line of each node, with columns of the same width.
+
+    Args:
+        rows: the nodes.
+        now: the time in seconds since 1970.
+        is_brief: True puts measurements before the last line of output.
+    """
+    names = [_running(row.running) for row in rows]
+    for each in names:
+        each.truncate(_WIDEST_NAMES, overflow="ellipsis")
+    columns = [
+        [Text(f"  node {row.node}", justify="right") for row in rows],
+        [_phase(row, now) for row in rows],
+        [_bar(row) for row in rows],
+        [Text(f"{row.done:,} done", justify="right") for row in rows],
+        names,
+        [_brief(row) if is_brief else Text() for row in rows],
+    ]
+    lines = [_whole_line() for _ in rows]
+    for column in columns:
+        widest = max((each.cell_len for each in column), default=0)
+        for line, each in zip(lines, column, strict=True) if widest else ():
+            blank = " " * (widest - each.cell_len)
+            line.append_text(Text(blank) + each if each.justify == "right" else each + Text(blank)).append("  ")
+    for line, row in zip(lines, rows, strict=True):
+        line.append_text(_trouble(row) or Text(last_line(row.tail), "bright_black"))
+    return lines
+
+
+def _brief(row: Row) -> Text:
+    """Return a node's measurements without bars, such as "GPU 61% mem 272/640 GiB 3.2 kW"."""
+    text = Text()
+    if _is_measured(row):
+        load, memory, power = gauges(row.sample, _MOST_BARS)
+        text.append(f"{_claim(row).strip()} {load.name} {load.text} mem {memory.text} power {power.text}".strip())
+    return text
 
 
 def _phase(row: Row, now: float) -> Text:
@@ -161,16 +262,29 @@ def _trouble(row: Row) -> Text | None:
     return Text(bare(why.strip().partition("\n")[0]), "red") if why else None
 
 
-def _foremost(rows: Sequence[Row], room: int) -> Sequence[Row]:
+def _foremost(rows: Sequence[Row], room: int, is_detailed: bool) -> Sequence[Row]:
     """Return the rows (one for each node) that fit into `room` lines, in the order of their node numbers.
+
+    If `is_detailed` is True, nodes with measurements need two lines.
 
     If not all rows fit, nodes that are not ready or have a broken connection are preferred. Next are nodes with running
     calls, and then nodes with low numbers. If there are any rows, at least one is returned.
     """
-    if len(rows) <= room:
+    if sum(_height(row, is_detailed) for row in rows) <= room:
         return rows
     ranked = sorted(rows, key=lambda r: (r.phase == "ready" and not r.down, not (r.busy or r.cpu_busy), r.node))
-    return sorted(ranked[: max(1, room)], key=lambda r: r.node)
+    shown = ranked[:1]
+    left = room - sum(_height(row, is_detailed) for row in shown)
+    for row in ranked[1:]:
+        left -= _height(row, is_detailed)
+        if left < 0:
+            break
+        shown.append(row)
+    return sorted(shown, key=lambda r: r.node)
+
+
+def _height(row: Row, is_detailed: bool) -> int:
+    return 2 if is_detailed and _is_measured(row) else 1
 
 
 def _rest(rows: Sequence[Row], shown: Sequence[Row]) -> Text:

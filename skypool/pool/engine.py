@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from skypool import events
@@ -42,6 +42,7 @@ from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
+from skypool.pool.idle import IdleWatch
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
 from skypool.pool.replacement import LIVING, alike
@@ -54,6 +55,7 @@ from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 from skypool.samples.store import SampleStore, folder
+from skypool.samples.values import NodeSample
 from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
 
@@ -94,6 +96,8 @@ class PoolEngine:
         forwards: the ports of this computer that lead to ports of nodes.
         services: the services that run on nodes beside all calls.
         health: judges the nodes by their samples, and keeps the samples.
+        figures: returns costs and newest samples for the live view. Any thread may call it.
+        idle: records for how long nodes are idle.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -143,6 +147,8 @@ class PoolEngine:
         )
         self._links = self._connector.links
         self._welcomes = self._connector.welcomes
+        self.idle = IdleWatch(self.dispatch, self.rental, lambda: self.state)
+        self.rental.before_prices = self.idle.record
         self._closing: asyncio.Task[None] | None = None
         self._given_away: frozenset[int] | None = None  # nodes of a new owner; None while this process is the owner
         self._tasks: set[asyncio.Task[None]] = set()
@@ -173,6 +179,7 @@ class PoolEngine:
             self.forwards,
             self.health,
         )
+        self.figures = self._observed.figures
         self._network: NetworkCheck | None = None
         self._network_lock = threading.Lock()
 
@@ -222,6 +229,7 @@ class PoolEngine:
             self._spawn(self._serve_observers())
             self._spawn(self._tend())
             self._spawn(self.health.keep())
+            self._spawn(self.idle.keep())
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
@@ -233,6 +241,7 @@ class PoolEngine:
                 self._spawn(self._serve_observers())
                 self._spawn(self._tend())
                 self._spawn(self.health.keep())
+                self._spawn(self.idle.keep())
                 self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
                 if self.state.phase is Phase.READY and self.terms.need.private_network:
@@ -350,6 +359,8 @@ class PoolEngine:
             return
         for link in self._links.values():
             link.bid_farewell()
+        self.dispatch.close(PoolClosed(f"pool {self.terms.name!r} ended when Python exited"))
+        self.idle.record()
         failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
         self.rental.close(self.state.error, proved=not failed)
         if failed:
@@ -749,6 +760,7 @@ class PoolEngine:
         nodes = tuple(node for node in nodes if node not in (self._given_away or ()))
         if not nodes:
             return
+        await asyncio.to_thread(self.idle.record)
         await asyncio.gather(*(self._leave(node) for node in nodes))
         left = {node: self.state.instance_of(node) for node in nodes}
         lost = {node for node in nodes if isinstance(self.state.nodes[node].error, ConnectionLost)}
@@ -905,8 +917,13 @@ class PoolEngine:
             self._on_welcome,
             self._on_notice,
             self._on_lost,
-            self.health.arrived,
+            self._on_samples,
         )
+
+    def _on_samples(self, node: int, samples: Sequence[NodeSample]) -> None:
+        """Pass measurements of a node on. Any thread may call this."""
+        self.health.arrived(node, samples)
+        self.idle.arrived(node, samples)
 
     def _on_notice(self, node: int, at: float) -> None:
         """Handle a node's notice that its provider takes the machine back. Does not block.

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
+from skypool.console.board import Figures
 from skypool.devices.device import Device
 from skypool.errors import LedgerError
 from skypool.link.forward import Forward
@@ -18,6 +19,7 @@ from skypool.observers.reach import local_command
 from skypool.pool import states
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
+from skypool.rental.budget import Line, Receipt
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 from skypool.samples.health import NodeHealth
@@ -69,6 +71,15 @@ class Observed:
         self._health = health
         self.listen = stream.listen
 
+    def figures(self) -> Figures:
+        """Return costs and newest samples of the pool, for its live view. Costs are None if they are not known."""
+        samples = dict(self._health.store.newest)
+        try:
+            receipt = self._rental.receipt
+        except LedgerError:
+            return Figures(samples=samples)
+        return Figures(receipt.usd, receipt.usd_per_hour, receipt.idle_usd, samples)
+
     def info(self) -> dict[str, object]:
         """Return the state of the pool and its nodes, as values for JSON. Costs are None if they are not known."""
         try:
@@ -76,6 +87,7 @@ class Observed:
         except LedgerError:
             receipt = None
         state = self._state()
+        lines = receipt.lines if receipt else ()
         return {
             "pool": self._terms.name,
             "session": self._rental.session,
@@ -83,10 +95,11 @@ class Observed:
             "phase": state.phase.value,
             "usd": receipt and receipt.usd,
             "usd_per_hour": receipt and receipt.usd_per_hour,
-            "nodes": [self._node(node, word, state.nodes.get(node)) for node, word in self._words().items()],
+            "idle_usd": receipt and receipt.idle_usd,
+            "nodes": [self._node(node, word, state.nodes.get(node), lines) for node, word in self._words().items()],
         }
 
-    def _node(self, node: int, word: str, state: states.Node | None) -> dict[str, object]:
+    def _node(self, node: int, word: str, state: states.Node | None, lines: Sequence[Line]) -> dict[str, object]:
         instance = state.instance if state is not None else None
         welcome = self._welcomes.get(node)
         status = self._reports.statuses.get(node)
@@ -94,6 +107,7 @@ class Observed:
             "node": node,
             "state": word,
             **_machine(instance),
+            **_cost(node, lines),
             "address": welcome.health.address if welcome else "",
             "hardware": _hardware(welcome.health.devices) if welcome else "",
             "slots": welcome.slots if welcome else 0,
@@ -146,6 +160,19 @@ def _machine(instance: Instance | None) -> dict[str, object]:
         "place": (offer.zone or offer.region) if offer else instance.region,
         "market": offer.market if offer else "",
     }
+
+
+def _cost(node: int, lines: Sequence[Line]) -> dict[str, object]:
+    """Return the costs of a node's machines as values for JSON; None if they are not known.
+
+    Args:
+        node: the number of the node.
+        lines: the lines of the pool's receipt.
+    """
+    theirs = Receipt("", tuple(each for each in lines if each.node == node), 0.0)
+    if not theirs.lines:
+        return {"usd": None, "usd_per_hour": None, "idle_usd": None}
+    return {"usd": theirs.usd, "usd_per_hour": theirs.usd_per_hour, "idle_usd": theirs.idle_usd}
 
 
 def _health(found: NodeHealth | None) -> dict[str, object] | None:

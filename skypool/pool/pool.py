@@ -238,7 +238,7 @@ class ComputePool(Executor):
 
         with self._sizing:
             self._begun = engine = PoolEngine(self._terms, self.events)
-        self._hush = console.attach(self.events, self._console)
+        self._hush = console.attach(self.events, self._console, engine.figures)
         shutdown.watch(engine)
         try:
             Loop.shared().run(engine.start())
@@ -1276,9 +1276,13 @@ class ComputePool(Executor):
     def receipt(self) -> Receipt:
         """The costs of the pool so far, in US dollars, with a line for each machine that was rented.
 
+        `receipt.idle_usd` is the part of them that was paid while no call ran. See `Receipt`.
         Before the pool is started, the receipt has no lines.
         """
-        return Receipt(self.name, (), time.time()) if self._begun is None else self._begun.rental.receipt
+        if self._begun is None:
+            return Receipt(self.name, (), time.time())
+        self._begun.idle.record()
+        return self._begun.rental.receipt
 
     @property
     def samples(self) -> Samples:

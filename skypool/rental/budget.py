@@ -18,6 +18,23 @@ _HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
+class IdleSpan:
+    """A span of time, and for how long a machine was idle in it. Times are in seconds since 1970.
+
+    Attributes:
+        since: the beginning of the span.
+        until: its end.
+        seconds: the idle seconds in it. They count as spread evenly over the span.
+        is_idle: True if the machine is idle from `until` on, as far as is known.
+    """
+
+    since: float
+    until: float
+    seconds: float
+    is_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """A line of a receipt: one instance and its cost.
 
@@ -39,6 +56,10 @@ class Line:
         billed_from: time since when the provider bills the instance; None if billing has not begun, as for a machine
             that waits in a queue.
         earlier: earlier prices, each as (time until which the price was valid, US dollars per hour), the oldest first.
+        idle_at: time until which idle time was recorded; None for an instance of a skypool that did not record it.
+        idle_seconds_then: idle seconds until `idle_at`.
+        idle_usd_then: cost of the idle time until `idle_at`, in US dollars.
+        is_idle: True if the instance counts as idle from `idle_at` on.
     """
 
     provider: str
@@ -54,6 +75,10 @@ class Line:
     ended: bool = False
     billed_from: float | None = None
     earlier: tuple[tuple[float, float], ...] = ()
+    idle_at: float | None = None
+    idle_seconds_then: float = 0.0
+    idle_usd_then: float = 0.0
+    is_idle: bool = True
 
     @property
     def begins(self) -> float:
@@ -90,6 +115,49 @@ class Line:
             start = max(start, until)
         return usd
 
+    @property
+    def idle_seconds(self) -> float | None:
+        """Seconds that are charged for in which the instance was idle; None if idle time was not recorded.
+
+        An instance is idle while no call runs on it, or while all of its devices (accelerators) are under 5 % of their
+        use. What is left of the minimum billed time when the instance has ended is idle, too.
+        """
+        if self.idle_at is None:
+            return None
+        more = max(0.0, self._counted_until - max(self.idle_at, self.begins)) if self.is_idle else 0.0
+        return self.idle_seconds_then + more
+
+    @property
+    def idle_usd(self) -> float | None:
+        """Cost of `idle_seconds` in US dollars, each moment at its price; None if idle time was not recorded."""
+        if self.idle_at is None:
+            return None
+        more = self.usd_between(self.idle_at, self._counted_until) if self.is_idle else 0.0
+        return self.idle_usd_then + more
+
+    @property
+    def _counted_until(self) -> float:
+        """The time until which the instance may have been idle: now, or the end of what is charged for it."""
+        if self.billed_from is None:
+            return self.until
+        return self.begins + self.seconds if self.ended else self.until
+
+    def idled(self, span: IdleSpan) -> Line:
+        """Return a copy of this line in which the idle time until the end of a span is recorded."""
+        if self.idle_at is None or span.until <= self.idle_at:
+            return self
+        since = max(self.idle_at, min(span.since, span.until))
+        before = replace(self, until=min(since, self._counted_until), ended=False)
+        start, end = max(since, self.begins), min(span.until, self._counted_until)
+        share = min(1.0, span.seconds / (span.until - span.since)) if span.until > span.since else 0.0
+        return replace(
+            self,
+            idle_at=span.until,
+            idle_seconds_then=(before.idle_seconds or 0.0) + share * max(0.0, end - start),
+            idle_usd_then=(before.idle_usd or 0.0) + share * self.usd_between(start, end),
+            is_idle=span.is_idle,
+        )
+
     def at(self, now: float) -> Line:
         """Return a copy of this line with the instance's cost until the time `now`, in seconds since 1970.
 
@@ -119,6 +187,16 @@ class Receipt:
     def usd(self) -> float:
         """The cost of all instances of the pool so far, in US dollars; 0 without instances."""
         return sum(each.usd for each in self.lines)
+
+    @property
+    def idle_usd(self) -> float | None:
+        """The part of `usd` that was paid for idle time, in US dollars; None if it is not known for each instance.
+
+        An instance is idle while no call runs on it, or while all of its devices (accelerators) are under 5 % of their
+        use. The time from the beginning of its billing to its first call is idle, too, and so is that after its last.
+        """
+        known = [each.idle_usd for each in self.lines]
+        return None if None in known else sum(each for each in known if each is not None)
 
     @property
     def usd_per_hour(self) -> float:

@@ -32,7 +32,7 @@ from skypool.drivers.contract import Driver
 from skypool.errors import LedgerError, PoolClosed, UsageError, nearest
 from skypool.model import Instance, Offer
 from skypool.processes import Process
-from skypool.rental.budget import Budget, Receipt
+from skypool.rental.budget import Budget, IdleSpan, Receipt
 from skypool.rental.ledger_file import LedgerFile
 from skypool.rental.records import Intent, Record, newest, read
 
@@ -284,7 +284,7 @@ class Ledger:
             waiting = waits and each.billed_from is None and each.state == "starting"
             billed = "NULL" if waiting else _BILLED_FROM.format(launched="COALESCE(?, at)")
             begins = () if waiting else (since, each.billed_from, since, now)
-            row = f"session, ?, ?, ?, token, {told}, COALESCE(?, at), NULL, {billed}"
+            row = f"session, ?, ?, ?, token, {told}, COALESCE(?, at), NULL, {billed}, 0, 0, 0, 1"
             sql = f"INSERT OR IGNORE INTO instances SELECT {row}"
             facts = type_, region, zone, market, price, share, least
             values = (each.provider, each.id, each.node, *facts, since, *begins, session, token)
@@ -370,6 +370,34 @@ class Ledger:
             old = f"INSERT INTO earlier_prices SELECT session, provider, id, ?, usd_per_hour FROM instances {where}"
             todo += [(old, (now, *which)), (f"UPDATE instances SET usd_per_hour = ? {where}", (usd, *which))]
         self._note(*todo)
+
+    def idle(self, session: str, spans: Mapping[tuple[str, str], IdleSpan]) -> None:
+        """Record for how long instances were idle in a span of time, and if they are idle from its end on.
+
+        Time before the span that was not recorded counts as the last record says. Instances that are not known, or were
+        recorded by an older skypool, are not changed. Does not raise if the ledger cannot be read or written.
+
+        Args:
+            session: id of the run of the pool.
+            spans: a dict from (provider, id of the instance) to the span.
+        """
+        if not spans:
+            return
+        try:
+            lines = self.receipt(session).lines
+        except LedgerError:
+            return  # the user was told of it already; the next span begins where the last record ends
+        sql = "UPDATE instances SET idle_at = ?, idle_seconds = ?, idle_usd = ?, is_idle = ? "
+        sql += "WHERE session = ? AND provider = ? AND id = ?"
+        todo = list[Statement]()
+        for line in lines:
+            span = spans.get((line.provider, line.id))
+            if span is not None and line.idle_at is not None:
+                new = line.idled(span)
+                values = new.idle_at, new.idle_seconds_then, new.idle_usd_then, new.is_idle
+                todo.append((sql, (*values, session, line.provider, line.id)))
+        if todo:
+            self._note(*todo)
 
     def refused(self, session: str, token: str, error: str) -> None:
         """Record that the provider refused an order (a request for machines), so that no machine of it exists.

@@ -39,11 +39,18 @@ CREATE TABLE IF NOT EXISTS earlier_prices (
     session TEXT NOT NULL, provider TEXT NOT NULL, id TEXT NOT NULL, until REAL NOT NULL, usd_per_hour REAL NOT NULL
 );
 """,
+    """
+ALTER TABLE instances ADD COLUMN idle_at REAL;
+ALTER TABLE instances ADD COLUMN idle_seconds REAL NOT NULL DEFAULT 0;
+ALTER TABLE instances ADD COLUMN idle_usd REAL NOT NULL DEFAULT 0;
+ALTER TABLE instances ADD COLUMN is_idle INTEGER NOT NULL DEFAULT 1;
+""",
 )
 """SQL steps that bring the tables from each version to the next. The first step makes the tables in an empty file.
 
 Users have files of every version, so only add steps. `orders.at` is the time when an order was first sent, and
-`orders.sent` the time when it was last sent.
+`orders.sent` the time when it was last sent. `instances.idle_at` is the time until which `idle_seconds` and `idle_usd`
+count; it is NULL for instances of an older skypool. From then on, an instance is idle if `is_idle` is 1.
 """
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""

@@ -218,7 +218,8 @@ def _earlier_prices(
 
 
 def _line(row: Sequence[Any], now: float, earlier: Sequence[tuple[float, float]]) -> Line:
-    provider, id_, node, _, kind, region, zone, market, price, least, launched, ended, billed_from = row
+    provider, id_, node, _, kind, region, zone, market, price, least, launched, ended, billed_from, *idle = row
+    idle_at, idle_seconds, idle_usd, is_idle = idle
     return Line(
         provider=_text(provider),
         id=_text(id_),
@@ -233,6 +234,10 @@ def _line(row: Sequence[Any], now: float, earlier: Sequence[tuple[float, float]]
         ended=ended is not None,
         billed_from=None if billed_from is None else _time(billed_from),
         earlier=tuple(earlier),
+        idle_at=None if idle_at is None else _time(idle_at),
+        idle_seconds_then=_number(idle_seconds),
+        idle_usd_then=_number(idle_usd),
+        is_idle=bool(_whole(is_idle, 2)),
     )
 
 

@@ -20,7 +20,7 @@ from skypool.errors import BudgetExceeded, CapacityError, PoolClosed, SkypoolErr
 from skypool.model import Instance, Offer, Order
 from skypool.offers.ranking import Plan
 from skypool.rental import reaper, reaper_process
-from skypool.rental.budget import Receipt
+from skypool.rental.budget import IdleSpan, Receipt
 from skypool.rental.holdings import Holdings
 from skypool.rental.launch import Attempts, Launcher, Rented, place
 from skypool.rental.ledger import Ledger
@@ -52,6 +52,7 @@ class Rental:
 
     Attributes:
         stopping: event that is set when nothing more is to be rented.
+        before_prices: called before new prices are recorded. It records the idle time until then at the old prices.
         attempts: offers that were refused, each with its error.
     """
 
@@ -62,6 +63,7 @@ class Rental:
         self._emit = emit
         self.stopping = stopping or threading.Event()
         self.attempts: Attempts = []
+        self.before_prices: Callable[[], None] = lambda: None
         self._numbers = itertools.count()
         self._priced = time.monotonic()
         self._told: set[str] = set()
@@ -387,6 +389,7 @@ class Rental:
             moved = {
                 (each.provider, each.id): now[each.type, each.place] for each in spot if (each.type, each.place) in now
             }
+            self.before_prices()
             ledger.repriced(self.session, moved)
 
     def _left(self, more: Sequence[Offer] = ()) -> float:
@@ -408,6 +411,14 @@ class Rental:
             f"pool {self._terms.name!r} has spent ${self.receipt.usd:.2f} of its budget of ${most:g}, and its machines "
             f"are ended; to go on, make a new pool with a larger Budget(max_usd=). `skypool cost` shows what was spent"
         )
+
+    def idle(self, spans: Mapping[tuple[str, str], IdleSpan]) -> None:
+        """Record in the ledger how long instances were idle, by (provider, id of the instance).
+
+        Do nothing before `begin` and `adopt`. Does not raise if the ledger cannot be written.
+        """
+        if self._holdings.ledger is not None:
+            self._holdings.ledger.idle(self.session, spans)
 
     def runs(self, instance: Instance) -> None:
         """Record that an instance runs. If its provider bills machines from the moment they run, its cost begins now.

@@ -195,8 +195,10 @@ class Nvml:
             return self._ask(getattr(nvml, name), handle, *args, of=index)
 
         remapped = ask("nvmlDeviceGetRemappedRows")
+        limit = ask("nvmlDeviceGetEnforcedPowerLimit")
         links = self._active_links(handle, index)
         read = {
+            "power_limit_watts": None if limit is None else limit / 1000,
             "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
             "pcie_width_max": known["pcie_width_max"] if known else ask("nvmlDeviceGetMaxPcieLinkWidth"),
             "nvlinks": links,

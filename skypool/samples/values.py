@@ -35,6 +35,7 @@ class DeviceSample:
         memory_used_mib: used memory in MiB.
         memory_total_mib: whole memory in MiB.
         power_watts: power draw in watts.
+        power_limit_watts: the power in watts that the driver lets the device draw at most.
         temperature_celsius: temperature of the chip in degrees Celsius.
         sm_clock_mhz: clock of the processors in MHz.
         memory_clock_mhz: clock of the memory in MHz.
@@ -67,6 +68,7 @@ class DeviceSample:
     memory_used_mib: float | None = None
     memory_total_mib: float | None = None
     power_watts: float | None = None
+    power_limit_watts: float | None = None
     temperature_celsius: float | None = None
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None

@@ -98,6 +98,7 @@ int nvmlDeviceGetMemoryInfo(Device *d, Memory *m) {
 typedef struct { unsigned gpu, memory; } Load;
 int nvmlDeviceGetUtilizationRates(Device *d, Load *load) { load->memory = 0; GIVE(d, "busy", 0, &load->gpu); }
 int nvmlDeviceGetPowerUsage(Device *d, unsigned *mw) { GIVE(d, "milliwatts", 70000, mw); }
+int nvmlDeviceGetEnforcedPowerLimit(Device *d, unsigned *mw) { GIVE(d, "milliwatts_limit", 700000, mw); }
 int nvmlDeviceGetTemperature(Device *d, int kind, unsigned *c) { (void)kind; GIVE(d, "celsius", 30, c); }
 int nvmlDeviceGetClockInfo(Device *d, int kind, unsigned *mhz) { GIVE(d, kind == 1 ? "sm_mhz" : "memory_mhz", 1980, mhz); }
 int nvmlDeviceGetCurrentClocksThrottleReasons(Device *d, unsigned long long *bits) { GIVE(d, "throttled", 0, bits); }

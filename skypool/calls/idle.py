@@ -1,0 +1,111 @@
+"""`IdleTime`: sums up the time in which a node (a rented machine) did no work. It does no I/O and reads no clock.
+
+A node is idle while no call runs on it. It is idle, too, while calls run but all of its devices (accelerators) are
+under 5 % of their use, by readings that are not older than `FRESH` seconds. A node whose devices are not read is idle
+only by its calls.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+LOW = 5.0
+"""Percent of the use of a device below which the device counts as not used."""
+FRESH = 15.0
+"""Seconds for which a reading of devices counts if no newer one comes. Some tools are asked only every 10 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """How long a node was idle until a certain time. Times are in seconds since 1970.
+
+    Attributes:
+        began: the time from which idle time was counted.
+        at: the time until which it was counted.
+        seconds: the idle seconds from `began` to `at`.
+        is_idle: True if the node is idle at the time `at`.
+        since: the time since when the node has had no work; None while it has.
+    """
+
+    began: float
+    at: float
+    seconds: float
+    is_idle: bool
+    since: float | None
+
+
+class IdleTime:
+    """The idle time of one node. Times are in seconds since 1970, and must not go back; an earlier one counts as now.
+
+    The dispatch, which sends calls to the node, holds its lock while it uses this object.
+
+    Args:
+        now: the time from which idle time is counted. No call runs then.
+
+    Attributes:
+        calls: True while a call runs.
+        since: the time since when the node has had no work; None while it has. Work is a call, or what `hold` notes.
+    """
+
+    __slots__ = ("_at", "_began", "_held", "_low_until", "_seconds", "calls", "since")
+
+    def __init__(self, now: float) -> None:
+        self.since: float | None = now
+        self._began = self._at = now
+        self._seconds = 0.0
+        self.calls = False
+        self._held = False
+        self._low_until = -math.inf
+
+    def begin(self, now: float) -> None:
+        """Note that a call runs from now on. Do nothing if one runs already."""
+        self.calls = True
+        self._change(now)
+
+    def end(self, now: float) -> None:
+        """Note that no call runs from now on. Do nothing if none runs."""
+        self.calls = False
+        self._change(now)
+
+    def gone(self, now: float) -> None:
+        """Note that the node gets no more calls and has none left. It is idle from now on, until its machine ends."""
+        self.calls = self._held = False
+        self._change(now)
+
+    def hold(self, now: float, held: bool) -> None:
+        """Note if something else than calls counts as work from now on, such as a service with `busy=True`."""
+        self._held = held
+        self._change(now)
+
+    def measured(self, now: float, low: bool) -> None:
+        """Note a reading of the node's devices.
+
+        Args:
+            now: the time of the reading.
+            low: True if all devices of the node are under `LOW` percent. False if one is not, or is not known.
+        """
+        self._advance(now)
+        self._low_until = now + FRESH if low else -math.inf
+
+    def until(self, now: float) -> Idleness:
+        """Return how long the node was idle until now."""
+        self._advance(now)
+        is_idle = self.since is not None or self._at < self._low_until
+        return Idleness(self._began, self._at, self._seconds, is_idle, self.since)
+
+    def _change(self, now: float) -> None:
+        works = self.calls or self._held
+        if works is (self.since is None):
+            return
+        self._advance(now)
+        self.since = None if works else self._at
+
+    def _advance(self, now: float) -> None:
+        """Add the idle time since the last change, and let later changes count from now on."""
+        if now <= self._at:
+            return
+        until = now if self.since is not None else min(now, self._low_until)
+        if until > self._at:
+            self._seconds += until - self._at
+        self._at = now

@@ -1,0 +1,92 @@
+"""`IdleWatch`: records for how long the nodes of a pool are idle, in the ledger, so that other processes know it, too.
+
+The dispatch counts the idle time of each node (see `skypool.calls.idle`). The ledger is the local database of rented
+machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+from skypool.calls.dispatch import Dispatch
+from skypool.calls.idle import LOW, Idleness
+from skypool.pool import states
+from skypool.rental.budget import IdleSpan
+from skypool.rental.rental import Rental
+from skypool.samples.values import NodeSample
+
+_EVERY = 2.0
+"""Seconds between two looks at the idle time of the nodes."""
+_DRIFT = 0.2
+"""Seconds by which the idle time may differ from what the ledger's last record implies, before it is recorded anew."""
+
+
+class IdleWatch:
+    """The watch over the idle time of a pool's nodes. Any thread may use it.
+
+    Args:
+        dispatch: counts the idle time.
+        rental: records it.
+        state: returns the current state of the pool, which has the machine of each node.
+    """
+
+    def __init__(self, dispatch: Dispatch, rental: Rental, state: Callable[[], states.Pool]) -> None:
+        self._dispatch = dispatch
+        self._rental = rental
+        self._state = state
+        self._lock = threading.Lock()
+        self._recorded: dict[int, Idleness] = {}
+
+    def arrived(self, node: int, samples: Sequence[NodeSample]) -> None:
+        """Note the newest reading of a node's devices. Do nothing if none of the samples has devices."""
+        read = [each for each in samples if each.devices]
+        if read:
+            self._dispatch.measured(node, is_low(read[-1]))
+
+    async def keep(self) -> None:
+        """Record the idle time of the nodes every 2 s if it has changed, for as long as the task runs."""
+        while True:
+            await asyncio.sleep(_EVERY)
+            if any(self._differs(node, now, _DRIFT) for node, now in self._dispatch.idleness().items()):
+                await asyncio.to_thread(self.record)
+
+    def record(self) -> None:
+        """Record the idle time of the nodes until now. Nothing is written for a node whose record implies it.
+
+        A record says if the node is idle from then on. While that does not change, no further record is needed.
+        """
+        with self._lock:
+            state = self._state()
+            spans: dict[tuple[str, str], IdleSpan] = {}
+            for node, now in self._dispatch.idleness().items():
+                before = self._recorded.get(node)
+                instance = state.nodes[node].instance if node in state.nodes else None
+                if instance is None or not self._differs(node, now, 0.001):
+                    continue
+                self._recorded[node] = now
+                since, seconds = (now.began, 0.0) if before is None else (before.at, before.seconds)
+                spans[instance.provider, instance.id] = IdleSpan(since, now.at, now.seconds - seconds, now.is_idle)
+            self._rental.idle(spans)
+
+    def _differs(self, node: int, now: Idleness, most: float) -> bool:
+        """Return True if the last record of a node implies an idle time that is wrong by more than `most` seconds.
+
+        Return True, too, if the node works now but the last record says that it is idle, or the other way round, and
+        that record is more than `most` seconds old.
+        """
+        before = self._recorded.get(node)
+        if before is None:
+            return True
+        more = now.at - before.at
+        implied = before.seconds + (more if before.is_idle else 0.0)
+        return abs(now.seconds - implied) > most or (now.is_idle is not before.is_idle and more > most)
+
+
+def is_low(sample: NodeSample) -> bool:
+    """Return True if all devices in a sample are known to be under 5 % of their use."""
+    return all(
+        each.utilization_percent is not None and each.utilization_percent < LOW and not each.lost
+        for each in sample.devices
+    )
