@@ -117,6 +117,20 @@ def test_an_order_that_was_refused_is_no_open_one(ledger: Ledger) -> None:
     assert ledger.receipt("s").lines == ()
 
 
+def test_open_pools_are_those_that_run_or_have_left_something(ledger: Ledger) -> None:
+    for name in ("runs", "over", "machine-left", "order-left"):
+        ledger.begin(name, f"s-{name}", lease=600)
+    rent(ledger, "s-over", "i-1")
+    ledger.ended("s-over", "fake", "i-1")
+    ledger.end("s-over")
+    rent(ledger, "s-machine-left", "i-2")
+    ledger.end("s-machine-left")
+    ledger.intend("s-order-left", "s-order-left-0", OFFER, (0,))
+    ledger.end("s-order-left")
+    assert [each.pool for each in ledger.open_pools()] == ["runs", "machine-left", "order-left"]
+    assert [each.pool for each in ledger.pools() if each.state(time.time()) == "ended"] == ["over"]
+
+
 def test_a_machine_without_an_offer_costs_what_was_ordered(ledger: Ledger) -> None:
     ledger.begin("p", "s", lease=600)
     ledger.intend("s", "s-0", OFFER, (0, 1))

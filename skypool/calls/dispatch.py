@@ -913,6 +913,13 @@ class Dispatch:
             gangs = 0 if self.gangs is None else self.gangs.unfinished
             return len(self._waiting) + gangs + sum(self.load.values())
 
+    @property
+    def waiting(self) -> int:
+        """The number of calls and gangs that were not sent to a node yet. Calls that wait on a node do not count."""
+        with self._lock:
+            gangs = 0 if self.gangs is None else self.gangs.waiting
+            return len(self._waiting) + gangs + sum(len(each.pinned) for each in self.node_queues.values())
+
     # --- messages from nodes ---------------------------------------------------------------------------------
 
     def arrived(self, node: int, arrivals: Sequence[Arrival]) -> None:

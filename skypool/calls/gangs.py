@@ -259,6 +259,11 @@ class GangRunner:
         return len(self._calls)
 
     @property
+    def waiting(self) -> int:
+        """The number of gangs that wait for free nodes."""
+        return sum(gang.phase == "waiting" for gang in self._state.gangs.values())
+
+    @property
     def lacks_nodes(self) -> bool:
         """True if a gang waits that needs more nodes than the pool has."""
         usable = sum(not node.leaving for node in self._state.nodes.values())

@@ -42,9 +42,7 @@ def ps(as_json: AsJson = False) -> None:
     The nodes of pools that run on this computer are listed with their state, hardware and calls.
     """
     now = time.time()
-    there = [
-        each for each in Ledger.here(output.warn).pools() if each.state(now) != "ended" and not _is_over(each, now)
-    ]
+    there = [each for each in Ledger.here(output.warn).pools() if each.state(now) != "ended" and not is_over(each, now)]
     seen = _seen([each for each in there if each.state(now) in ("live", "ending")])
     if as_json:
         output.data([{**_pool_data(each, now), **_seen_data(seen.get(each.session))} for each in there])
@@ -55,14 +53,15 @@ def ps(as_json: AsJson = False) -> None:
             output.say("")
             output.table(_NODE, rows, numbers=_NODE[6:8])
         for each in there:
-            _explain(each, now)
+            for problem in explanations(each, now):
+                output.say(f"{each.pool}: {problem}")
             if isinstance(silent := seen.get(each.session), client.NoOwner) and silent.exists:
                 output.say(f"{each.pool}: {silent}")
     else:
         output.say("no pool of this computer is running; `skypool gc` asks the providers for machines of other pools")
 
 
-def _is_over(record: Record, now: float) -> bool:
+def is_over(record: Record, now: float) -> bool:
     """Return True if a pool costs nothing, its client has left it, and its lease ended more than a minute ago.
 
     The lease is the time that nodes live on without their client. The nodes of such a pool have ended themselves. A
@@ -135,8 +134,8 @@ def _pool_row(record: Record, now: float) -> list[str]:
     return [record.pool, record.state(now), client, *figures, " ".join(_providers(record))]
 
 
-def _explain(record: Record, now: float) -> None:
-    """Print a line on stdout for each problem of a pool. Print nothing if the pool has no problem.
+def explanations(record: Record, now: float) -> list[str]:
+    """Return a line for each problem of a pool; [] if it has none.
 
     Problems are a client that is gone, an end that the providers have not confirmed, an order without an answer, and an
     error.
@@ -145,28 +144,27 @@ def _explain(record: Record, now: float) -> None:
         record: the ledger's record of the pool.
         now: the present time, in seconds since 1970.
     """
+    said: list[str] = []
     if record.state(now) == "left":
         ways = f"`skypool down {record.pool}` ends them and checks that"
         if record.ended is not None:
-            output.say(f"{record.pool}: the pool has ended, but perhaps not all of its machines; {ways}")
+            said.append(f"the pool has ended, but perhaps not all of its machines; {ways}")
         elif now < record.lasts:
             until = datetime.fromtimestamp(record.lasts, UTC).strftime("%H:%M UTC")
-            output.say(
-                f"{record.pool}: the process that ran this pool is gone; the pool's lease runs until {until}. Until "
-                f"then, ComputePool.attach({record.pool!r}) takes the machines over; {ways}"
+            said.append(
+                f"the process that ran this pool is gone; the pool's lease runs until {until}. Until then, "
+                f"ComputePool.attach({record.pool!r}) takes the machines over; {ways}"
             )
         else:
-            output.say(
-                f"{record.pool}: the process that ran this pool is gone and the pool's lease is over, but machines "
-                f"may be left; {ways}"
+            said.append(
+                f"the process that ran this pool is gone and the pool's lease is over, but machines may be left; {ways}"
             )
-    for intent in record.intents:
-        output.say(
-            f"{record.pool}: order {intent.token} at {intent.provider} got no answer; its machine may be running, and "
-            "is ended with the pool"
-        )
-    if record.error:
-        output.say(f"{record.pool}: {record.error}")
+    said += [
+        f"order {intent.token} at {intent.provider} got no answer; its machine may be running, and is ended with the "
+        "pool"
+        for intent in record.intents
+    ]
+    return [*said, record.error] if record.error else said
 
 
 def _providers(record: Record) -> list[str]:

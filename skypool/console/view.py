@@ -91,7 +91,7 @@ def draw_pool(picture: Picture, now: float, room: int, width: int = 80, *, is_de
     """
     parts = [_headline(picture, now)]
     if picture.figures and room > 2:
-        parts.append(_costs(picture.figures))
+        parts.append(costs(picture.figures))
     is_detailed = is_detailed and picture.figures is not None
     room -= len(parts)
     rows = _foremost(picture.rows, room, is_detailed)
@@ -112,7 +112,7 @@ def _is_measured(row: Row) -> bool:
     return row.sample is not None or row.phase == "ready"
 
 
-def _costs(figures: Figures) -> Text:
+def costs(figures: Figures) -> Text:
     """Return the line of a pool's costs: `  spent 1.21 USD  rate 47.80 USD/h  idle 0.4000 USD`."""
     facts = [("spent", figures.usd, "USD"), ("rate", figures.usd_per_hour, "USD/h"), ("idle", figures.idle_usd, "USD")]
     said = [f"{name} {'unknown' if amount is None else f'{usd(amount)} {unit}'}" for name, amount, unit in facts]
@@ -220,9 +220,10 @@ def _brief(row: Row) -> Text:
 
 
 def _phase(row: Row, now: float) -> Text:
-    """Return a node's phase as coloured text, with the time for which it has lasted unless the node is ready.
+    """Return a node's phase as coloured text, with the time for which it has lasted if that is known.
 
-    If the connection to the node is broken, the text is "unreachable" and the time for which it has been so.
+    The time is left out if the node is ready. If the connection to the node is broken, the text is "unreachable" and
+    the time for which it has been so.
 
     Args:
         row: the node.
@@ -230,7 +231,7 @@ def _phase(row: Row, now: float) -> Text:
     """
     if row.down:
         return Text(f"unreachable {clock(now - row.down_at)}", "bold red")
-    age = "" if row.phase == "ready" else f" {clock(now - row.since)}"
+    age = "" if row.phase == "ready" or not row.since else f" {clock(now - row.since)}"
     return Text(f"{row.phase}{age}", _colour(row.phase))
 
 

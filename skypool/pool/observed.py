@@ -96,6 +96,7 @@ class Observed:
             "usd": receipt and receipt.usd,
             "usd_per_hour": receipt and receipt.usd_per_hour,
             "idle_usd": receipt and receipt.idle_usd,
+            "waiting": self._dispatch.waiting,
             "nodes": [self._node(node, word, state.nodes.get(node), lines) for node, word in self._words().items()],
         }
 
@@ -113,6 +114,7 @@ class Observed:
             "slots": welcome.slots if welcome else 0,
             "cpu_slots": welcome.cpu_slots if welcome else 0,
             "busy": status.busy if status else 0,
+            "cpu_busy": status.cpu_busy if status else 0,
             "waiting": status.waiting if status else 0,
             "done": status.done if status else 0,
             "running": list(status.running) if status else [],

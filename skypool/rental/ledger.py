@@ -57,6 +57,12 @@ def _warned(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
+_OPEN = """(p.ended IS NULL
+    OR EXISTS (SELECT 1 FROM instances one WHERE one.session = p.session AND one.ended IS NULL)
+    OR EXISTS (SELECT 1 FROM orders one WHERE one.session = p.session AND one.state = 'intended'))"""
+"""The SQL condition for pools that run, or of which something may be left."""
+
+
 class Ledger:
     """The ledger in one file: the local database of pools, orders and rented machines.
 
@@ -556,6 +562,16 @@ class Ledger:
         """
         now = clock.now()
         return self._file.read(lambda book: read(book, now) if name is None else read(book, now, "p.pool = ?", name))
+
+    def open_pools(self) -> list[Record]:
+        """Return the pools that have not ended, or of which machines or orders may be left, the oldest first.
+
+        Pools that ended long ago are not read, so this is quick also with a long history.
+
+        Raises:
+            LedgerError: the ledger cannot be read.
+        """
+        return self._file.read(lambda book: read(book, clock.now(), _OPEN))
 
     def record(self, session: str) -> Record | None:
         """Return the record of a pool by its session; None if the ledger does not have it.
