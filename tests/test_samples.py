@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from skypool.errors import NodeUnhealthy
 from skypool.link.inbound import message_of
 from skypool.model import Instance
 from skypool.pool import lifecycle, states
+from skypool.samples import machine as machine_load
 from skypool.samples import store, tools
 from skypool.samples.health import HealthOfNode, judge
 from skypool.samples.machine import Machine, process
@@ -82,6 +84,10 @@ def test_a_sample_comes_back_from_json_as_it_was() -> None:
         {"cpu_percent": True},
         {"memory_used_mib": -1},
         {"memory_used_mib": float("nan")},
+        {"memory_used_mib": 10**400},
+        {"disk_read_mib": -0.5},
+        {"disk_written_mib": 1e15},
+        {"disk_written_mib": "fast"},
         {"memory_used_mib": float("inf")},
         {"devices": [{"kind": "cuda"}]},
         {"devices": [{"kind": "cuda", "index": 0, "lost": "yes"}]},
@@ -293,6 +299,58 @@ def test_the_machine_and_a_process_are_read(tmp_path: Path) -> None:
     assert process(2**22 + 1) is None
 
 
+DISKSTATS = """\
+   7       0 loop0 900 0 9000000 0 900 0 9000000 0 0 0 0
+ 259       0 nvme0n1 10 0 {read} 5 10 0 {written} 5 0 9 9 0 0 0 0
+ 259       1 nvme0n1p1 10 0 {read} 5 10 0 {written} 5 0 9 9 0 0 0 0
+ 259       2 nvme0c0n1 10 0 {read} 5 10 0 {written} 5 0 9 9 0 0 0 0
+ 253       0 dm-0 10 0 {read} 5 10 0 {written} 5 0 9 9 0 0 0 0
+ 104       0 cciss/c0d0 10 0 {read} 5 10 0 {written} 5 0 9 9
+"""
+"""Six block devices with one disk of NVMe and one of an old RAID controller among them, as the kernel lists them."""
+
+
+def test_the_traffic_of_whole_disks_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nvme0n1", "nvme0c0n1", "cciss!c0d0"):
+        (tmp_path / "block" / name / "device").mkdir(parents=True)
+    for name in ("loop0", "dm-0"):
+        (tmp_path / "block" / name).mkdir()
+    monkeypatch.setattr(machine_load, "_BLOCK_DEVICES", str(tmp_path / "block"))
+    stats = tmp_path / "diskstats"
+    monkeypatch.setattr(machine_load, "_DISKSTATS", str(stats))
+    times = iter([100.0, 102.0, 104.0, 106.0, 108.0, 110.0])
+    monkeypatch.setattr(machine_load, "time", SimpleNamespace(monotonic=lambda: next(times), time=time.time))
+    reading = Machine("/")
+    stats.write_text(DISKSTATS.format(read=0, written=0))
+    assert (reading.read().disk_read_mib, reading._before is not None) == (None, True), "there is no span yet"
+    stats.write_text(DISKSTATS.format(read=2048, written=4096))  # sectors: 1 MiB and 2 MiB for each of two disks in 2 s
+    seen = reading.read()
+    assert (seen.disk_read_mib, seen.disk_written_mib) == (1.0, 2.0)
+    stats.write_text(DISKSTATS.format(read=0, written=4096))
+    seen = reading.read()
+    assert (seen.disk_read_mib, seen.disk_written_mib) == (0.0, 0.0), "a disk was removed"
+    for said in ("", "1 2\n", DISKSTATS.format(read="many", written=0)):
+        stats.write_text(said)
+        seen = reading.read()
+        assert (seen.disk_read_mib, seen.disk_written_mib) == (None, None)
+
+
+def test_what_is_written_to_a_disk_is_measured(tmp_path: Path) -> None:
+    number = tmp_path.stat().st_dev
+    if not Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").exists():
+        pytest.skip("the folder of this test is not on a disk")
+    reading = Machine(str(tmp_path))
+    reading.read()
+    with (tmp_path / "data").open("wb") as file:
+        file.write(os.urandom(8 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+    written = reading.read().disk_written_mib
+    if written is None:
+        pytest.skip("this machine has no disk of its own in /proc/diskstats")
+    assert written > 0
+
+
 def test_a_pool_without_devices_is_sampled_without_a_process() -> None:
     def busy(seconds: float) -> int:
         until = time.monotonic() + seconds
@@ -351,6 +409,45 @@ assert len(asked) > 15, asked
     assert done.returncode == 0, done.stderr
     assert "utilization_percent=90.0" in done.stdout
     assert "sm_activity_percent=40.0" in done.stdout
+
+
+def test_values_that_rarely_change_are_read_rarely_and_at_once_after_an_error(nvml: FakeNvml) -> None:
+    program = """
+import collections, sys
+import pynvml
+from skypool.samples.nvml import Nvml
+asked = collections.Counter()
+find = pynvml._nvmlGetFunctionPointer
+def noted(name):
+    asked[name] += 1
+    return find(name)
+reader = Nvml([(0, "")])
+pynvml._nvmlGetFunctionPointer = noted
+first = reader.read()[0]
+assert (first.nvlinks, first.nvlinks_all, first.ecc_uncorrected) == (18, 18, 0), first
+for _ in range(9):
+    assert reader.read()[0].nvlinks == 18
+assert asked["nvmlDeviceGetUtilizationRates"] == 10, asked
+assert asked["nvmlDeviceGetNvLinkState"] < 40, asked
+assert asked["nvmlDeviceGetTotalEccErrors"] == 2, asked
+print(flush=True)
+input()
+assert reader.read()[0].ecc_uncorrected == 0
+assert reader.wait(30)
+seen = reader.read()[0]
+assert (seen.xids, seen.ecc_uncorrected, seen.nvlinks, seen.nvlinks_all) == ((48,), 1, 17, 18), seen
+assert asked["nvmlDeviceGetMaxPcieLinkWidth"] == 2, asked
+"""
+    argv = [sys.executable, "-c", program]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        nvml.say(0, uncorrected=1, links_up=17)
+        nvml.xid(0, 48)
+        process.stdin.write(b"\n")
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said.decode()
 
 
 class Loop:
@@ -422,9 +519,9 @@ def test_load_errors_and_a_lost_card_reach_the_samples(loop: Loop, nvml: FakeNvm
     assert judge(first).state == "ok"
     assert loop.news == 1
     nvml.say(0, busy=97, milliwatts=700_000, throttled=4, lanes=8, uncorrected=2, pid=os.getpid())
-    seen = loop.until(lambda each: each.utilization_percent == 97)
-    assert seen.power_limit_watts == 700.0
-    assert (seen.power_watts, seen.throttled, seen.pcie_width, seen.ecc_uncorrected) == (700.0, ("power cap",), 8, 2)
+    seen = loop.until(lambda each: each.utilization_percent == 97 and each.pcie_width == 8)
+    assert (seen.power_watts, seen.power_limit_watts, seen.throttled) == (700.0, 700.0, ("power cap",))
+    assert seen.ecc_uncorrected == 2
     assert seen.memory_of == {str(os.getpid()): 512.0}
     nvml.xid(0, 45)
     loop.until(lambda each: each.xids == (45,))
@@ -495,6 +592,14 @@ def test_a_gpu_that_falls_off_the_bus_is_seen_by_the_pool_and_the_node_is_replac
     changes = [each for each in heard if isinstance(each, events.HealthChanged)]
     assert [(each.node, each.state) for each in changes[:2]] == [(0, "ok"), (0, "unhealthy")]
     assert "XID 79" in changes[1].reasons[0]
+
+
+def test_a_node_whose_samples_are_off_measures_nothing(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(monitor.SWITCH, "off")
+    for seconds in range(30):
+        loop.monitor.tick(float(seconds))
+    assert loop.monitor._child is None
+    assert loop.monitor.taken() == []
 
 
 def test_an_unhealthy_machine_gets_no_call_at_all(nvml: FakeNvml) -> None:

@@ -108,7 +108,10 @@ class Monitor:
         """
         self._now = now
         if self._next is None:
-            self._next = math.inf if os.environ.get(SWITCH) == "off" else now + _FIRST
+            is_off = os.environ.get(SWITCH) == "off"
+            self._next = math.inf if is_off else now + _FIRST
+            if is_off:
+                self._wanted = []
         if self._wanted:
             self._look_after(now)
         if now >= self._next:

@@ -1,8 +1,9 @@
-"""Reads the machine itself and processes from `/proc`: CPU, memory, disk and network."""
+"""Reads the load of a machine (CPU, memory, disks and network) and the use of its processes, from Linux's `/proc`."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass, replace
 
@@ -11,23 +12,33 @@ from skypool.samples.values import NodeSample
 _MIB = float(1 << 20)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_SECTOR = 512
+"""Bytes of a sector in `/proc/diskstats`, whatever the disk's own sectors are."""
+_BLOCK_DEVICES = "/sys/block"
+_DISKSTATS = "/proc/diskstats"
+_PATH_OF_NVME = re.compile(r"nvme\d+c\d+n\d+")
+"""The names of NVMe paths: ways to a disk that is listed by its own name, too."""
+
+
+_Pair = tuple[int, int] | None
 
 
 class Machine:
     """A reader of the machine's load. Rates are averages since the previous reading.
 
     Args:
-        folder: the folder whose disk is measured.
+        folder: the folder whose disk's used and whole space are measured.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._before: tuple[float, tuple[int, int] | None, tuple[int, int] | None] | None = None
+        self._before: tuple[float, _Pair, _Pair, _Pair] | None = None
+        self._is_disk: dict[str, bool] = {}
 
     def read(self) -> NodeSample:
         """Return a sample without devices and calls. A value that cannot be read is None."""
         now = time.monotonic()
-        cpu, net = _cpu(), _network()
+        cpu, net, traffic = _cpu(), _network(), self._disk_traffic()
         used, total = _memory()
         sample = NodeSample(time=time.time(), memory_used_mib=used, memory_total_mib=total)
         try:
@@ -39,17 +50,54 @@ class Machine:
             free = disk.f_bfree * disk.f_frsize / _MIB
             sample = replace(sample, disk_used_mib=whole - free, disk_total_mib=whole)
         if self._before is not None:
-            at, cpu_before, net_before = self._before
+            at, cpu_before, net_before, traffic_before = self._before
             span = now - at
             if cpu and cpu_before and cpu[1] > cpu_before[1]:
                 busy = 100 * (cpu[0] - cpu_before[0]) / (cpu[1] - cpu_before[1])
                 sample = replace(sample, cpu_percent=min(100.0, max(0.0, busy)))
             if net and net_before and span > 0:
-                received = max(0.0, (net[0] - net_before[0]) / _MIB / span)
-                sent = max(0.0, (net[1] - net_before[1]) / _MIB / span)
+                received, sent = _rates(net_before, net, span)
                 sample = replace(sample, received_mib=received, sent_mib=sent)
-        self._before = now, cpu, net
+            if traffic and traffic_before and span > 0:
+                read, written = _rates(traffic_before, traffic, span)
+                sample = replace(sample, disk_read_mib=read, disk_written_mib=written)
+        self._before = now, cpu, net, traffic
         return sample
+
+    def _disk_traffic(self) -> _Pair:
+        """Return the bytes that were read from and written to all disks since the machine's start; None if unknown.
+
+        Only disks with hardware behind them count. The traffic of partitions, RAID and LVM volumes, and files that are
+        mounted as disks (loop devices) is part of that of the disks below them.
+        """
+        read = written = 0
+        any_disk = False
+        try:
+            with open(_DISKSTATS, encoding="ascii", errors="replace") as file:
+                for line in file:
+                    columns = line.split()
+                    name = columns[2]
+                    is_disk = self._is_disk.get(name)
+                    if is_disk is None:
+                        is_disk = self._is_disk[name] = _is_disk(name)
+                    if is_disk:
+                        any_disk = True
+                        read += int(columns[5]) * _SECTOR
+                        written += int(columns[9]) * _SECTOR
+        except (OSError, ValueError, IndexError):
+            return None
+        return (read, written) if any_disk else None
+
+
+def _is_disk(name: str) -> bool:
+    """Return True if a block device of `/proc/diskstats` is a whole disk with hardware behind it."""
+    return not _PATH_OF_NVME.fullmatch(name) and os.path.exists(f"{_BLOCK_DEVICES}/{name.replace('/', '!')}/device")
+
+
+def _rates(before: tuple[int, int], now: tuple[int, int], seconds: float) -> tuple[float, float]:
+    """Return by how many MiB per second each of two counters of bytes has grown; 0 for one that has become smaller."""
+    first, second = (max(0.0, (new - old) / _MIB / seconds) for old, new in zip(before, now, strict=True))
+    return first, second
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +123,7 @@ def process(pid: int) -> ProcessUse | None:
     return ProcessUse(sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE / _MIB)
 
 
-def _cpu() -> tuple[int, int] | None:
+def _cpu() -> _Pair:
     """Return the busy and the whole CPU time of the machine, in clock ticks; None if they cannot be read."""
     try:
         with open("/proc/stat", "rb") as file:
@@ -102,7 +150,7 @@ def _memory() -> tuple[float | None, float | None]:
     )
 
 
-def _network() -> tuple[int, int] | None:
+def _network() -> _Pair:
     """Return the bytes that all interfaces but loopback received and sent; None if they cannot be read."""
     received = sent = 0
     try:

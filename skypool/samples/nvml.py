@@ -18,6 +18,11 @@ _ALL_LINKS = 0xFFFFFFFF
 """The scope of a field value that stands for all NVLinks of a device together."""
 _PACKED = "nvidia-ml-py"
 """The folder of skypool's zip with the package nvidia-ml-py."""
+_RARELY = 10.0
+"""Seconds between two readings of values that rarely change, such as numbers of errors and of active links.
+
+They need most of the calls to the driver. After an XID error of a GPU, these values of it are read at once.
+"""
 _REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -60,7 +65,9 @@ class Nvml:
         self._handles: dict[int, Any] = {}
         self._lost: set[int] = set()
         self._counters: dict[tuple[int, str], tuple[float, float]] = {}
-        self._gpm: dict[int, Any] = {}
+        self._links: dict[int, int] = {}
+        self._rare: dict[int, tuple[float, dict[str, Any]]] = {}
+        self._gpm: dict[int, tuple[Any, Any] | None] = {}
         self._xids: dict[int, list[int]] = {}
         self._watched: set[int] = set()
         self._events = self._ask(self._nvml.nvmlEventSetCreate)
@@ -116,6 +123,7 @@ class Nvml:
         if event.eventType == nvml.nvmlEventTypeXidCriticalError:
             for each in [index] if index is not None else list(self._handles):
                 self._xids.setdefault(each, []).append(int(event.eventData))
+                self._rare.pop(each, None)
         return True
 
     def _is_lost(self, index: int) -> bool:
@@ -142,11 +150,8 @@ class Nvml:
         load = ask("nvmlDeviceGetUtilizationRates")
         memory = ask("nvmlDeviceGetMemoryInfo")
         power = ask("nvmlDeviceGetPowerUsage")
-        limit = ask("nvmlDeviceGetEnforcedPowerLimit")
         reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        remapped = ask("nvmlDeviceGetRemappedRows")
         fields = self._fields(handle, index)
-        links = self._links(handle, index)
         made = DeviceSample(
             kind="cuda",
             index=index,
@@ -156,7 +161,6 @@ class Nvml:
             memory_used_mib=None if memory is None else memory.used / _MIB,
             memory_total_mib=None if memory is None else memory.total / _MIB,
             power_watts=None if power is None else power / 1000,
-            power_limit_watts=None if limit is None else limit / 1000,
             temperature_celsius=_real(ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)),
             sm_clock_mhz=_real(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)),
             memory_clock_mhz=_real(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)),
@@ -169,26 +173,47 @@ class Nvml:
             nvlink_received_mib=self._rate(
                 index, "links got", fields.get(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX), 1024.0
             ),
-            pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
-            pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-            nvlinks=links[0],
-            nvlinks_all=links[1],
-            ecc_corrected=ask(
-                "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
-            ),
-            ecc_uncorrected=ask(
-                "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-            ),
-            remap_pending=None if remapped is None else bool(remapped[2]),
-            remap_failed=None if remapped is None else bool(remapped[3]),
             recovery=fields.get(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
             xids=xids,
             xids_watched=watched,
             memory_of=self._memory_of(handle, index),
+            **self._rare_values(handle, index),
         )
         if index in self._lost:  # it was lost while it was read
             return DeviceSample("cuda", index, uuid, lost=True, xids=xids, xids_watched=watched)
         return made
+
+    def _rare_values(self, handle: Any, index: int) -> dict[str, Any]:
+        """Return the values of a GPU that rarely change, by the names of their fields. They are up to 10 s old."""
+        nvml = self._nvml
+        now = time.monotonic()
+        at, known = self._rare.get(index, (now, None))
+        if known is not None and now - at < _RARELY:
+            return known
+
+        def ask(name: str, *args: Any) -> Any:
+            return self._ask(getattr(nvml, name), handle, *args, of=index)
+
+        remapped = ask("nvmlDeviceGetRemappedRows")
+        limit = ask("nvmlDeviceGetEnforcedPowerLimit")
+        links = self._active_links(handle, index)
+        read = {
+            "power_limit_watts": None if limit is None else limit / 1000,
+            "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
+            "pcie_width_max": known["pcie_width_max"] if known else ask("nvmlDeviceGetMaxPcieLinkWidth"),
+            "nvlinks": links,
+            "nvlinks_all": self._links.get(index),
+            "ecc_corrected": ask(
+                "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
+            ),
+            "ecc_uncorrected": ask(
+                "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            ),
+            "remap_pending": None if remapped is None else bool(remapped[2]),
+            "remap_failed": None if remapped is None else bool(remapped[3]),
+        }
+        self._rare[index] = now, read
+        return read
 
     def _fields(self, handle: Any, index: int) -> dict[int, int]:
         """Return field values of a GPU, by the number of the field. Those that the GPU does not have are left out."""
@@ -209,42 +234,48 @@ class Nvml:
         self._counters[index, name] = float(counter), now
         return (counter - before) / unit / (now - at) if now > at and counter >= before else None
 
-    def _links(self, handle: Any, index: int) -> tuple[int | None, int | None]:
-        """Return the numbers of active NVLinks and of all; (0, 0) for a GPU without NVLink, (None, None) if unknown."""
+    def _active_links(self, handle: Any, index: int) -> int | None:
+        """Return the number of active NVLinks of a GPU; 0 for one without NVLink, None if unknown.
+
+        Notes the number of all its NVLinks in `_links`.
+        """
         nvml = self._nvml
         states = []
-        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        for link in range(self._links.get(index, int(nvml.NVML_NVLINK_MAX_LINKS))):
             try:
                 states.append(nvml.nvmlDeviceGetNvLinkState(handle, link))
             except nvml.NVMLError as e:
                 if e.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT):
                     break  # there are no more links
-                return None, None
-        return sum(map(bool, states)), len(states)
+                return None
+        self._links.setdefault(index, len(states))
+        return sum(map(bool, states))
 
     def _sm_activity(self, handle: Any, index: int) -> float | None:
         """Return the share of busy multiprocessors since the last sample; None before the H100, or if unknown."""
         nvml = self._nvml
-        before = self._gpm.get(index)
-        if before is False:
+        if index in self._gpm and self._gpm[index] is None:
             return None
         try:
-            if before is None and not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                self._gpm[index] = False
+            places = self._gpm.get(index)
+            if places is None:
+                if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                    self._gpm[index] = None
+                    return None
+                first = nvml.nvmlGpmSampleGet(handle, nvml.nvmlGpmSampleAlloc())
+                self._gpm[index] = first, nvml.nvmlGpmSampleAlloc()
                 return None
-            now = nvml.nvmlGpmSampleAlloc()
-            self._gpm[index] = nvml.nvmlGpmSampleGet(handle, now)
-            if before is None:
-                return None
+            before, now = places
+            nvml.nvmlGpmSampleGet(handle, now)
+            self._gpm[index] = now, before  # the older one is overwritten by the next reading
             asked = nvml.c_nvmlGpmMetricsGet_t()
             asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
             asked.numMetrics = 1
             asked.sample1, asked.sample2 = before, now
             asked.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
             metric = nvml.nvmlGpmMetricsGet(asked).metrics[0]
-            nvml.nvmlGpmSampleFree(before)
         except nvml.NVMLError:
-            self._gpm[index] = False
+            self._gpm[index] = None
             return None
         return float(metric.value) if metric.nvmlReturn == nvml.NVML_SUCCESS else None
 

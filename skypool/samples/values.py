@@ -5,7 +5,6 @@ A value that could not be measured is None, never 0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -132,6 +131,10 @@ class NodeSample:
         memory_total_mib: whole memory of the machine in MiB.
         disk_used_mib: used space in MiB on the disk of the folder in which calls run.
         disk_total_mib: size of that disk in MiB.
+        disk_read_mib: MiB read per second from all disks of the machine. As `/proc/diskstats` counts for the whole
+            machine, this includes what other containers of it read. None without disks of its own, as on some virtual
+            machines, and where the system does not tell.
+        disk_written_mib: MiB written per second to all disks of the machine, counted in the same way.
         sent_mib: MiB that the machine sent per second, over all interfaces but loopback.
         received_mib: MiB that the machine received per second, over all interfaces but loopback.
         devices: the devices of the node.
@@ -146,6 +149,8 @@ class NodeSample:
     memory_total_mib: float | None = None
     disk_used_mib: float | None = None
     disk_total_mib: float | None = None
+    disk_read_mib: float | None = None
+    disk_written_mib: float | None = None
     sent_mib: float | None = None
     received_mib: float | None = None
     devices: tuple[DeviceSample, ...] = ()
@@ -153,17 +158,17 @@ class NodeSample:
 
 
 def to_json(sample: NodeSample | DeviceSample | CallSample) -> dict[str, Any]:
-    """Return a sample as a dict for JSON. Fields with their default are left out."""
+    """Return a sample as a dict for JSON. Fields that have their default value are left out."""
     said: dict[str, Any] = {}
-    for each in fields(sample):
-        value = getattr(sample, each.name)
-        if value is each.default or value == each.default:
+    for name, default in _DEFAULTS[type(sample)]:
+        value = getattr(sample, name)
+        if value is default or value == default:
             continue
-        if each.name in ("devices", "calls"):
-            value = [to_json(one) for one in value]
-        elif isinstance(value, float):
+        if type(value) is float:
             value = round(value, 3)
-        said[each.name] = list(value) if isinstance(value, tuple) else value
+        elif type(value) is tuple:
+            value = [to_json(one) for one in value] if name in _NESTED else list(value)
+        said[name] = value
     return said
 
 
@@ -182,24 +187,14 @@ def node_sample(said: object, printable: Callable[[str], str] = str) -> NodeSamp
     return _read(NodeSample, said, printable)
 
 
-_NESTED: dict[str, type[Any]] = {"devices": DeviceSample, "calls": CallSample}
-
-
 def _read(kind: type[T], said: object, printable: Callable[[str], str]) -> T:
     if type(said) is not dict:
         raise ValueError(f"a {kind.__name__} must be a JSON object, not {type(said).__name__}")
+    checks = _CHECKS_OF[kind]
     given: dict[str, Any] = {}
-    for each in fields(kind):  # type: ignore[arg-type]  # the three classes of this module are dataclasses
-        value = said.get(each.name)
-        if value is None:
-            continue
-        if each.name in _NESTED:
-            value = tuple(_read(_NESTED[each.name], one, printable) for one in _listed(each.name, value))
-        elif each.name == "memory_of":
-            value = _memory_of(value)
-        else:
-            value = _CHECKS[str(each.type).removesuffix(" | None")](each.name, value, printable)
-        given[each.name] = value
+    for name, value in said.items():
+        if value is not None and (check := checks.get(name)):
+            given[name] = check(name, value, printable)
     try:
         return kind(**given)
     except TypeError as e:
@@ -212,22 +207,38 @@ def _listed(name: str, value: object) -> list[Any]:
     return value
 
 
-def _memory_of(value: object) -> dict[str, float]:
+def _devices(name: str, value: object, printable: Callable[[str], str]) -> tuple[DeviceSample, ...]:
+    return tuple(_read(DeviceSample, one, printable) for one in _listed(name, value))
+
+
+def _calls(name: str, value: object, printable: Callable[[str], str]) -> tuple[CallSample, ...]:
+    return tuple(_read(CallSample, one, printable) for one in _listed(name, value))
+
+
+def _memory_of(name: str, value: object, printable: Callable[[str], str]) -> dict[str, float]:
     if type(value) is not dict or len(value) > _MANY:
-        raise ValueError(f"the field 'memory_of' must be an object of at most {_MANY} entries")
+        raise ValueError(f"the field {name!r} must be an object of at most {_MANY} entries")
     if not all(len(pid) < 20 and pid.isdecimal() for pid in value):
-        raise ValueError("the field 'memory_of' must be an object with process ids")
-    return {pid: _number("memory_of", mib, str) for pid, mib in value.items()}
+        raise ValueError(f"the field {name!r} must be an object with process ids")
+    return {pid: _number(name, mib, printable) for pid, mib in value.items()}
 
 
 def _number(name: str, value: object, _: Callable[[str], str]) -> float:
-    if type(value) not in (int, float) or not math.isfinite(number := float(str(value))) or not -300 <= number < _MOST:
-        raise ValueError(f"the field {name!r} is no number within bounds")
-    if number < 0 and name != "temperature_celsius":
-        raise ValueError(f"the field {name!r} is negative")
-    if name.endswith("_percent") and number > 1000:
-        raise ValueError(f"the field {name!r} is above 1000 %")
-    return number
+    if (type(value) is not float and type(value) is not int) or not 0 <= value < _MOST:  # also refuses NaN
+        raise ValueError(f"the field {name!r} is no number from 0 to {_MOST:g}")
+    return float(value)
+
+
+def _percent(name: str, value: object, _: Callable[[str], str]) -> float:
+    if (type(value) is not float and type(value) is not int) or not 0 <= value <= 1000:
+        raise ValueError(f"the field {name!r} is no number from 0 to 1000")
+    return float(value)
+
+
+def _celsius(name: str, value: object, _: Callable[[str], str]) -> float:
+    if (type(value) is not float and type(value) is not int) or not -300 <= value < _MOST:
+        raise ValueError(f"the field {name!r} is no number from -300 to {_MOST:g}")
+    return float(value)
 
 
 def _whole(name: str, value: object, _: Callable[[str], str]) -> int:
@@ -256,11 +267,34 @@ def _wholes(name: str, value: object, printable: Callable[[str], str]) -> tuple[
     return tuple(_whole(name, each, printable) for each in _listed(name, value))
 
 
-_CHECKS: dict[str, Callable[[str, object, Callable[[str], str]], Any]] = {
+_Check = Callable[[str, object, Callable[[str], str]], Any]
+"""Returns the value of a field, called as (name, JSON value, printable). Raises ValueError for a wrong value."""
+_CHECKS: dict[str, _Check] = {
     "float": _number,
     "int": _whole,
     "bool": _flag,
     "str": _text,
     "tuple[str, ...]": _texts,
     "tuple[int, ...]": _wholes,
+    "tuple[DeviceSample, ...]": _devices,
+    "tuple[CallSample, ...]": _calls,
+    "Mapping[str, float]": _memory_of,
 }
+"""The check of a field by its type, unless its name ends as in `_CHECKS_BY_END`."""
+_CHECKS_BY_END: dict[str, _Check] = {"percent": _percent, "celsius": _celsius}
+"""The check of a number by the last word of the field's name."""
+_NESTED = ("devices", "calls")
+"""The fields whose entries are samples."""
+_KINDS: tuple[type[NodeSample | DeviceSample | CallSample], ...] = (NodeSample, DeviceSample, CallSample)
+_CHECKS_OF: dict[type[Any], dict[str, _Check]] = {
+    kind: {
+        each.name: _CHECKS_BY_END.get(each.name.rpartition("_")[2]) or _CHECKS[str(each.type).removesuffix(" | None")]
+        for each in fields(kind)
+    }
+    for kind in _KINDS
+}
+"""The check of each field. These tables are made once, because samples come each second."""
+_DEFAULTS: dict[type[Any], tuple[tuple[str, Any], ...]] = {
+    kind: tuple((each.name, each.default) for each in fields(kind)) for kind in _KINDS
+}
+"""The name and the default value of each field."""

@@ -1,14 +1,16 @@
 /* An NVML (NVIDIA's library for device management) for tests: libnvidia-ml.so.1 without a GPU.
  *
  * It follows a script, a text file named by the environment variable NVML_SCRIPT. Each line is "DEVICE NAME VALUE".
- * The file is read again with each call, so a test can change it while the library is in use. Without a line for a
- * value, the default below is taken; a value of -1 means "not supported".
+ * It is read again when another file has taken its place, so a test can change it while the library is in use. Without
+ * a line for a value, the default below is taken; a value of -1 means "not supported". Without a script, no error of a
+ * driver ever comes, and NVML_COUNT has the number of GPUs: for benchmarks, as looking for changes costs time.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,17 +21,36 @@ typedef struct { int index; long seen; } Device;
 static Device devices[MOST];
 static int registered[MOST];
 
-static long value(int device, const char *name, long otherwise) {
+static struct { int device; char name[64]; long value; } lines[256];
+static int count_of_lines;
+
+/* Read the script if it is not the file that was read last. */
+static void look(void) {
+    static struct stat last;
     const char *path = getenv("NVML_SCRIPT");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    char key[64];
-    int at;
-    long number;
-    if (!file) return otherwise;
-    while (fscanf(file, "%d %63s %ld", &at, key, &number) == 3)
-        if (at == device && !strcmp(key, name)) otherwise = number;
+    struct stat now;
+    FILE *file;
+    if (!path || stat(path, &now) || (now.st_ino == last.st_ino && now.st_mtim.tv_sec == last.st_mtim.tv_sec
+                                      && now.st_mtim.tv_nsec == last.st_mtim.tv_nsec && now.st_size == last.st_size))
+        return;
+    if (!(file = fopen(path, "r"))) return;
+    last = now;
+    for (count_of_lines = 0; count_of_lines < 256; count_of_lines++)
+        if (fscanf(file, "%d %63s %ld", &lines[count_of_lines].device, lines[count_of_lines].name,
+                   &lines[count_of_lines].value) != 3) break;
     fclose(file);
+}
+
+static long value(int device, const char *name, long otherwise) {
+    look();
+    for (int i = 0; i < count_of_lines; i++)
+        if (lines[i].device == device && !strcmp(lines[i].name, name)) return lines[i].value;
     return otherwise;
+}
+
+static unsigned count_of_devices(void) {
+    const char *count = getenv("NVML_COUNT");
+    return value(0, "count", count ? atoi(count) : 1);
 }
 
 /* What every call on a device begins with: it may hang, or find the device lost. */
@@ -47,9 +68,9 @@ const char *nvmlErrorString(int code) { return code == LOST ? "GPU is lost" : co
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return value(0, "driver", 1) ? OK : NO_DRIVER; }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) { return OK; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = value(0, "count", 1); return OK; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = count_of_devices(); return OK; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) {
-    if (index >= (unsigned)value(0, "count", 1)) return INVALID;
+    if (index >= count_of_devices()) return INVALID;
     devices[index].index = index;
     *device = &devices[index];
     return OK;
@@ -145,6 +166,10 @@ int nvmlDeviceRegisterEvents(Device *d, unsigned long long kinds, void *set) {
 typedef struct { Device *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } Event;
 int nvmlEventSetWait_v2(void *set, Event *event, unsigned ms) {
     (void)set;
+    if (!getenv("NVML_SCRIPT")) {
+        usleep(1000 * ms);
+        return TIMEOUT;
+    }
     for (unsigned waited = 0;; waited += 20) {
         for (int i = 0; i < MOST; i++) {
             long came = registered[i] ? value(i, "xids", 0) : 0;  /* how many have come so far; "xid" is their code */
