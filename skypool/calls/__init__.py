@@ -8,7 +8,7 @@
 - `dispatch`: chooses a node for each call, sends it there, and sends it again when the node is lost.
 - `waiting`: the calls that wait for a node; `progress`: handles messages of nodes about running calls.
 - `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames (messages) to it.
-- `idle`: sums up the time in which a node ran no call.
+- `idle`: sums up the time in which a node ran no call; `tally`: counts the calls that have ended, and records them.
 - `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
 - `gangs`: one call that runs as several processes, which start, fail and run again together; the note of its error.
   `skypool.gangs` decides what happens.
@@ -30,6 +30,7 @@ __all__ = [
     "pending",
     "program",
     "progress",
+    "tally",
     "upstream",
     "waiting",
 ]
