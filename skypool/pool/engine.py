@@ -43,6 +43,7 @@ from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
 from skypool.pool.idle import IdleWatch
+from skypool.pool.linger import LingerWatch
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
 from skypool.pool.replacement import LIVING, alike
@@ -98,6 +99,7 @@ class PoolEngine:
         health: judges the nodes by their samples, and keeps the samples.
         figures: returns costs and newest samples for the live view. Any thread may call it.
         idle: records for how long nodes are idle.
+        linger: ends the pool when it has had no work for its `linger` time.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream) -> None:
@@ -144,7 +146,9 @@ class PoolEngine:
             listener_of=self._listener_of,
             awaited=self.dispatch.awaited,
             health=self.health,
+            linger=lambda: self.linger.told(),
         )
+        self.linger = LingerWatch(terms, self.dispatch, self.rental, lambda: self.state, self.apply)
         self._links = self._connector.links
         self._welcomes = self._connector.welcomes
         self.idle = IdleWatch(self.dispatch, self.rental, lambda: self.state)
@@ -230,6 +234,7 @@ class PoolEngine:
             self._spawn(self._tend())
             self._spawn(self.health.keep())
             self._spawn(self.idle.keep())
+            self._spawn(self.linger.keep())
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
@@ -242,6 +247,7 @@ class PoolEngine:
                 self._spawn(self._tend())
                 self._spawn(self.health.keep())
                 self._spawn(self.idle.keep())
+                self._spawn(self.linger.keep())
                 self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
                 if self.state.phase is Phase.READY and self.terms.need.private_network:
