@@ -11,6 +11,7 @@
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
 - `idle`: records the idle time of nodes in the ledger.
+- `metering`: reads the numbers of a pool for Prometheus and other monitoring systems.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
 - `services`: starts the services of a pool, restarts them after their end, and closes them.
 - `network`: checks that the nodes reach each other; `skypool.gangs.network` has the text of the error.
@@ -28,6 +29,7 @@ __all__ = [
     "health",
     "idle",
     "lifecycle",
+    "metering",
     "network",
     "node_listener",
     "observed",
