@@ -10,6 +10,7 @@
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
+- `history`: writes what happens in a pool to disk, for reports.
 - `idle`: records the idle time of nodes in the ledger.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
 - `services`: starts the services of a pool, restarts them after their end, and closes them.
@@ -26,6 +27,7 @@ __all__ = [
     "engine",
     "forwards",
     "health",
+    "history",
     "idle",
     "lifecycle",
     "network",
