@@ -10,6 +10,7 @@
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
+- `history`: writes what happens in a pool to disk, for reports.
 - `idle`: records the idle time of nodes in the ledger.
 - `metering`: reads the numbers of a pool for Prometheus and other monitoring systems.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
@@ -27,6 +28,7 @@ __all__ = [
     "engine",
     "forwards",
     "health",
+    "history",
     "idle",
     "lifecycle",
     "metering",

@@ -1,8 +1,7 @@
-"""Keeps the samples of a pool on the client, in a SQLite file beside the ledger. Only this module reads or writes it.
+"""Keeps the samples of a pool on the client, in a SQLite file beside the ledger. Only this module reads or writes them.
 
-Each run of a pool (a session) has a file of its own, so no two processes write the same one. Old samples are thinned:
-one for each node in 10 s after an hour, and one in a minute after a day. Samples with an error of a driver stay. The
-file has a largest size, and so has the folder.
+`session_file` opens the file. Old samples are thinned: one for each node in 10 s after an hour, and one in a minute
+after a day. Samples with an error of a driver stay. The file has a largest size, and so has the folder.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from skypool.samples import session_file
 from skypool.samples.values import NodeSample, node_sample, to_json
 
 _HOUR = 3600.0
@@ -27,25 +26,12 @@ _THIN_EVERY = 300.0
 """Seconds between two passes that thin old samples."""
 _MOST_BYTES = 64 << 20
 """The largest size of one file. Beyond it, the oldest samples are removed."""
-_MOST_FILES = 20
-"""The number of files that are kept: those of the last sessions."""
 _MOST_WAITING = 20_000
 """The most samples that wait in memory to be written, if the disk does not take them."""
 _SEEN = 64
 """The number of samples of a node that are compared with new ones, to drop those that come a second time."""
 _CLOCKS = 2 * _HOUR
 """Seconds by which a node's clock may differ. Beyond it, a sample gets the client's time, so that thinning works."""
-_SCHEMA = """
-create table if not exists sample (node integer, time real, error integer, data text);
-create index if not exists sample_time on sample (time);
-"""
-
-
-def folder() -> Path:
-    """Return the folder of the samples. It need not exist."""
-    import platformdirs  # imported here, as nodes import this package without having platformdirs
-
-    return Path(platformdirs.user_state_dir("skypool")) / "samples"
 
 
 class SampleStore:
@@ -110,27 +96,13 @@ class SampleStore:
             (each.node, each.time, any(one.xids or one.lost for one in each.devices), json.dumps(_row(each)))
             for each in waiting
         ]
-        with self._writing:
-            is_new = not self._file.exists()
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self._file, timeout=30)) as book:
-                if is_new:
-                    book.executescript("pragma auto_vacuum = incremental; pragma journal_mode = wal;" + _SCHEMA)
-                    self._prune()
-                book.execute("pragma synchronous = off")
-                with book:
-                    book.executemany("insert into sample values (?, ?, ?, ?)", rows)
-                now = time.time()
-                if now - self._thinned > _THIN_EVERY:
-                    self._thinned = now
-                    thin(book, now)
-
-    def _prune(self) -> None:
-        """Remove the files of old sessions. Files that vanish meanwhile are no error."""
-        files = sorted(self._file.parent.glob("*.sqlite3"), key=_changed, reverse=True)
-        for old in files[_MOST_FILES:]:
-            for name in (old, Path(f"{old}-wal"), Path(f"{old}-shm")):
-                name.unlink(missing_ok=True)
+        with self._writing, session_file.writing(self._file) as book:
+            with book:
+                book.executemany("insert into sample values (?, ?, ?, ?)", rows)
+            now = time.time()
+            if now - self._thinned > _THIN_EVERY:
+                self._thinned = now
+                thin(book, now)
 
     def history(self, node: int | None = None, since: float = 0.0, until: float | None = None) -> list[NodeSample]:
         """Return samples in the order of their time, as `history` of this module."""
@@ -145,7 +117,7 @@ def history(
     """Yield the samples of a file, ordered by time. Yield none if there is no such file.
 
     Args:
-        file: the file of a session: `folder() / f"{session}.sqlite3"`.
+        file: the file of a session: `session_file.path_of(session)`.
         node: the number of a node. Default None: all nodes.
         since: the earliest time, in seconds since 1970. Default: no limit.
         until: the latest time. Default None: no limit.
@@ -153,14 +125,14 @@ def history(
     Raises:
         sqlite3.Error: the file is damaged.
     """
-    if not file.exists():
-        return
     asked = "select node, data from sample where time between ? and ?"
     values: list[float] = [since, 1e300 if until is None else until]
     if node is not None:
         asked += " and node = ?"
         values.append(node)
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)) as book:
+    with session_file.reading(file) as book:
+        if book is None:
+            return
         for number, data in book.execute(f"{asked} order by time", values):
             said = json.loads(data)
             yield replace(node_sample(said), node=number, claimed=bool(said.get("claimed")))
@@ -195,10 +167,3 @@ def thin(book: sqlite3.Connection, now: float) -> None:
 
 def _row(sample: NodeSample) -> dict[str, object]:
     return {name: value for name, value in to_json(sample).items() if name != "node"}
-
-
-def _changed(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
