@@ -44,6 +44,7 @@ from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
 from skypool.pool.history import HistoryWatch
 from skypool.pool.idle import IdleWatch
+from skypool.pool.metering import Metering
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
 from skypool.pool.replacement import LIVING, alike
@@ -64,6 +65,7 @@ from skypool.wire.frames import Kind, frame
 
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFailure
+    from skypool.metrics.exporter import Exporter
     from skypool.observers.server import ObserverServer
     from skypool.pool.network import NetworkCheck
 
@@ -89,6 +91,7 @@ class PoolEngine:
     Args:
         terms: the checked arguments of the pool.
         stream: receives the events for the user.
+        exporters: bring the numbers of the pool to monitoring systems; () for none.
 
     Attributes:
         state: the current state of the pool.
@@ -101,10 +104,11 @@ class PoolEngine:
         health: judges the nodes by their samples, and keeps the samples.
         figures: returns costs and newest samples for the live view. Any thread may call it.
         idle: records for how long nodes are idle.
+        metering: reads the numbers of the pool for its exporters.
         history: writes what happens in the pool to disk.
     """
 
-    def __init__(self, terms: Terms, stream: events.EventStream) -> None:
+    def __init__(self, terms: Terms, stream: events.EventStream, exporters: Sequence[Exporter] = ()) -> None:
         self.terms = terms
         self.emit = stream.emit
         self.state = self._performed = states.Pool(terms.minimum, terms.maximum)
@@ -194,6 +198,19 @@ class PoolEngine:
             self.health,
         )
         self.figures = self._observed.figures
+        self.metering = Metering(
+            terms,
+            exporters,
+            state=lambda: self._performed,
+            words=self.words,
+            welcomes=self._welcomes,
+            dispatch=self.dispatch,
+            rental=self.rental,
+            idle=self.idle,
+            health=self.health,
+            is_stranger=self._trust_levels.is_stranger,
+            notice=self._notice,
+        )
         self._network: NetworkCheck | None = None
         self._network_lock = threading.Lock()
 
@@ -237,6 +254,8 @@ class PoolEngine:
             SkypoolError: the pool could not become ready. Rented machines were ended; if the end of some is not
                 confirmed, the error has a note. Machines that were to be taken over keep running.
         """
+        if self.metering.exporters:
+            await asyncio.to_thread(self.metering.open)
         if self.terms.attach:
             await self._adopt()
             self._log.open(self.rental.session, self._connector.secrets)
@@ -374,6 +393,7 @@ class PoolEngine:
         self.forwards.close()
         self._close_log()
         if self._given_away is not None:
+            self.metering.close()
             return
         for link in self._links.values():
             link.bid_farewell()
@@ -382,6 +402,7 @@ class PoolEngine:
         self.history.flush()
         failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
         self.rental.close(self.state.error, proved=not failed)
+        self.metering.close()
         if failed:
             raise next(iter(failed.values()))
 
@@ -765,6 +786,8 @@ class PoolEngine:
                 await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
         finally:
             await asyncio.to_thread(self._close_log)
+            if self.metering.exporters:
+                await asyncio.to_thread(self.metering.close)
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
         """End the machines of these nodes, and report each to the state machine, as `Terminated` or `StillThere`.
