@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkerDied,
     )
+    from skypool.metrics.prometheus import Prometheus
     from skypool.offers.plan import plan
     from skypool.offers.ranking import Plan
     from skypool.pool.pool import ComputePool
@@ -114,6 +115,7 @@ _HOME = {
     "Plan": "skypool.offers.ranking",
     "Service": "skypool.pool.service",
     "Ref": "skypool.calls.arguments",
+    "Prometheus": "skypool.metrics.prometheus",
     "plan": "skypool.offers.plan",
     "InstanceInfo": "skypool.runtime",
     "Interruption": "skypool.runtime",
@@ -151,6 +153,7 @@ __all__ = [
     "Plan",
     "PoolClosed",
     "PoolView",
+    "Prometheus",
     "PythonMismatch",
     "Receipt",
     "Ref",
