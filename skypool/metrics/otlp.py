@@ -15,7 +15,7 @@ from skypool.metrics.exporter import MISSING, Exporter, Source
 from skypool.metrics.otlp_encoding import pairs, requests, resource_attributes
 from skypool.metrics.otlp_transport import Grpc, Http, NotSent, Transport
 
-Protocol = Literal["grpc", "http"]
+OtlpProtocol = Literal["grpc", "http"]
 
 _TIMEOUT = 10.0
 """Seconds to wait for the answer to a request."""
@@ -49,7 +49,7 @@ class OTLP(Exporter):
     def __init__(
         self,
         endpoint: str,
-        protocol: Protocol = "grpc",
+        protocol: OtlpProtocol = "grpc",
         *,
         every: Duration = "10s",
         headers: Mapping[str, str] | None = None,
@@ -61,7 +61,7 @@ class OTLP(Exporter):
         if protocol == "grpc" and urlsplit(endpoint).path not in ("", "/"):
             raise UsageError(f"the endpoint {endpoint!r} has a path, which gRPC does not have; pass protocol='http'")
         self.endpoint = endpoint
-        self.protocol: Protocol = protocol
+        self.protocol: OtlpProtocol = protocol
         self.every = seconds("every", every)
         self._headers = headers
 
