@@ -155,7 +155,7 @@ def test_the_history_is_there_after_the_client_was_killed(tmp_path: Path) -> Non
         assert client.stdout.readline() == "ready\n"
         [session] = {each.session for each in Ledger.here().pools("killed-history")}
         file = session_file.path_of(session)
-        eventually(lambda: len(read(file).calls) == 20, 30, "the calls")
+        eventually(lambda: read(file).facts.get("done 0") == 20, 30, "the calls")
         client.send_signal(signal.SIGKILL)
     found = read(file)
     assert [each.data["phase"] for each in found.events if each.kind == "NodePhase"][-1] == "ready"

@@ -47,6 +47,8 @@ _LOOK_EVERY = 1.0
 """Seconds between two looks for events that are to be written."""
 _COUNT_EVERY = 5.0
 """Seconds between two looks at calls and working times."""
+_OFTEN = 60
+"""The number of looks at the beginning that include calls and working times, so that short runs are seen in detail."""
 _MOST_WAITING = 10_000
 """The most events that wait to be written. Beyond it, events are dropped."""
 _LONGEST = 1000
@@ -122,7 +124,7 @@ class HistoryWatch:
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             number += 1
-            if self._waiting or number % looks == 0:
+            if self._waiting or number % looks == 0 or number < _OFTEN:
                 await asyncio.to_thread(self.flush)
 
     def flush(self) -> None:

@@ -51,6 +51,7 @@ from skypool.wire import codec
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFuture
     from skypool.offers.need import AcceleratorAsked
+    from skypool.report.report import Report
     from skypool_images import Image
 
 P = ParamSpec("P")
@@ -1291,6 +1292,29 @@ class ComputePool(Executor):
             return Receipt(self.name, (), time.time())
         self._begun.idle.record()
         return self._begun.rental.receipt
+
+    def report(self) -> Report:
+        """Return a report of what the pool has done and cost until now, as an HTML page that loads nothing.
+
+        `pool.report().save("report.html")` writes it to a file, and a notebook shows it. It can be made while the pool
+        runs and after its end. `skypool report` makes the same report in another process.
+
+        Raises:
+            UsageError: the pool was not started.
+            LedgerError: the ledger, the local database of rented machines, cannot be read.
+            sqlite3.Error: the file of the measurements is damaged.
+        """
+        from skypool.report.report import report_of  # imported here, as few programs need it
+
+        record = None
+        if self._begun is not None:
+            self._begun.idle.record()
+            self._begun.health.flush()
+            self._begun.history.flush()
+            record = Ledger.here().record(self._begun.rental.session)
+        if record is None:
+            raise UsageError(f"pool {self.name!r} has not been started, so there is nothing to report")
+        return report_of(record)
 
     @property
     def samples(self) -> Samples:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -28,6 +28,8 @@ _MOST_BYTES = 64 << 20
 """The largest size of one file. Beyond it, the oldest samples are removed."""
 _MOST_WAITING = 20_000
 """The most samples that wait in memory to be written, if the disk does not take them."""
+_DEVICES = 8
+"""The number of devices of a node that is assumed where points are shared out."""
 _SEEN = 64
 """The number of samples of a node that are compared with new ones, to drop those that come a second time."""
 _CLOCKS = 2 * _HOUR
@@ -136,6 +138,92 @@ def history(
         for number, data in book.execute(f"{asked} order by time", values):
             said = json.loads(data)
             yield replace(node_sample(said), node=number, claimed=bool(said.get("claimed")))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The measurements of a device in a step of time, put together. A value is None if it is unknown.
+
+    Attributes:
+        node: the number of the node.
+        kind: the kind of the device, such as "cuda"; "" for the node itself.
+        index: the number that the vendor's tool gives the device; 0 for the node itself.
+        time: the mean time of the samples, in seconds since 1970.
+        samples: the number of samples.
+        use_percent: the mean of the device's utilisation, or of the node's CPUs.
+        most_used_percent: the highest utilisation.
+        sm_activity_percent: the mean share of the streaming multiprocessors that were busy.
+        memory_mib: the mean of the used memory in MiB.
+        most_memory_mib: the most used memory in MiB.
+        memory_total_mib: the whole memory in MiB.
+        power_watts: the mean power draw in watts.
+        temperature_celsius: the highest temperature in degrees Celsius.
+        claimed: True if the node is not trusted, so that the values are what its owner claims.
+        unknown: why the device could not be read; "" if each sample was read.
+    """
+
+    node: int
+    kind: str
+    index: int
+    time: float
+    samples: int
+    use_percent: float | None
+    most_used_percent: float | None
+    sm_activity_percent: float | None
+    memory_mib: float | None
+    most_memory_mib: float | None
+    memory_total_mib: float | None
+    power_watts: float | None
+    temperature_celsius: float | None
+    claimed: bool
+    unknown: str
+
+
+_POINTS = """
+with measured as (
+    select node, '' as kind, 0 as number, time,
+        json_extract(data, '$.cpu_percent') as use, null as sm_activity,
+        json_extract(data, '$.memory_used_mib') as memory, json_extract(data, '$.memory_total_mib') as memory_total,
+        null as power, null as temperature,
+        coalesce(json_extract(data, '$.claimed'), 0) as claimed, '' as unknown
+    from sample
+    union all
+    select node, json_extract(value, '$.kind'), json_extract(value, '$.index'), time,
+        json_extract(value, '$.utilization_percent'), json_extract(value, '$.sm_activity_percent'),
+        json_extract(value, '$.memory_used_mib'), json_extract(value, '$.memory_total_mib'),
+        json_extract(value, '$.power_watts'), json_extract(value, '$.temperature_celsius'),
+        coalesce(json_extract(data, '$.claimed'), 0), coalesce(json_extract(value, '$.unknown'), '')
+    from sample, json_each(data, '$.devices')
+)
+select node, kind, number, avg(time), count(*), avg(use), max(use), avg(sm_activity), avg(memory), max(memory),
+    max(memory_total), avg(power), max(temperature), max(claimed), max(unknown)
+from measured group by node, kind, number, cast((time - :start) / :step as integer) order by 1, 2, 3, 4
+"""
+
+
+def points(file: Path, most: int, total: int) -> list[Point]:
+    """Return the samples of a file, put together in steps of time of equal length.
+
+    The points are ordered by node, device and time. Those of the node itself come before those of its devices.
+
+    Args:
+        file: the file of a session: `session_file.path_of(session)`.
+        most: the most points for each device.
+        total: the most points in all, about. With many nodes there are fewer points for each device.
+
+    Raises:
+        sqlite3.Error: the file is damaged.
+    """
+    with session_file.reading(file) as book:
+        if book is None:
+            return []
+        nodes, start, end = book.execute("select count(distinct node), min(time), max(time) from sample").fetchone()
+        if not nodes:
+            return []
+        each = max(24, min(most, total // (_DEVICES * nodes)))
+        step = max(0.5, (end - start) / each)
+        found = book.execute(_POINTS, {"start": start, "step": step})
+        return [Point(*(*row[:13], bool(row[13]), row[14])) for row in found]
 
 
 def thin(book: sqlite3.Connection, now: float) -> None:
