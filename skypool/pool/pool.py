@@ -32,6 +32,7 @@ from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
 from skypool.link.forward import Forward
+from skypool.metrics.exporter import Exporter, exporters_asked
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.ordering import OrderBy
@@ -51,6 +52,7 @@ from skypool.wire import codec
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFuture
     from skypool.offers.need import AcceleratorAsked
+    from skypool.report.report import Report
     from skypool_images import Image
 
 P = ParamSpec("P")
@@ -84,6 +86,7 @@ class PoolOptions(NodeTerms, total=False):
     trust: Trust | None
     allow_results: Sequence[str | type]
     check: Check | None
+    metrics: Exporter | Sequence[Exporter] | None
 
 
 class ComputePool(Executor):
@@ -141,6 +144,8 @@ class ComputePool(Executor):
             the first gang. "network" (the default) makes a TCP connection from each node to each other one. "nccl"
             also measures an all-reduce of 64 MB among the GPUs of the first gang's nodes, and is experimental. None
             checks nothing.
+        metrics: brings the numbers of the pool to a monitoring system: `Prometheus()`, `OTLP("http://…")` or a
+            list of such objects. See docs/guides/metrics.md. Default None: to none.
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
             `max_usd_per_hour`: the highest price of one node (or TPU slice), in US dollars. Default None: no limit.
@@ -179,6 +184,7 @@ class ComputePool(Executor):
         trust: Trust | None = None,
         allow_results: Sequence[str | type] = (),
         check: Check | None = "network",
+        metrics: Exporter | Sequence[Exporter] | None = None,
         **node: Unpack[NodeTerms],
     ) -> None:
         minimum, maximum = nodes_asked(nodes)
@@ -208,6 +214,7 @@ class ComputePool(Executor):
             check=check_asked(check),
         )
         self._tells_linger = linger is None and self._terms.linger is not None
+        self._exporters = exporters_asked(metrics)
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
         self._starting = threading.Lock()
@@ -226,6 +233,7 @@ class ComputePool(Executor):
 
         Raises:
             PoolClosed: the pool has ended. Make a new pool.
+            UsageError: what `metrics` asks for cannot be, such as a port that is in use. Nothing was rented.
             SkypoolError: the pool could not become ready, for example NoOffers, LaunchError or BootstrapError. Its
                 machines have been ended then, and the pool cannot be started again.
         """
@@ -245,13 +253,14 @@ class ComputePool(Executor):
         from skypool import console
 
         with self._sizing:
-            self._begun = engine = PoolEngine(self._terms, self.events)
+            self._begun = engine = PoolEngine(self._terms, self.events, self._exporters)
         self._hush = console.attach(self.events, self._console, engine.figures)
         shutdown.watch(engine)
         try:
             Loop.shared().run(engine.start())
         except BaseException as e:
             self._ended = True
+            engine.metering.close()
             if isinstance(e, Exception) or self._terms.attach:  # the engine has ended all, or taken nothing over
                 shutdown.forget(engine)
                 self._quiet()
@@ -1293,6 +1302,29 @@ class ComputePool(Executor):
             return Receipt(self.name, (), time.time())
         self._begun.idle.record()
         return self._begun.rental.receipt
+
+    def report(self) -> Report:
+        """Return a report of what the pool has done and cost until now, as an HTML page that loads nothing.
+
+        `pool.report().save("report.html")` writes it to a file, and a notebook shows it. It can be made while the pool
+        runs and after its end. `skypool report` makes the same report in another process.
+
+        Raises:
+            UsageError: the pool was not started.
+            LedgerError: the ledger, the local database of rented machines, cannot be read.
+            sqlite3.Error: the file of the measurements is damaged.
+        """
+        from skypool.report.report import report_of  # imported here, as few programs need it
+
+        record = None
+        if self._begun is not None:
+            self._begun.idle.record()
+            self._begun.health.flush()
+            self._begun.history.flush()
+            record = Ledger.here().record(self._begun.rental.session)
+        if record is None:
+            raise UsageError(f"pool {self.name!r} has not been started, so there is nothing to report")
+        return report_of(record)
 
     @property
     def samples(self) -> Samples:
