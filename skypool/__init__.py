@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkerDied,
     )
+    from skypool.metrics.otlp import OTLP
     from skypool.metrics.prometheus import Prometheus
     from skypool.offers.plan import plan
     from skypool.offers.ranking import Plan
@@ -115,6 +116,7 @@ _HOME = {
     "Plan": "skypool.offers.ranking",
     "Service": "skypool.pool.service",
     "Ref": "skypool.calls.arguments",
+    "OTLP": "skypool.metrics.otlp",
     "Prometheus": "skypool.metrics.prometheus",
     "plan": "skypool.offers.plan",
     "InstanceInfo": "skypool.runtime",
@@ -128,7 +130,7 @@ _HOME = {
 _MODULES = {"accelerators", "dask", "devices", "joblib", "ray"}
 """The names that are modules. `_HOME` has the packages that they are in."""
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - ruff would begin with OTLP, as with a constant
     "BootstrapError",
     "Budget",
     "BudgetExceeded",
@@ -149,6 +151,7 @@ __all__ = [
     "NodeInterrupted",
     "NodeRetired",
     "NodeUnhealthy",
+    "OTLP",
     "PickleError",
     "Plan",
     "PoolClosed",

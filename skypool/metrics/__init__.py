@@ -8,6 +8,19 @@ and begin with `skypool.`. A value that was not measured is left out, never 0.
 - `devices`: makes measurements of the samples and the health of a node; `pools`: of calls, nodes, launches and costs.
 - `exporter`: `Exporter`, the base class of what brings measurements out of this process.
 - `prometheus`: `Prometheus`, which Prometheus scrapes (asks regularly); `http_server`: the server for it.
+- `otlp`: `OTLP`, which sends measurements to an endpoint; `otlp_encoding`: the requests for it; `otlp_transport`: gRPC
+  and HTTP.
 """
 
-__all__ = ["devices", "exporter", "http_server", "names", "pools", "prometheus", "values"]
+__all__ = [
+    "devices",
+    "exporter",
+    "http_server",
+    "names",
+    "otlp",
+    "otlp_encoding",
+    "otlp_transport",
+    "pools",
+    "prometheus",
+    "values",
+]

@@ -140,8 +140,8 @@ class ComputePool(Executor):
             the first gang. "network" (the default) makes a TCP connection from each node to each other one. "nccl"
             also measures an all-reduce of 64 MB among the GPUs of the first gang's nodes, and is experimental. None
             checks nothing.
-        metrics: brings the numbers of the pool to a monitoring system: `Prometheus()`, or a list of such objects. See
-            docs/guides/metrics.md. Default None: to none.
+        metrics: brings the numbers of the pool to a monitoring system: `Prometheus()`, `OTLP("http://…")` or a
+            list of such objects. See docs/guides/metrics.md. Default None: to none.
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
             `max_usd_per_hour`: the highest price of one node (or TPU slice), in US dollars. Default None: no limit.
