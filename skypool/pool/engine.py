@@ -202,6 +202,7 @@ class PoolEngine:
             self.health,
         )
         self.figures = self._observed.figures
+        self.command = self._observed.command
         self.metering = Metering(
             terms,
             exporters,

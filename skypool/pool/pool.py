@@ -51,6 +51,7 @@ from skypool.wire import codec
 
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFuture
+    from skypool.observers.stacks import Stacks
     from skypool.offers.need import AcceleratorAsked
     from skypool.report.report import Report
     from skypool_images import Image
@@ -1325,6 +1326,33 @@ class ComputePool(Executor):
         if record is None:
             raise UsageError(f"pool {self.name!r} has not been started, so there is nothing to report")
         return report_of(record)
+
+    def stack(self, node: int | None = None, *, native: bool = False) -> Stacks:
+        """Return what the calls, gangs and services of the pool are doing now, as stacks of calls.
+
+            print(pool.stack())
+
+        prints what `skypool stack` prints. A pool that was not started has no processes. Blocks until all nodes have
+        answered; a node that does not answer within 60 s is in `errors` of the result.
+
+        Args:
+            node: the number of a node. Default None: all nodes.
+            native: True also asks py-spy for calls of native code, such as those of NCCL. If a node has no py-spy, it
+                is installed there from PyPI, and a node has 300 s to answer.
+
+        Raises:
+            UsageError: the pool does not have the node.
+            PoolClosed: the pool has ended.
+        """
+        from skypool.observers import stacks  # imported here, as few programs need it
+
+        if self._engine is None and not self._ended:
+            return stacks.Stacks({})
+        engine = self._running(self._engine)
+        if node is not None:
+            whole("node", node, "the number of a node", least=0)
+        nodes = engine.dispatch.nodes(None if node is None else [node])
+        return stacks.ask(self.name, list(nodes), native, lambda node, script: engine.command(node, script, False, ()))
 
     @property
     def samples(self) -> Samples:
