@@ -242,9 +242,19 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _stop_event() -> asyncio.Event:
-    """Return an event that SIGTERM sets from now on."""
+    """Return an event that SIGTERM sets from now on.
+
+    The event loop's own `add_signal_handler` is not used. A loop that closes lets SIGTERM kill the process again, also
+    before `_folder` has removed its folder.
+    """
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    loop = asyncio.get_running_loop()
+
+    def on_signal(*_: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+
+    signal.signal(signal.SIGTERM, on_signal)
     return stop
 
 
