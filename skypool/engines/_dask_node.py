@@ -114,8 +114,27 @@ async def _scheduler(port: int, dashboard: int, keys: dict[str, str]) -> None:
         port=port,
         dashboard_address=f"{_LOCAL}:{dashboard}",
         security=Security(require_encryption=True, **keys),
+        plugins=[_own_workers_last()],
     ) as scheduler:
         await _either(stop.wait(), scheduler.finished())
+
+
+def _own_workers_last() -> Any:
+    """Return a plugin of the scheduler that lets idle workers of other machines end before those of its own machine.
+
+    The machine of the scheduler stays, so the end of its workers would save nothing.
+    """
+    from distributed import SchedulerPlugin  # pyright: ignore[reportMissingImports]
+
+    class OwnWorkersLast(SchedulerPlugin):  # type: ignore[misc]  # Dask is not there where types are checked
+        name = f"{PREFIX}own-workers-last"
+
+        def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
+            """Return the workers of which Dask may choose those that end."""
+            kept = {_host(), *(each.host for each in workers if each.processing)}
+            return [each for each in workers if each.host not in kept] or workers
+
+    return OwnWorkersLast()
 
 
 def run_worker(
