@@ -4,7 +4,7 @@ WORKERS ?= 6
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-slow test-darwin check docs public-api bench soak lab clean
+.PHONY: demo test test-slow test-darwin check docs public-api screens bench soak lab clean
 
 demo: $(VENV)/.ready
 	$(RUN) examples/01_hello.py
@@ -44,6 +44,10 @@ docs: $(VENV)/.docs
 # After a change of the public API that is meant (docs/stability.md): write tests/samples/public_api.txt anew.
 public-api: $(VENV)/.dev
 	$(RUN) -m tests.test_public_api
+
+# What the live view and `skypool top` show, in real terminals: write docs/screens.md anew. Needs tmux.
+screens: $(VENV)/.dev
+	$(RUN) -m tests.test_screens
 
 # Machines for the tests marked `lab` (docs/lab.md): needs root, once.
 lab:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
         UsageError,
         WorkerDied,
     )
+    from skypool.metrics.otlp import OTLP
+    from skypool.metrics.prometheus import Prometheus
     from skypool.offers.plan import plan
     from skypool.offers.ranking import Plan
     from skypool.pool.pool import ComputePool
@@ -114,6 +116,8 @@ _HOME = {
     "Plan": "skypool.offers.ranking",
     "Service": "skypool.pool.service",
     "Ref": "skypool.calls.arguments",
+    "OTLP": "skypool.metrics.otlp",
+    "Prometheus": "skypool.metrics.prometheus",
     "plan": "skypool.offers.plan",
     "InstanceInfo": "skypool.runtime",
     "Interruption": "skypool.runtime",
@@ -126,7 +130,7 @@ _HOME = {
 _MODULES = {"accelerators", "dask", "devices", "joblib", "ray"}
 """The names that are modules. `_HOME` has the packages that they are in."""
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - ruff would begin with OTLP, as with a constant
     "BootstrapError",
     "Budget",
     "BudgetExceeded",
@@ -147,10 +151,12 @@ __all__ = [
     "NodeInterrupted",
     "NodeRetired",
     "NodeUnhealthy",
+    "OTLP",
     "PickleError",
     "Plan",
     "PoolClosed",
     "PoolView",
+    "Prometheus",
     "PythonMismatch",
     "Receipt",
     "Ref",

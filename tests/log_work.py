@@ -31,5 +31,11 @@ def serve() -> None:
 
 
 @sky.compute
+def flood(mib: int) -> None:
+    for n in range(mib << 13):
+        print(f"{n:07} {'x' * 119}")
+
+
+@sky.compute
 def fail() -> None:
     raise ValueError("the token is " + os.environ["TOKEN"])

@@ -139,6 +139,22 @@ def test_many_nodes_have_one_line_each_with_measurements_without_bars() -> None:
     assert lines[2].endswith("train ×6  GPU 56% mem 320/640 GiB power 2.8 kW  loss")
 
 
+@pytest.mark.parametrize(
+    ("width", "measured"),
+    [(80, "GPU 56% mem 320/640 GiB"), (64, "GPU 56%"), (90, "GPU 56% mem 320/640 GiB power 2.8 kW")],
+)
+def test_measurements_without_bars_are_left_out_but_never_cut(width: int, measured: str) -> None:
+    lines = screen(pool(15, MONEY), width)[2:]
+    assert {line.partition("train ×6  ")[2].rstrip() for line in lines} == {measured}
+
+
+def test_facts_about_a_machine_are_left_out_but_never_cut() -> None:
+    row = Row(3, "ready", machine=("23.92 USD/h", "p5.48xlarge", "8 NVIDIA H100 80GB HBM3"))
+    for width, shown in ((80, row.machine), (60, row.machine[:2]), (40, row.machine[:1]), (30, ())):
+        [line] = screen(Picture("train", "ready", rows=(row,)), width)[1:]
+        assert line.split("  ")[3:] == ["0 done", *shown] if shown else "USD" not in line
+
+
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("nodes", [0, 1, 10, 11, 21, 22, 300])
 def test_a_pool_of_any_size_fits_the_terminal(width: int, nodes: int) -> None:

@@ -169,6 +169,35 @@ def test_output_is_read_after_the_client_was_killed(tmp_path: Path) -> None:
     assert out == run("killed")[0] == ["[0] line 0", "[0] line 1", "[0] line 2"]
 
 
+@pytest.mark.slow
+def test_100_mb_of_output_cost_little_memory_and_the_last_of_it_is_read(tmp_path: Path) -> None:
+    program = """
+        import resource, sys
+        import skypool as sky
+        from tests.log_work import flood
+
+        with sky.ComputePool(name="flooded", slots=1, console="off") as pool:
+            pool.service(flood(100), name="flood").wait()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, file=sys.stderr)
+    """
+    (tmp_path / "client.py").write_text(textwrap.dedent(program))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    client = [sys.executable, str(tmp_path / "client.py")]
+    done = subprocess.run(client, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stderr.split()[-1]) < 300, "MiB of memory of the client"
+    assert files.size(files.runs("flooded")[-1]) <= DEFAULT.pool
+    measured = "import resource as r, subprocess as s, sys; s.run(sys.argv[1:], check=True); "
+    measured += "print(r.getrusage(r.RUSAGE_CHILDREN).ru_maxrss >> 10)"
+    command = [sys.executable, "-m", "skypool", "logs", "flooded", "--call", "flood", "--tail", "2"]
+    argv = [sys.executable, "-c", measured, *command]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    line, memory = done.stdout.splitlines()
+    assert line == f"[0 flood] {(100 << 13) - 1:07} {'x' * 119}"
+    assert int(memory) < 200, "MiB of memory of the command"
+
+
 def test_a_pool_that_keeps_nothing_is_followed_through_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(files.SWITCH, "off")
     with sky.ComputePool(name="unkept", slots=1, console="off") as pool:
@@ -280,6 +309,16 @@ def test_a_disk_that_is_full_for_a_while_costs_only_what_came_meanwhile(
 
 
 # --- records and lines ---------------------------------------------------------------------------------------
+
+
+def test_the_time_since_the_start_is_left_out_if_the_start_was_removed() -> None:
+    begun = {"event": "PoolPhase", "pool": "mine", "time": 9.0, "phase": "launching"}
+    removed = {"event": reader.REMOVED, "time": 50.0}
+    ended = {"event": "PoolPhase", "pool": "mine", "time": 40.0, "phase": "ended"}
+    for found, text in (([begun, removed, ended], "ended after 31 s"), ([removed, ended], "ended")):
+        *_, last = reader.lines(found, Assembler())
+        assert last is not None
+        assert last.text.endswith(f"mine  {text}")
 
 
 def test_a_cut_record_is_left_out_and_the_next_process_goes_on(place: Path) -> None:

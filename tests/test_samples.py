@@ -27,7 +27,7 @@ from skypool.link.inbound import message_of
 from skypool.model import Instance
 from skypool.pool import lifecycle, states
 from skypool.samples import machine as machine_load
-from skypool.samples import store, tools
+from skypool.samples import session_file, store, tools
 from skypool.samples.health import HealthOfNode, judge
 from skypool.samples.machine import Machine, process
 from skypool.samples.store import SampleStore, history, thin
@@ -271,7 +271,7 @@ def test_a_file_of_samples_has_a_largest_size(tmp_path: Path, monkeypatch: pytes
 
 
 def test_only_the_files_of_the_last_sessions_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_MOST_FILES", 3)
+    monkeypatch.setattr(session_file, "_MOST_FILES", 3)
     for number in range(6):
         kept = SampleStore(lambda number=number: tmp_path / f"{number}.sqlite3")  # type: ignore[misc]
         kept.add([NodeSample(time=1.0)])

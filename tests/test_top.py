@@ -126,9 +126,9 @@ def test_a_running_pool_is_shown_as_its_owner_says() -> None:
     assert rest == [
         "train  ready  2 nodes  12/16 busy  1,800 done  1:02:05",
         "  spent 47.84 USD  rate 47.84 USD/h  idle 0.5000 USD",
-        "  node 0  ready  ██████░░ 6/8  600 done  train ×6  23.92 USD/h p5.48xlarge us-east-1a 8 NVIDIA H100 80GB HBM3",
+        "  node 0  ready  ██████░░ 6/8  600 done  train ×6  23.92 USD/h  p5.48xlarge",
         "          GPU ▂▃▄▅▆▇██ 56%  mem ▅▅▅▅▅▅▅▅ 320/640 GiB  power ▅▅▅▅▅▅▅▅ 2.8 kW",
-        "  node 1  ready  ██████░░ 6/8  600 done  train ×6  23.92 USD/h p5.48xlarge us-east-1a 8 NVIDIA H100 80GB HBM3",
+        "  node 1  ready  ██████░░ 6/8  600 done  train ×6  23.92 USD/h  p5.48xlarge",
         "          GPU ▂▃▄▅▆▇██ 56%  mem ▅▅▅▅▅▅▅▅ 320/640 GiB  power ▅▅▅▅▅▅▅▅ 2.8 kW",
         "  call   node  slot  time     CPU   memory  GPU memory",
         "  train     0     3  5:12  1250 s  8.0 GiB     512 MiB",
@@ -283,6 +283,12 @@ def rows(app: Any) -> list[str]:
     return [str(each.prompt) for each in app.query_one("#pools").options]
 
 
+def keys(app: Any) -> set[str]:
+    """What the last line of the view says that the keys for one pool and all pools do."""
+    shown = {each.binding.description for each in app.screen.active_bindings.values()}
+    return shown & {"Only this pool", "All pools"}
+
+
 def test_keys_choose_open_close_and_sort_pools_and_show_the_help(pools: list[sky.ComputePool]) -> None:
     async def step(app: Any, pilot: Any) -> None:
         await until(pilot, lambda: len(rows(app)) == 2 and " ready " in rows(app)[1], "both pools")
@@ -293,9 +299,11 @@ def test_keys_choose_open_close_and_sort_pools_and_show_the_help(pools: list[sky
         await pilot.press("down")
         await until(pilot, lambda: "second  ready  1 node" in text_of(app, "#nodes"), "the nodes of the second pool")
         assert [each[0] for each in rows(app)] == [" ", ">"]
+        assert keys(app) == {"Only this pool"}
         await pilot.press("enter")
         await until(pilot, lambda: not app.query_one("#pools").display, "only the second pool")
         assert "second  ready" in text_of(app, "#nodes")
+        await until(pilot, lambda: keys(app) == {"All pools"}, "other keys")
         await pilot.press("escape")
         await until(pilot, lambda: app.query_one("#pools").display, "all pools")
         await pilot.press("s")

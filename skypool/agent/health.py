@@ -31,9 +31,9 @@ def describe(devices: Sequence[Device]) -> NodeHealth:
     if any(device.kind == "cuda" for device in devices):
         said = ask(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
         driver = said.strip().partition("\n")[0]
-    # devices of a rehearsal (`skypool.devices.detect`) do not exist, so they cannot be measured
-    exist = any(device.kind not in ("cpu", "mps") for device in devices) and "SKYPOOL_DEVICES" not in os.environ
-    monitored = exist and os.environ.get(SWITCH) != "off"
+    # devices of a rehearsal (`skypool.devices.detect`) do not exist, so they are measured only where a test says so
+    said = os.environ.get(SWITCH, "off" if "SKYPOOL_DEVICES" in os.environ else "on")
+    monitored = said != "off" and any(device.kind not in ("cpu", "mps") for device in devices)
     return NodeHealth(tuple(devices), driver, address=own_address(), monitored=monitored)
 
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     import subprocess
 
 SWITCH = "SKYPOOL_SAMPLES"
-"""The environment variable of a machine that switches measurements off there, by the value "off"."""
+"""The environment variable of a machine that switches measurements off there, by the value "off".
+
+With "on", devices of a rehearsal are measured, too, for tests with a library of their own in the driver's place.
+"""
 _EVERY = 5.0
 """Seconds between two samples of a node without devices."""
 _EVERY_WITH_DEVICES = 1.0

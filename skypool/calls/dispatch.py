@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from skypool import clock
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.idle import Idleness, IdleTime
-from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
+from skypool.calls.node_queue import Lane, LaneUse, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
 from skypool.calls.progress import CallProgress, Ended
@@ -926,6 +926,21 @@ class Dispatch:
         with self._lock:
             gangs = 0 if self.gangs is None else self.gangs.waiting
             return len(self._waiting) + gangs + sum(len(each.pinned) for each in self.node_queues.values())
+
+    def occupancy(self) -> tuple[dict[int, list[LaneUse]], int]:
+        """Return what the slots of each node do, by the node's number, and the number of calls that wait for a slot.
+
+        Calls that were sent to a node ahead of time wait there. A gang that waits for nodes counts once, and once it
+        runs, each of its processes counts. Services count in neither.
+        """
+        with self._lock:
+            uses = {
+                node: [LaneUse(each.on_cpu, each.slots, min(len(each.underway), each.slots)) for each in queue.lanes]
+                for node, queue in self.node_queues.items()
+            }
+            sent = sum(len(each.underway) for queue in self.node_queues.values() for each in queue.lanes)
+            running = sum(each.running for lanes in uses.values() for each in lanes)
+            return uses, self.waiting + sent - running
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from skypool.wire import blame
 
 Outcome = Literal["ok", "failed", "cancelled"]
 
-BOUNDS = tuple(round(step * 10.0**power, 4) for power in range(-4, 5) for step in (1, 2.5, 5))
+BOUNDS = tuple(round(step * 10.0**power, 6) for power in range(-4, 5) for step in (1, 2.5, 5))
 """The upper bounds of the classes of wall times, in seconds, ascending. A last class has all longer calls."""
 _COUNT_AT = 4096
 """The number of calls that are appended before they are counted."""

@@ -3,7 +3,8 @@
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `money`: `skypool ps` (from the ledger and from running pools), `skypool cost`; `ending`: `skypool down`, `gc`.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`.
-- `shell`: `skypool shell`; `observe`: `skypool forward`, `skypool health`; `logs`: `skypool logs`.
+- `shell`: `skypool shell`; `observe`: `skypool forward`, `skypool health`; `logs`: `skypool logs`; `report`:
+  `skypool report`.
 - `top`: `skypool top`, with `top_survey` (asks the pools), `top_lines` (lays them out) and `top_app` (full screen).
 - `stack`: `skypool stack`; `new_driver`: `skypool new-driver`.
 - `output`: prints the tables, errors and JSON of the commands.
@@ -28,7 +29,21 @@ except SkypoolError as error:
 
 import typer
 
-from skypool.cli import accelerators, doctor, ending, logs, money, new_driver, observe, offers, prove, shell, stack, top
+from skypool.cli import (
+    accelerators,
+    doctor,
+    ending,
+    logs,
+    money,
+    new_driver,
+    observe,
+    offers,
+    prove,
+    report,
+    shell,
+    stack,
+    top,
+)
 from skypool.cli.output import complain, say
 
 __all__ = ["build", "main"]
@@ -59,6 +74,7 @@ def build() -> typer.Typer:
     shell.add_to(app)
     observe.add_to(app)
     logs.add_to(app)
+    report.add_to(app)
     stack.add_to(app)
     top.add_to(app)
     doctor.add_to(app)

@@ -130,7 +130,7 @@ def _live(pool: str, node: int | None, call: str | None, follow: bool) -> Iterat
                 "--follow prints what comes from now on"
             )
         yield None
-        assembler = Assembler(node, call)
+        assembler = Assembler(node, call, whole=False)
         for record in made.lines():
             yield from assembler.feed(record)
         yield from assembler.finish()

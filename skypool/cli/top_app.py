@@ -71,7 +71,7 @@ class Top(App[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
-        Binding("enter", "open", "Only this pool"),
+        Binding("enter", "open", "Only this pool", priority=True),  # otherwise the list of pools would take the key
         Binding("escape", "close", "All pools"),
         Binding("s", "sort", "Sort"),
         Binding("question_mark", "help", "Help", key_display="?"),
@@ -80,7 +80,7 @@ class Top(App[None]):
     def __init__(self, survey: Survey, alone: bool = False) -> None:
         super().__init__()
         self._survey = survey
-        self._alone = alone
+        self._is_alone = alone
         self._order: Order = "start"
         self._shown: list[PoolView] = []
 
@@ -97,7 +97,7 @@ class Top(App[None]):
         """Start to ask for the pools, and to draw."""
         self._survey.start()
         self.set_interval(_REDRAWN_EVERY, self.draw)
-        self._show_alone(self._alone)
+        self._show_alone(self._is_alone)
         self.draw()
 
     def on_unmount(self) -> None:
@@ -172,8 +172,14 @@ class Top(App[None]):
     # --- keys ------------------------------------------------------------------------------------------------
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Show only the pool on which Enter was pressed."""
+        """Show only the pool that was clicked."""
         self._show_alone(True)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Return False for keys that would change nothing now, so that the last line does not name them."""
+        if action not in ("open", "close"):
+            return True
+        return len(self.screen_stack) == 1 and self._is_alone == (action == "close")
 
     def action_open(self) -> None:
         """Show only the chosen pool."""
@@ -184,7 +190,9 @@ class Top(App[None]):
         self._show_alone(False)
 
     def _show_alone(self, alone: bool) -> None:
+        self._is_alone = alone
         self.screen.set_class(alone, "alone")
+        self.refresh_bindings()
         self.query_one("#details" if alone else "#pools").focus()
 
     def action_sort(self) -> None:

@@ -159,7 +159,7 @@ def _row(node: Mapping[str, Any]) -> Row:
     on_cpu = int(node.get("cpu_busy", 0))
     rate = _number(node.get("usd_per_hour"))
     price = f"{usd(rate)} USD/h" if rate else ""
-    machine = " ".join(filter(None, (price, node["type"], node["place"], node["hardware"])))
+    machine = tuple(filter(None, (price, str(node["type"]), str(node["place"]), str(node["hardware"]))))
     health = node.get("health") or {}
     sick = health.get("state") in ("degraded", "unhealthy")
     reasons = "; ".join(health.get("reasons", ())) if sick else ""
@@ -175,7 +175,7 @@ def _row(node: Mapping[str, Any]) -> Row:
         waiting=int(node["waiting"]),
         done=int(node["done"]),
         running=tuple(str(each) for each in node["running"]),
-        tail=machine,
+        machine=tuple(map(bare, machine)),
         sample=_sample(node.get("sample")),
     )
 

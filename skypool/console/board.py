@@ -52,6 +52,8 @@ class Row:
         down: reason why the connection to the node is broken; "" if the connection works.
         down_at: when the connection broke, in seconds since 1970; 0 if the connection works.
         tail: the last part of the output of the node's calls or of its setup; "" for none.
+        machine: facts about the node's machine, the most important first. They are shown in place of `tail`, as many as
+            fit into the line.
         sample: the newest measurement of the node; None if there is none.
     """
 
@@ -69,6 +71,7 @@ class Row:
     down: str = ""
     down_at: float = 0.0
     tail: str = ""
+    machine: tuple[str, ...] = ()
     sample: NodeSample | None = None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -19,6 +20,8 @@ from skypool.console.words import many
 _WIDEST_BAR = 8
 _WIDEST_NAMES = 28
 """Maximum number of characters of the names of running functions in the line of a node."""
+_LEAST_OUTPUT = 8
+"""Number of columns below which no output is shown in the line of a node."""
 _WIDE = 120
 """Number of columns from which on up to `_MOST_BARS` devices of a node have a bar each."""
 _MOST_BARS = 16
@@ -98,7 +101,7 @@ def draw_pool(picture: Picture, now: float, room: int, width: int = 80, *, is_de
     if len(rows) < len(picture.rows):
         rows = _foremost(picture.rows, room - 1, is_detailed)
     brief = picture.figures is not None and not is_detailed
-    for row, line in zip(rows, _node_lines(rows, now, brief), strict=True):
+    for row, line in zip(rows, _node_lines(rows, now, width, brief), strict=True):
         parts.append(line)
         if is_detailed and _is_measured(row):
             parts.append(_measured(row, width))
@@ -180,12 +183,13 @@ def _headline(picture: Picture, now: float) -> Text:
     return text
 
 
-def _node_lines(rows: Sequence[Row], now: float, is_brief: bool) -> list[Text]:
+def _node_lines(rows: Sequence[Row], now: float, width: int, is_brief: bool) -> list[Text]:
     """Return the line of each node, with columns of the same width.
 
     Args:
         rows: the nodes.
         now: the time in seconds since 1970.
+        width: number of columns available.
         is_brief: True puts measurements before the last line of output.
     """
     names = [_running(row.running) for row in rows]
@@ -197,26 +201,53 @@ def _node_lines(rows: Sequence[Row], now: float, is_brief: bool) -> list[Text]:
         [_bar(row) for row in rows],
         [Text(f"{row.done:,} done", justify="right") for row in rows],
         names,
-        [_brief(row) if is_brief else Text() for row in rows],
     ]
+    if is_brief:
+        columns.append(_brief_column(rows, width - sum(_width_of(each) + 2 for each in columns if _width_of(each))))
     lines = [_whole_line() for _ in rows]
     for column in columns:
-        widest = max((each.cell_len for each in column), default=0)
+        widest = _width_of(column)
         for line, each in zip(lines, column, strict=True) if widest else ():
             blank = " " * (widest - each.cell_len)
             line.append_text(Text(blank) + each if each.justify == "right" else each + Text(blank)).append("  ")
     for line, row in zip(lines, rows, strict=True):
-        line.append_text(_trouble(row) or Text(last_line(row.tail), "bright_black"))
+        line.append_text(_trouble(row) or Text(_about(row, width - line.cell_len), "bright_black"))
+        line.rstrip()  # blanks that do not fit would be cut with an ellipsis
     return lines
 
 
-def _brief(row: Row) -> Text:
-    """Return a node's measurements without bars, such as "GPU 61% mem 272/640 GiB 3.2 kW"."""
-    text = Text()
-    if _is_measured(row):
-        load, memory, power = gauges(row.sample, _MOST_BARS)
-        text.append(f"{_claim(row).strip()} {load.name} {load.text} mem {memory.text} power {power.text}".strip())
-    return text
+def _width_of(column: Sequence[Text]) -> int:
+    return max((each.cell_len for each in column), default=0)
+
+
+def _about(row: Row, room: int) -> str:
+    """Return the end of a node's line: facts about its machine, or the last line of its output. "" without room.
+
+    Of facts that do not fit into `room` columns, the last are left out. Output that does not fit is cut later.
+    """
+    facts = list(row.machine)
+    while facts and cell_len("  ".join(facts)) > room:
+        facts.pop()
+    return "  ".join(facts) or (last_line(row.tail) if room >= _LEAST_OUTPUT else "")
+
+
+def _brief_column(rows: Sequence[Row], room: int) -> list[Text]:
+    """Return each node's measurements without bars, such as "GPU 61% mem 272/640 GiB power 3.2 kW".
+
+    What does not fit into `room` columns is left out for all nodes: power first, and then memory.
+    """
+    for count in (3, 2):
+        column = [_brief(row, count) for row in rows]
+        if _width_of(column) <= room:
+            return column
+    return [_brief(row, 1) for row in rows]
+
+
+def _brief(row: Row, count: int) -> Text:
+    if not _is_measured(row):
+        return Text()
+    measured = gauges(row.sample, _MOST_BARS)[:count]
+    return Text(f"{_claim(row).strip()} {' '.join(f'{each.name} {each.text}' for each in measured)}".strip())
 
 
 def _phase(row: Row, now: float) -> Text:

@@ -81,10 +81,13 @@ class Words:
         routine: True (the default) also describes what goes as planned, such as a node that becomes ready. False
             describes only problems, notices and the pool's end, because a live view shows the rest.
         limited: True (the default) describes at most 5 events of a frequent kind in 10 seconds. False describes all.
+        whole: True (the default) if the first event is the pool's first. False if earlier ones are missing, so that
+            times since the pool's start are not known.
     """
 
-    def __init__(self, *, routine: bool = True, limited: bool = True) -> None:
+    def __init__(self, *, routine: bool = True, limited: bool = True, whole: bool = True) -> None:
         self._routine = routine
+        self._whole = whole
         self._began: float | None = None
         self._launched: dict[int, float] = {}
         self._slots: dict[int, int] = {}
@@ -117,7 +120,8 @@ class Words:
         seconds. The result for a later event then begins with a line that says how many more there were.
         """
         self._pool = e.pool
-        self._began = e.time if self._began is None else self._began
+        if self._began is None and self._whole:
+            self._began = e.time
         said = [text for text in self._about(e) if text]
         limit = self._limits.get(type(e))
         if said and limit is not None and not limit.admits(e.time):
@@ -184,18 +188,18 @@ class Words:
                 return
 
     def _about_pool(self, e: events.PoolPhase) -> Iterator[str]:
-        after = span(e.time - (e.time if self._began is None else self._began))
+        after = "" if self._began is None else f" after {span(e.time - self._began)}"
         self._ending = self._ending or e.phase in ("draining", "ended")
         if e.phase == "ended":
             yield from self._summaries(float("inf"))
-            yield f"ended after {after}{self._losses()}"
+            yield f"ended{after}{self._losses()}"
         elif e.phase == "draining":
             yield self._news(f"ends: {brief(e.detail)}", e.detail)
         elif self._routine and e.phase == "ready":
             nodes = len(self._slots)
             slots = sum(self._slots.values())
             more = beside(sum(self._cpu_slots.values()))
-            yield f"ready after {after}: {many(nodes, 'node')}, {many(slots, 'slot')}{more}"
+            yield f"ready{after}: {many(nodes, 'node')}, {many(slots, 'slot')}{more}"
         elif self._routine and e.phase == "launching":
             yield f"launching {many(self._coming or 1, 'node')}"
         elif self._routine:

@@ -116,19 +116,26 @@ class Assembler:
         node: leave out what does not come from this node; None for all nodes.
         call: leave out what does not come from this call: its id, or the name of its function or service. None for all.
         since: leave out what is older, in seconds since 1970.
+        whole: True if the first record is the run's first. False if earlier ones are missing.
     """
 
-    def __init__(self, node: int | None = None, call: str | None = None, since: float = 0.0) -> None:
+    def __init__(
+        self, node: int | None = None, call: str | None = None, since: float = 0.0, *, whole: bool = True
+    ) -> None:
         self._node = node
         self._call = call
         self._since = since
-        self._words = Words(limited=False)
+        self._words = Words(limited=False, whole=whole)
+        self._is_first = True
         self._slots: dict[int, int] = {}
         self._sources: dict[tuple[int, int, int], tuple[Record, Lines]] = {}
 
     def feed(self, record: Record) -> Iterator[LogLine]:
         """Yield the lines that are complete with a record."""
         kind = record["event"]
+        if kind == REMOVED and self._is_first:
+            self._words = Words(limited=False, whole=False)
+        self._is_first = False
         if kind == "NodePhase" and isinstance(record.get("slots"), int):
             self._slots[record["node"]] = max(record["slots"], self._slots.get(record["node"], 0))
         if kind != "Output":

@@ -10,7 +10,9 @@
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
+- `history`: writes what happens in a pool to disk, for reports.
 - `idle`: records the idle time of nodes in the ledger.
+- `metering`: reads the numbers of a pool for Prometheus and other monitoring systems.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
 - `services`: starts the services of a pool, restarts them after their end, and closes them.
 - `network`: checks that the nodes reach each other; `skypool.gangs.network` has the text of the error.
@@ -26,8 +28,10 @@ __all__ = [
     "engine",
     "forwards",
     "health",
+    "history",
     "idle",
     "lifecycle",
+    "metering",
     "network",
     "node_listener",
     "observed",

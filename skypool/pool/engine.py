@@ -42,7 +42,9 @@ from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
+from skypool.pool.history import HistoryWatch
 from skypool.pool.idle import IdleWatch
+from skypool.pool.metering import Metering
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
 from skypool.pool.replacement import LIVING, alike
@@ -54,13 +56,16 @@ from skypool.pool.trust_levels import TrustLevels
 from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
-from skypool.samples.store import SampleStore, folder
+from skypool.samples.journal import Journal
+from skypool.samples.session_file import path_of
+from skypool.samples.store import SampleStore
 from skypool.samples.values import NodeSample
 from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
 
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFailure
+    from skypool.metrics.exporter import Exporter
     from skypool.observers.server import ObserverServer
     from skypool.pool.network import NetworkCheck
 
@@ -86,6 +91,7 @@ class PoolEngine:
     Args:
         terms: the checked arguments of the pool.
         stream: receives the events for the user.
+        exporters: bring the numbers of the pool to monitoring systems; () for none.
 
     Attributes:
         state: the current state of the pool.
@@ -98,9 +104,11 @@ class PoolEngine:
         health: judges the nodes by their samples, and keeps the samples.
         figures: returns costs and newest samples for the live view. Any thread may call it.
         idle: records for how long nodes are idle.
+        metering: reads the numbers of the pool for its exporters.
+        history: writes what happens in the pool to disk.
     """
 
-    def __init__(self, terms: Terms, stream: events.EventStream) -> None:
+    def __init__(self, terms: Terms, stream: events.EventStream, exporters: Sequence[Exporter] = ()) -> None:
         self.terms = terms
         self.emit = stream.emit
         self.state = self._performed = states.Pool(terms.minimum, terms.maximum)
@@ -128,7 +136,7 @@ class PoolEngine:
         self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.health = HealthWatch(
             terms.name,
-            SampleStore(lambda: folder() / f"{self.rental.session}.sqlite3"),
+            SampleStore(lambda: path_of(self.rental.session)),
             self._trust_levels.is_stranger,
             self.emit,
             self._on_unhealthy,
@@ -149,6 +157,16 @@ class PoolEngine:
         self._welcomes = self._connector.welcomes
         self.idle = IdleWatch(self.dispatch, self.rental, lambda: self.state)
         self.rental.before_prices = self.idle.record
+        self.history = HistoryWatch(
+            terms.name,
+            Journal(lambda: path_of(self.rental.session)),
+            self.dispatch,
+            self.rental,
+            self._reports,
+            self._welcomes,
+            self._trust_levels.is_stranger,
+            self.emit,
+        )
         self._closing: asyncio.Task[None] | None = None
         self._given_away: frozenset[int] | None = None  # nodes of a new owner; None while this process is the owner
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,6 +198,20 @@ class PoolEngine:
             self.health,
         )
         self.figures = self._observed.figures
+        self.command = self._observed.command
+        self.metering = Metering(
+            terms,
+            exporters,
+            state=lambda: self._performed,
+            words=self.words,
+            welcomes=self._welcomes,
+            dispatch=self.dispatch,
+            rental=self.rental,
+            idle=self.idle,
+            health=self.health,
+            is_stranger=self._trust_levels.is_stranger,
+            notice=self._notice,
+        )
         self._network: NetworkCheck | None = None
         self._network_lock = threading.Lock()
 
@@ -223,18 +255,23 @@ class PoolEngine:
             SkypoolError: the pool could not become ready. Rented machines were ended; if the end of some is not
                 confirmed, the error has a note. Machines that were to be taken over keep running.
         """
+        if self.metering.exporters:
+            await asyncio.to_thread(self.metering.open)
         if self.terms.attach:
             await self._adopt()
             self._log.open(self.rental.session, self._connector.secrets)
+            self.history.open(self._connector.secrets)
             self._spawn(self._serve_observers())
             self._spawn(self._tend())
             self._spawn(self.health.keep())
             self._spawn(self.idle.keep())
+            self._spawn(self.history.keep())
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
             await asyncio.to_thread(self.rental.begin, self.state.minimum)
             self._log.open(self.rental.session, self._connector.secrets)
+            self.history.open(self._connector.secrets)
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
             try:
@@ -242,6 +279,7 @@ class PoolEngine:
                 self._spawn(self._tend())
                 self._spawn(self.health.keep())
                 self._spawn(self.idle.keep())
+                self._spawn(self.history.keep())
                 self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
                 if self.state.phase is Phase.READY and self.terms.need.private_network:
@@ -356,13 +394,16 @@ class PoolEngine:
         self.forwards.close()
         self._close_log()
         if self._given_away is not None:
+            self.metering.close()
             return
         for link in self._links.values():
             link.bid_farewell()
         self.dispatch.close(PoolClosed(f"pool {self.terms.name!r} ended when Python exited"))
         self.idle.record()
+        self.history.flush()
         failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
         self.rental.close(self.state.error, proved=not failed)
+        self.metering.close()
         if failed:
             raise next(iter(failed.values()))
 
@@ -701,6 +742,7 @@ class PoolEngine:
             self._log.hear(event, self.dispatch.function_of(event.node, event.call))
         else:
             self._log.hear(event)
+            self.history.hear(event)
 
     def _close_log(self) -> None:
         """Write what waits to be kept, and keep nothing from then on. Blocks. Any thread may call this."""
@@ -739,11 +781,14 @@ class PoolEngine:
             await asyncio.to_thread(self._observers.close)
         await asyncio.to_thread(self.forwards.close)
         await asyncio.to_thread(self.health.flush)
+        await asyncio.to_thread(self.history.flush)
         try:
             if self._given_away is None:  # otherwise, what is left is the new owner's
                 await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
         finally:
             await asyncio.to_thread(self._close_log)
+            if self.metering.exporters:
+                await asyncio.to_thread(self.metering.close)
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
         """End the machines of these nodes, and report each to the state machine, as `Terminated` or `StillThere`.

@@ -13,10 +13,14 @@ from skypool.errors import NodeUnhealthy
 from skypool.event_loop import Loop
 from skypool.samples.health import HealthOfNode, NodeHealth
 from skypool.samples.store import SampleStore
-from skypool.samples.values import NodeSample
+from skypool.samples.values import DeviceSample, NodeSample
 
 FIRST = 15.0
 """Seconds to wait for the first reading of a node's devices before it gets calls. Beyond it, they are unknown."""
+XidKey = tuple[str, int, str, int]
+"""The kind, the index and the uuid of a device, and an XID code."""
+_MOST_CODES = 1024
+"""The most pairs of a device and an XID code that are counted for one node. A stranger's node may claim any number."""
 _FLUSH_EVERY = 5.0
 """Seconds between two writes of samples to the file."""
 
@@ -34,6 +38,8 @@ class HealthWatch:
     Attributes:
         store: keeps the samples.
         known: the health of each node whose devices were read, by the node's number.
+        xids: the errors of NVIDIA's driver since the start of the pool: how often each XID code came to each device,
+            by the node's number.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class HealthWatch:
         self._lock = threading.RLock()
         self._judges: dict[int, HealthOfNode] = {}
         self.known: dict[int, NodeHealth] = {}
+        self.xids: dict[int, dict[XidKey, int]] = {}
         self._first: dict[int, asyncio.Event] = {}
         self._no_room = ""
 
@@ -68,6 +75,9 @@ class HealthWatch:
             judge = self._judges.setdefault(node, HealthOfNode())
             before = self.known.get(node)
             now = self.known[node] = judge.judge(sample)
+            for each in sample.devices:
+                for code in each.xids:
+                    self._count(node, each, code)
         if before is None or (before.state, before.reasons) != (now.state, now.reasons):
             self._emit(
                 events.HealthChanged(
@@ -76,6 +86,13 @@ class HealthWatch:
             )
         if before is None or (now.state == "unhealthy" and before.state != "unhealthy"):
             Loop.shared().loop.call_soon_threadsafe(self._tell, node)
+
+    def _count(self, node: int, device: DeviceSample, code: int) -> None:
+        """Count an error of NVIDIA's driver. A node with more different codes than any driver has is not counted on."""
+        counts = self.xids.setdefault(node, {})
+        key = (device.kind, device.index, device.uuid, code)
+        if key in counts or len(counts) < _MOST_CODES:
+            counts[key] = counts.get(key, 0) + 1
 
     def _tell(self, node: int) -> None:
         self._first.setdefault(node, asyncio.Event()).set()

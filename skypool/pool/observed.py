@@ -110,7 +110,7 @@ class Observed:
             **_machine(instance),
             **_cost(node, lines),
             "address": welcome.health.address if welcome else "",
-            "hardware": _hardware(welcome.health.devices) if welcome else "",
+            "hardware": hardware(welcome.health.devices) if welcome else "",
             "slots": welcome.slots if welcome else 0,
             "cpu_slots": welcome.cpu_slots if welcome else 0,
             "busy": status.busy if status else 0,
@@ -182,7 +182,7 @@ def _health(found: NodeHealth | None) -> dict[str, object] | None:
     return None if found is None else asdict(found)
 
 
-def _hardware(devices: Sequence[Device]) -> str:
+def hardware(devices: Sequence[Device]) -> str:
     """Return the devices of a node as text, such as "8 NVIDIA H100 80GB HBM3"; "" if there are none."""
     names = [each.name or each.kind for each in devices if each.kind != "cpu"]
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))

@@ -32,6 +32,7 @@ from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
 from skypool.link.forward import Forward
+from skypool.metrics.exporter import Exporter, exporters_asked
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.ordering import OrderBy
@@ -49,7 +50,9 @@ from skypool.wire import codec
 
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFuture
+    from skypool.observers.stacks import Stacks
     from skypool.offers.need import AcceleratorAsked
+    from skypool.report.report import Report
     from skypool_images import Image
 
 P = ParamSpec("P")
@@ -82,6 +85,7 @@ class PoolOptions(NodeTerms, total=False):
     trust: Trust | None
     allow_results: Sequence[str | type]
     check: Check | None
+    metrics: Exporter | Sequence[Exporter] | None
 
 
 class ComputePool(Executor):
@@ -136,6 +140,8 @@ class ComputePool(Executor):
             the first gang. "network" (the default) makes a TCP connection from each node to each other one. "nccl"
             also measures an all-reduce of 64 MB among the GPUs of the first gang's nodes, and is experimental. None
             checks nothing.
+        metrics: brings the numbers of the pool to a monitoring system: `Prometheus()`, `OTLP("http://…")` or a
+            list of such objects. See docs/guides/metrics.md. Default None: to none.
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
             `max_usd_per_hour`: the highest price of one node (or TPU slice), in US dollars. Default None: no limit.
@@ -173,6 +179,7 @@ class ComputePool(Executor):
         trust: Trust | None = None,
         allow_results: Sequence[str | type] = (),
         check: Check | None = "network",
+        metrics: Exporter | Sequence[Exporter] | None = None,
         **node: Unpack[NodeTerms],
     ) -> None:
         minimum, maximum = nodes_asked(nodes)
@@ -200,6 +207,7 @@ class ComputePool(Executor):
             image=image_,
             check=check_asked(check),
         )
+        self._exporters = exporters_asked(metrics)
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
         self._starting = threading.Lock()
@@ -218,6 +226,7 @@ class ComputePool(Executor):
 
         Raises:
             PoolClosed: the pool has ended. Make a new pool.
+            UsageError: what `metrics` asks for cannot be, such as a port that is in use. Nothing was rented.
             SkypoolError: the pool could not become ready, for example NoOffers, LaunchError or BootstrapError. Its
                 machines have been ended then, and the pool cannot be started again.
         """
@@ -237,13 +246,14 @@ class ComputePool(Executor):
         from skypool import console
 
         with self._sizing:
-            self._begun = engine = PoolEngine(self._terms, self.events)
+            self._begun = engine = PoolEngine(self._terms, self.events, self._exporters)
         self._hush = console.attach(self.events, self._console, engine.figures)
         shutdown.watch(engine)
         try:
             Loop.shared().run(engine.start())
         except BaseException as e:
             self._ended = True
+            engine.metering.close()
             if isinstance(e, Exception) or self._terms.attach:  # the engine has ended all, or taken nothing over
                 shutdown.forget(engine)
                 self._quiet()
@@ -1283,6 +1293,56 @@ class ComputePool(Executor):
             return Receipt(self.name, (), time.time())
         self._begun.idle.record()
         return self._begun.rental.receipt
+
+    def report(self) -> Report:
+        """Return a report of what the pool has done and cost until now, as an HTML page that loads nothing.
+
+        `pool.report().save("report.html")` writes it to a file, and a notebook shows it. It can be made while the pool
+        runs and after its end. `skypool report` makes the same report in another process.
+
+        Raises:
+            UsageError: the pool was not started.
+            LedgerError: the ledger, the local database of rented machines, cannot be read.
+            sqlite3.Error: the file of the measurements is damaged.
+        """
+        from skypool.report.report import report_of  # imported here, as few programs need it
+
+        record = None
+        if self._begun is not None:
+            self._begun.idle.record()
+            self._begun.health.flush()
+            self._begun.history.flush()
+            record = Ledger.here().record(self._begun.rental.session)
+        if record is None:
+            raise UsageError(f"pool {self.name!r} has not been started, so there is nothing to report")
+        return report_of(record)
+
+    def stack(self, node: int | None = None, *, native: bool = False) -> Stacks:
+        """Return what the calls, gangs and services of the pool are doing now, as stacks of calls.
+
+            print(pool.stack())
+
+        prints what `skypool stack` prints. A pool that was not started has no processes. Blocks until all nodes have
+        answered; a node that does not answer within 60 s is in `errors` of the result.
+
+        Args:
+            node: the number of a node. Default None: all nodes.
+            native: True also asks py-spy for calls of native code, such as those of NCCL. If a node has no py-spy, it
+                is installed there from PyPI, and a node has 300 s to answer.
+
+        Raises:
+            UsageError: the pool does not have the node.
+            PoolClosed: the pool has ended.
+        """
+        from skypool.observers import stacks  # imported here, as few programs need it
+
+        if self._engine is None and not self._ended:
+            return stacks.Stacks({})
+        engine = self._running(self._engine)
+        if node is not None:
+            whole("node", node, "the number of a node", least=0)
+        nodes = engine.dispatch.nodes(None if node is None else [node])
+        return stacks.ask(self.name, list(nodes), native, lambda node, script: engine.command(node, script, False, ()))
 
     @property
     def samples(self) -> Samples:

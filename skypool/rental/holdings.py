@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 from skypool import clock
 from skypool.drivers import retry
@@ -29,6 +30,10 @@ the provider whether the machine still exists."""
 
 _Key = tuple[str, str]
 """The provider and the id of a machine."""
+Outcome = Literal["rented", "refused", "unanswered"]
+"""The result of an order. After "unanswered", machines may have been made; they are looked for and terminated."""
+OrderKey = tuple[str, str, Outcome]
+"""The provider and the machine type of an order, and its outcome."""
 
 
 def _key(instance: Instance) -> _Key:
@@ -50,6 +55,8 @@ class Holdings:
         session: id of this run of the pool in the ledger.
         ledger: the ledger (the local database of rented machines); None before the pool begins.
         tried: names of the providers that may have machines of the pool.
+        orders: the number of orders that were answered or given up. An order that is sent again, as after a reply that
+            was lost, counts once.
     """
 
     def __init__(self, terms: Terms, tell: Tell) -> None:
@@ -58,6 +65,8 @@ class Holdings:
         self.session = secrets.token_hex(8)
         self.ledger: Ledger | None = None
         self.tried: set[str] = set()
+        self.orders: dict[OrderKey, int] = {}
+        self._offers: dict[str, Offer] = {}  # of orders that are under way, by token
         self._open: dict[str, str] = {}  # providers of orders without an answer, by token
         self._asked: dict[str, dict[int, float]] = {}  # when the create of each node was sent, by token
         self._made: dict[str, dict[_Key, Instance]] = {}  # machines of orders that are under way, by token
@@ -123,6 +132,7 @@ class Holdings:
                 f"`skypool gc --yes` runs after its lease"
             )
         self._open[order.token] = offer.provider
+        self._offers[order.token] = offer
         if self.ledger is not None:
             self.ledger.intend(self.session, order.token, offer, order.nodes)
 
@@ -168,6 +178,7 @@ class Holdings:
         Without a ledger, the instances are noted in memory only. Does not raise if the ledger cannot be written.
         """
         self._there |= {_key(each): each for each in instances}
+        self._count(order, "rented")
         self._open.pop(order.token, None)
         asked = self._asked.pop(order.token, None)
         made = self._made.pop(order.token, {})
@@ -196,6 +207,7 @@ class Holdings:
         the end of a machine is not proved, nothing is raised: the machine is then in `there`, and its provider in
         `unclear`.
         """
+        self._count(order, "unanswered" if order.token in self._open else "refused")
         asked = self._asked.pop(order.token, {})
         if order.token in self._open:
             self._lost[order.token] = self._open[order.token], time.monotonic()
@@ -210,6 +222,13 @@ class Holdings:
             if each.node in unproved:
                 self._there[key] = each
                 self._open[order.token] = each.provider
+
+    def _count(self, order: Order, outcome: Outcome) -> None:
+        """Count an order that is over. Do nothing if it was never sent."""
+        offer = self._offers.pop(order.token, None)
+        if offer is not None:
+            key = (offer.provider, offer.instance_type, outcome)
+            self.orders[key] = self.orders.get(key, 0) + 1
 
     # --- while they run --------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from skypool.model import Instance, Offer, Order
 from skypool.offers.ranking import Plan
 from skypool.rental import reaper, reaper_process
 from skypool.rental.budget import IdleSpan, Receipt
-from skypool.rental.holdings import Holdings
+from skypool.rental.holdings import Holdings, OrderKey
 from skypool.rental.launch import Attempts, Launcher, Rented, place
 from skypool.rental.ledger import Ledger
 from skypool.rental.planning import Pause, Planning
@@ -108,6 +108,11 @@ class Rental:
         the receipt has no lines either.
         """
         return self._holdings.receipt
+
+    @property
+    def orders(self) -> dict[OrderKey, int]:
+        """The number of orders (requests for machines) by provider, machine type and outcome. The dict is a copy."""
+        return self._holdings.orders.copy()
 
     def driver_of(self, instance: Instance) -> Driver:
         """Return the driver of the provider that an instance is rented from.

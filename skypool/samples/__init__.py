@@ -4,7 +4,8 @@
 - `nvml`: reads NVIDIA GPUs through NVML; `tools`: reads other devices with their vendors' tools.
 - `sampler`: the program that reads devices, in a process of its own on the node; `machine`: reads `/proc`.
 - `health`: judges devices by their samples; `xid`: the XID codes of NVIDIA's driver by severity.
-- `store`: keeps samples on the client, in one SQLite file for each pool, and is the only module that reads them.
+- `session_file`: opens the SQLite file of one run of a pool on the client.
+- `store`: keeps samples in that file; `journal`: keeps events, ended calls and working times of the pool in it.
 """
 
-__all__ = ["health", "machine", "nvml", "sampler", "store", "tools", "values", "xid"]
+__all__ = ["health", "journal", "machine", "nvml", "sampler", "session_file", "store", "tools", "values", "xid"]

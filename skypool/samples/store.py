@@ -1,8 +1,7 @@
-"""Keeps the samples of a pool on the client, in a SQLite file beside the ledger. Only this module reads or writes it.
+"""Keeps the samples of a pool on the client, in a SQLite file beside the ledger. Only this module reads or writes them.
 
-Each run of a pool (a session) has a file of its own, so no two processes write the same one. Old samples are thinned:
-one for each node in 10 s after an hour, and one in a minute after a day. Samples with an error of a driver stay. The
-file has a largest size, and so has the folder.
+`session_file` opens the file. Old samples are thinned: one for each node in 10 s after an hour, and one in a minute
+after a day. Samples with an error of a driver stay. The file has a largest size, and so has the folder.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from skypool.samples import session_file
 from skypool.samples.values import NodeSample, node_sample, to_json
 
 _HOUR = 3600.0
@@ -27,25 +26,14 @@ _THIN_EVERY = 300.0
 """Seconds between two passes that thin old samples."""
 _MOST_BYTES = 64 << 20
 """The largest size of one file. Beyond it, the oldest samples are removed."""
-_MOST_FILES = 20
-"""The number of files that are kept: those of the last sessions."""
 _MOST_WAITING = 20_000
 """The most samples that wait in memory to be written, if the disk does not take them."""
+_DEVICES = 8
+"""The number of devices of a node that is assumed where points are shared out."""
 _SEEN = 64
 """The number of samples of a node that are compared with new ones, to drop those that come a second time."""
 _CLOCKS = 2 * _HOUR
 """Seconds by which a node's clock may differ. Beyond it, a sample gets the client's time, so that thinning works."""
-_SCHEMA = """
-create table if not exists sample (node integer, time real, error integer, data text);
-create index if not exists sample_time on sample (time);
-"""
-
-
-def folder() -> Path:
-    """Return the folder of the samples. It need not exist."""
-    import platformdirs  # imported here, as nodes import this package without having platformdirs
-
-    return Path(platformdirs.user_state_dir("skypool")) / "samples"
 
 
 class SampleStore:
@@ -110,27 +98,13 @@ class SampleStore:
             (each.node, each.time, any(one.xids or one.lost for one in each.devices), json.dumps(_row(each)))
             for each in waiting
         ]
-        with self._writing:
-            is_new = not self._file.exists()
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self._file, timeout=30)) as book:
-                if is_new:
-                    book.executescript("pragma auto_vacuum = incremental; pragma journal_mode = wal;" + _SCHEMA)
-                    self._prune()
-                book.execute("pragma synchronous = off")
-                with book:
-                    book.executemany("insert into sample values (?, ?, ?, ?)", rows)
-                now = time.time()
-                if now - self._thinned > _THIN_EVERY:
-                    self._thinned = now
-                    thin(book, now)
-
-    def _prune(self) -> None:
-        """Remove the files of old sessions. Files that vanish meanwhile are no error."""
-        files = sorted(self._file.parent.glob("*.sqlite3"), key=_changed, reverse=True)
-        for old in files[_MOST_FILES:]:
-            for name in (old, Path(f"{old}-wal"), Path(f"{old}-shm")):
-                name.unlink(missing_ok=True)
+        with self._writing, session_file.writing(self._file) as book:
+            with book:
+                book.executemany("insert into sample values (?, ?, ?, ?)", rows)
+            now = time.time()
+            if now - self._thinned > _THIN_EVERY:
+                self._thinned = now
+                thin(book, now)
 
     def history(self, node: int | None = None, since: float = 0.0, until: float | None = None) -> list[NodeSample]:
         """Return samples in the order of their time, as `history` of this module."""
@@ -145,7 +119,7 @@ def history(
     """Yield the samples of a file, ordered by time. Yield none if there is no such file.
 
     Args:
-        file: the file of a session: `folder() / f"{session}.sqlite3"`.
+        file: the file of a session: `session_file.path_of(session)`.
         node: the number of a node. Default None: all nodes.
         since: the earliest time, in seconds since 1970. Default: no limit.
         until: the latest time. Default None: no limit.
@@ -153,17 +127,103 @@ def history(
     Raises:
         sqlite3.Error: the file is damaged.
     """
-    if not file.exists():
-        return
     asked = "select node, data from sample where time between ? and ?"
     values: list[float] = [since, 1e300 if until is None else until]
     if node is not None:
         asked += " and node = ?"
         values.append(node)
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)) as book:
+    with session_file.reading(file) as book:
+        if book is None:
+            return
         for number, data in book.execute(f"{asked} order by time", values):
             said = json.loads(data)
             yield replace(node_sample(said), node=number, claimed=bool(said.get("claimed")))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The measurements of a device in a step of time, put together. A value is None if it is unknown.
+
+    Attributes:
+        node: the number of the node.
+        kind: the kind of the device, such as "cuda"; "" for the node itself.
+        index: the number that the vendor's tool gives the device; 0 for the node itself.
+        time: the mean time of the samples, in seconds since 1970.
+        samples: the number of samples.
+        use_percent: the mean of the device's utilisation, or of the node's CPUs.
+        most_used_percent: the highest utilisation.
+        sm_activity_percent: the mean share of the streaming multiprocessors that were busy.
+        memory_mib: the mean of the used memory in MiB.
+        most_memory_mib: the most used memory in MiB.
+        memory_total_mib: the whole memory in MiB.
+        power_watts: the mean power draw in watts.
+        temperature_celsius: the highest temperature in degrees Celsius.
+        claimed: True if the node is not trusted, so that the values are what its owner claims.
+        unknown: why the device could not be read; "" if each sample was read.
+    """
+
+    node: int
+    kind: str
+    index: int
+    time: float
+    samples: int
+    use_percent: float | None
+    most_used_percent: float | None
+    sm_activity_percent: float | None
+    memory_mib: float | None
+    most_memory_mib: float | None
+    memory_total_mib: float | None
+    power_watts: float | None
+    temperature_celsius: float | None
+    claimed: bool
+    unknown: str
+
+
+_POINTS = """
+with measured as (
+    select node, '' as kind, 0 as number, time,
+        json_extract(data, '$.cpu_percent') as use, null as sm_activity,
+        json_extract(data, '$.memory_used_mib') as memory, json_extract(data, '$.memory_total_mib') as memory_total,
+        null as power, null as temperature,
+        coalesce(json_extract(data, '$.claimed'), 0) as claimed, '' as unknown
+    from sample
+    union all
+    select node, json_extract(value, '$.kind'), json_extract(value, '$.index'), time,
+        json_extract(value, '$.utilization_percent'), json_extract(value, '$.sm_activity_percent'),
+        json_extract(value, '$.memory_used_mib'), json_extract(value, '$.memory_total_mib'),
+        json_extract(value, '$.power_watts'), json_extract(value, '$.temperature_celsius'),
+        coalesce(json_extract(data, '$.claimed'), 0), coalesce(json_extract(value, '$.unknown'), '')
+    from sample, json_each(data, '$.devices')
+)
+select node, kind, number, avg(time), count(*), avg(use), max(use), avg(sm_activity), avg(memory), max(memory),
+    max(memory_total), avg(power), max(temperature), max(claimed), max(unknown)
+from measured group by node, kind, number, cast((time - :start) / :step as integer) order by 1, 2, 3, 4
+"""
+
+
+def points(file: Path, most: int, total: int) -> list[Point]:
+    """Return the samples of a file, put together in steps of time of equal length.
+
+    The points are ordered by node, device and time. Those of the node itself come before those of its devices.
+
+    Args:
+        file: the file of a session: `session_file.path_of(session)`.
+        most: the most points for each device.
+        total: the most points in all, about. With many nodes there are fewer points for each device.
+
+    Raises:
+        sqlite3.Error: the file is damaged.
+    """
+    with session_file.reading(file) as book:
+        if book is None:
+            return []
+        nodes, start, end = book.execute("select count(distinct node), min(time), max(time) from sample").fetchone()
+        if not nodes:
+            return []
+        each = max(24, min(most, total // (_DEVICES * nodes)))
+        step = max(0.5, (end - start) / each)
+        found = book.execute(_POINTS, {"start": start, "step": step})
+        return [Point(*(*row[:13], bool(row[13]), row[14])) for row in found]
 
 
 def thin(book: sqlite3.Connection, now: float) -> None:
@@ -195,10 +255,3 @@ def thin(book: sqlite3.Connection, now: float) -> None:
 
 def _row(sample: NodeSample) -> dict[str, object]:
     return {name: value for name, value in to_json(sample).items() if name != "node"}
-
-
-def _changed(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -1,0 +1,56 @@
+"""`skypool report`: write what a pool did and cost to an HTML file, while it runs and after its end."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skypool.cli import output
+from skypool.errors import SkypoolError, UsageError, nearest
+from skypool.rental.ledger import Ledger
+from skypool.rental.records import newest
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command `skypool report` to the program."""
+    app.command("report")(report)
+
+
+def report(
+    pool: Annotated[str, typer.Argument(help="The name of the pool.")],
+    file: Annotated[
+        str, typer.Option("--output", "-o", help="The file to write; - for stdout. Default: POOL-report.html here.")
+    ] = "",
+    session: Annotated[str, typer.Option("--run", help="The id of an earlier run of the pool.")] = "",
+) -> None:
+    """Write a report of a pool to an HTML file: time line, devices, calls, money, errors and the plan.
+
+    The file needs no network. The report is of the pool's last run, also after the pool's end.
+    """
+    from skypool.report.report import report_of  # imported here, as no other command needs it
+
+    ledger = Ledger.here(output.warn)
+    runs = ledger.pools(pool)
+    record = newest([each for each in runs if session in ("", each.session)])
+    if record is None and runs:
+        raise UsageError(f"pool {pool!r} has no run {session!r}; its last run is {runs[-1].session}")
+    if record is None:
+        close = nearest(pool, {each.pool for each in ledger.pools()})
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise UsageError(f"there is no pool called {pool!r} in skypool's ledger {ledger.file}{hint}")
+    try:
+        made = report_of(record)
+    except sqlite3.Error as e:
+        raise SkypoolError(f"the measurements and the history of pool {pool!r} cannot be read: {e}") from e
+    if file == "-":
+        sys.stdout.write(made.html)
+        return
+    try:
+        path = made.save(Path(file or f"{pool}-report.html"))
+    except OSError as e:
+        raise UsageError(f"the report cannot be written to {file}: {e}") from e
+    output.say(str(path))

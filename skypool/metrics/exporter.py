@@ -1,0 +1,61 @@
+"""`Exporter`: the base class of objects that bring the measurements of pools out of this process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from skypool.errors import UsageError
+from skypool.metrics.values import Measurement
+
+MISSING = "the package {} is not installed: pip install 'skypool[metrics]'"
+"""The message of a UsageError if a package of the extra is missing. It needs the name of the package."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A pool as an exporter sees it.
+
+    Attributes:
+        pool: the name of the pool.
+        began: the time from which counters count, in seconds since 1970.
+        read: reads all measurements of the pool, at that moment. Any thread may call it. It may wait for the disk.
+        notice: shows a sentence to the user.
+    """
+
+    pool: str
+    began: float
+    read: Callable[[], list[Measurement]]
+    notice: Callable[[str], None]
+
+
+class Exporter(ABC):
+    """A base class for objects that bring the measurements of pools out of this process.
+
+    One exporter may serve several pools, at the same time or one after the other.
+    """
+
+    @abstractmethod
+    def _begin(self, source: Source) -> Callable[[], None]:
+        """Begin to export the measurements of a pool, and return a function that ends this. Blocks.
+
+        The function that is returned must not raise, and must return within a few seconds.
+
+        Raises:
+            UsageError: nothing can be exported, for example because a port is in use.
+        """
+
+
+def exporters_asked(metrics: Exporter | Sequence[Exporter] | None) -> tuple[Exporter, ...]:
+    """Return the exporters of the argument `metrics` of a pool.
+
+    Raises:
+        UsageError: the argument is neither an exporter nor a list of them.
+    """
+    if metrics is None:
+        return ()
+    found = (metrics,) if isinstance(metrics, Exporter) else metrics
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, Exporter) for each in found):
+        raise UsageError(f"metrics must be sky.Prometheus(…), sky.OTLP(…) or a list of these, not {metrics!r}")
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,116 @@
+"""Makes measurements of the calls, nodes, launches and costs of a pool. All functions are pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from skypool.calls.node_queue import LaneUse
+from skypool.calls.tally import BOUNDS, CallCounts
+from skypool.metrics import names
+from skypool.metrics.values import Attributes, Distribution, Measurement
+from skypool.rental.budget import Line
+from skypool.rental.holdings import OrderKey
+
+STATES = ("launching", "booting", "bootstrapping", "ready", "unreachable", "leaving", "unhealthy", "draining", "ended")
+"""The states of nodes."""
+
+
+def state_of(word: str) -> str:
+    """Return the state in a word of `pool.nodes`: "unreachable" for "unreachable since 12:03:04"."""
+    return word.partition(" ")[0]
+
+
+def node_attributes(pool: Attributes, node: int, provider: str, offer: str) -> Attributes:
+    """Return the attributes of a node.
+
+    Args:
+        pool: the attributes of the pool.
+        node: the number of the node.
+        provider: the name of the provider; "" if the node has no machine yet.
+        offer: the type of the machine; "" if unknown.
+    """
+    return {
+        **pool,
+        "skypool.node": node,
+        **({"skypool.provider": provider} if provider else {}),
+        **({"skypool.offer": offer} if offer else {}),
+    }
+
+
+def state_measurements(words: Mapping[int, str], pool: Attributes) -> Iterator[Measurement]:
+    """Yield the number of nodes in each state, also of states that no node is in.
+
+    Args:
+        words: the state of each node, as `pool.nodes` has them.
+        pool: the attributes of the pool.
+    """
+    found = Counter(map(state_of, words.values()))
+    for state in dict.fromkeys((*STATES, *found)):
+        yield Measurement(names.NODES, found[state], {**pool, "skypool.state": state})
+
+
+def call_measurements(counts: CallCounts, running: int, waiting: int, pool: Attributes) -> Iterator[Measurement]:
+    """Yield the measurements of a pool's calls.
+
+    Args:
+        counts: the calls that have ended.
+        running: the number of calls that run.
+        waiting: the number of calls that wait for a slot.
+        pool: the attributes of the pool.
+    """
+    for outcome in ("ok", "failed", "cancelled"):
+        yield Measurement(names.CALLS, getattr(counts, outcome), {**pool, "skypool.outcome": outcome})
+    yield Measurement(names.CALLS_RETRIED, counts.retried, pool)
+    yield Measurement(names.CALLS_RUNNING, running, pool)
+    yield Measurement(names.CALLS_WAITING, waiting, pool)
+    yield Measurement(names.CALL_DURATION, Distribution(BOUNDS, counts.classes, counts.seconds), pool)
+
+
+def slot_measurements(lanes: Iterable[LaneUse], node: Attributes) -> Iterator[Measurement]:
+    """Yield the number of slots of a node, and of calls that run there.
+
+    Args:
+        lanes: the slots of the node by their kind; () for a node that runs no calls.
+        node: the attributes of the node.
+    """
+    for each in lanes:
+        attributes = {**node, "skypool.slot": "cpu" if each.on_cpu else "all"}
+        yield Measurement(names.NODE_SLOTS, each.slots, attributes)
+        yield Measurement(names.NODE_CALLS, each.running, attributes)
+
+
+def launch_measurements(orders: Mapping[OrderKey, int], pool: Attributes) -> Iterator[Measurement]:
+    """Yield the number of orders of machines by provider, offer and outcome.
+
+    Args:
+        orders: the number of orders, as `Holdings` counts them.
+        pool: the attributes of the pool.
+    """
+    for (provider, offer, outcome), count in orders.items():
+        attributes = {"skypool.provider": provider, "skypool.offer": offer, "skypool.outcome": outcome}
+        yield Measurement(names.LAUNCHES, count, {**pool, **attributes})
+
+
+def cost_measurements(lines: Iterable[Line], budget: float | None, pool: Attributes) -> Iterator[Measurement]:
+    """Yield the costs of a pool by node. Machines that have ended are included.
+
+    Args:
+        lines: the lines of the pool's receipt.
+        budget: the budget of the pool in US dollars; None without a budget.
+        pool: the attributes of the pool.
+    """
+    nodes: dict[tuple[int, str, str], list[Line]] = {}
+    for line in lines:
+        nodes.setdefault((line.node, line.provider, line.type), []).append(line)
+    for (node, provider, offer), theirs in nodes.items():
+        attributes = node_attributes(pool, node, provider, offer)
+        rate = sum(each.usd_per_hour for each in theirs if not each.ended and each.billed_from is not None)
+        yield Measurement(names.COST, sum(each.usd for each in theirs), attributes)
+        yield Measurement(names.COST_RATE, rate, attributes)
+        idle = [(each.idle_usd, each.idle_seconds) for each in theirs]
+        if all(usd is not None for usd, _ in idle):
+            yield Measurement(names.IDLE_COST, sum(usd or 0.0 for usd, _ in idle), attributes)
+            yield Measurement(names.IDLE_TIME, sum(seconds or 0.0 for _, seconds in idle), attributes)
+    if budget is not None:
+        yield Measurement(names.BUDGET, budget, pool)

@@ -1,0 +1,64 @@
+"""The values of metrics: `Metric` says what is measured, and `Measurement` is one number of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "updown", "gauge", "histogram"]
+"""The kind of a metric, as OpenTelemetry has them.
+
+A "counter" only grows. An "updown" (UpDownCounter) is a sum that may also shrink. A "gauge" is a value that it makes no
+sense to add up, such as a temperature. A "histogram" counts values by their size.
+"""
+Attributes = Mapping[str, str | int | bool]
+"""What a measurement belongs to, such as a pool and a node. Prometheus calls them labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric: something that is measured.
+
+    Attributes:
+        name: the name in OpenTelemetry's spelling, such as "hw.gpu.utilization".
+        unit: the unit in UCUM, the code of units that OpenTelemetry uses, such as "By", "s" or "1". Text in braces,
+            such as "{call}", says what is counted, and is no unit.
+        kind: the kind of the metric.
+        description: what is measured, as a sentence without its full stop.
+    """
+
+    name: str
+    unit: str
+    kind: Kind
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The value of a histogram.
+
+    Attributes:
+        bounds: the upper bounds of the classes, ascending. A bound belongs to its class.
+        counts: the number of values in each class; the last class has the values above all bounds.
+        sum: the sum of the values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One number of a metric.
+
+    Attributes:
+        metric: the metric.
+        value: the number; a `Distribution` for a histogram.
+        attributes: what it belongs to.
+    """
+
+    metric: Metric
+    value: float | Distribution
+    attributes: Attributes

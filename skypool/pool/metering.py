@@ -1,0 +1,149 @@
+"""`Metering`: reads the numbers of a pool for its exporters. An exporter brings them to a monitoring system."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from skypool.calls.dispatch import Dispatch
+from skypool.errors import LedgerError
+from skypool.link.inbound import Welcome
+from skypool.metrics import devices, pools
+from skypool.metrics.exporter import Exporter, Source
+from skypool.metrics.values import Attributes, Measurement
+from skypool.pool import states
+from skypool.pool.health import HealthWatch
+from skypool.pool.idle import IdleWatch
+from skypool.rental.rental import Rental
+from skypool.rental.request import Terms
+from skypool.samples.values import NodeSample
+
+
+class Metering:
+    """The metering of one pool. Nothing is read, and no thread runs, without an exporter that asks.
+
+    Args:
+        terms: the checked arguments of the pool.
+        exporters: the exporters; () for none.
+        state: returns the current state of the pool.
+        words: returns the state of each node as a word, by the node's number.
+        welcomes: the first message of each node's agent (the process there that runs calls), by the node's number.
+        dispatch: knows the calls.
+        rental: knows the costs, and the orders of machines.
+        idle: records for how long nodes are idle.
+        health: knows the health of the nodes, and their samples.
+        is_stranger: returns True for a node that is not trusted.
+        notice: shows a sentence to the user.
+
+    Attributes:
+        exporters: the exporters.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        exporters: Sequence[Exporter],
+        *,
+        state: Callable[[], states.Pool],
+        words: Callable[[], Mapping[int, str]],
+        welcomes: Mapping[int, Welcome],
+        dispatch: Dispatch,
+        rental: Rental,
+        idle: IdleWatch,
+        health: HealthWatch,
+        is_stranger: Callable[[int], bool],
+        notice: Callable[[str], None],
+    ) -> None:
+        self._terms = terms
+        self.exporters = exporters
+        self._state = state
+        self._words = words
+        self._welcomes = welcomes
+        self._dispatch = dispatch
+        self._rental = rental
+        self._idle = idle
+        self._health = health
+        self._is_stranger = is_stranger
+        self._notice = notice
+        self._lock = threading.Lock()
+        self._ends: list[Callable[[], None]] = []
+
+    def open(self) -> None:
+        """Begin to export. Blocks. Any thread may call this.
+
+        Raises:
+            UsageError: an exporter cannot work, for example because its port is in use. None is open then.
+        """
+        source = Source(self._terms.name, time.time(), self.read, self._notice)
+        try:
+            for each in self.exporters:
+                end = each._begin(source)
+                with self._lock:
+                    self._ends.append(end)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Export the last values, and end all exporters. Blocks for a few seconds at most. Any thread may call this.
+
+        Do nothing if none is open.
+        """
+        with self._lock:
+            ends, self._ends = self._ends, []
+        for end in ends:
+            end()
+
+    def read(self) -> list[Measurement]:
+        """Return all measurements of the pool, at this moment. Any thread may call this. It may wait for the disk."""
+        pool: Attributes = {"skypool.pool": self._terms.name}
+        words = self._words()
+        slots, waiting = self._dispatch.occupancy()
+        running = sum(each.running for lanes in slots.values() for each in lanes)
+        state = self._state()
+        found = [
+            *pools.state_measurements(words, pool),
+            *pools.call_measurements(self._dispatch.tally.counts(), running, waiting, pool),
+            *pools.launch_measurements(self._rental.orders, pool),
+            *self._costs(pool),
+        ]
+        for node, word in words.items():
+            attributes = self._attributes(node, state.nodes.get(node), pool)
+            found += pools.slot_measurements(slots.get(node, ()), attributes)
+            found += self._measured(node, word, attributes)
+        return found
+
+    def _costs(self, pool: Attributes) -> list[Measurement]:
+        """Return the costs of the pool; [] if they are not known, because the ledger cannot be read or written."""
+        budget = self._terms.budget.max_usd if self._terms.budget else None
+        try:
+            self._idle.record()
+            return list(pools.cost_measurements(self._rental.receipt.lines, budget, pool))
+        except LedgerError:
+            return []
+
+    def _attributes(self, node: int, state: states.Node | None, pool: Attributes) -> Attributes:
+        instance = state.instance if state is not None else None
+        if instance is None:
+            return pools.node_attributes(pool, node, "", "")
+        offer = instance.offer.instance_type if instance.offer else instance.instance_type
+        attributes = pools.node_attributes(pool, node, instance.provider, offer)
+        return {**attributes, "skypool.claimed": True} if self._is_stranger(node) else attributes
+
+    def _measured(self, node: int, word: str, attributes: Attributes) -> list[Measurement]:
+        """Return the measurements of a node and its devices.
+
+        A node that has ended, or whose connection is down, has only the errors of its devices, because the last sample
+        is old.
+        """
+        welcome = self._welcomes.get(node)
+        models = {(each.kind, each.index): each.name for each in welcome.health.devices} if welcome else {}
+        sample = self._health.store.newest.get(node)
+        if sample is None or pools.state_of(word) in ("unreachable", "ended"):
+            sample = NodeSample()
+        return [
+            *devices.node_measurements(sample, attributes),
+            *devices.device_measurements(sample, self._health.of(node), attributes, models),
+            *devices.xid_measurements(sample, self._health.xids.get(node, {}).copy(), attributes, models),
+        ]

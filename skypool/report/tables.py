@@ -1,0 +1,105 @@
+"""Tables, figures and lists of a report. On narrow screens, each row of a table becomes a block of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from skypool.report.elements import Element, element
+from skypool.report.words import UNKNOWN
+
+Cell = Element | str
+
+
+def table(
+    caption: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    numbers: Collection[str] = (),
+    is_compact: bool = False,
+) -> Element:
+    """Return a table. The first cell of each row is its heading.
+
+    Roles are given, as some browsers forget them for tables whose layout is changed.
+
+    Args:
+        caption: what the table has.
+        headings: the headings of the columns.
+        rows: the rows, each with one cell for each column.
+        numbers: the headings of columns with numbers, which are aligned to the right.
+        is_compact: True for a table of few short columns, which keeps its layout on narrow screens.
+    """
+    head = [
+        element("th", each, scope="col", role="columnheader", class_="number" if each in numbers else None)
+        for each in headings
+    ]
+    body = [_row(headings, row, numbers) for row in rows]
+    return element(
+        "table",
+        element("caption", caption),
+        element("thead", element("tr", *head, role="row"), role="rowgroup"),
+        element("tbody", *body, role="rowgroup"),
+        role="table",
+        class_="compact" if is_compact else None,
+    )
+
+
+def _row(headings: Sequence[str], row: Sequence[Cell], numbers: Collection[str]) -> Element:
+    cells = []
+    for place, (heading, cell) in enumerate(zip(headings, row, strict=True)):
+        kinds = [*(["number"] if heading in numbers else []), *(["unknown"] if cell == UNKNOWN else [])]
+        values = {"class_": " ".join(kinds) or None, "data_heading": heading}
+        if place == 0:
+            cells.append(element("th", cell, scope="row", role="rowheader", **values))
+        else:
+            cells.append(element("td", cell, role="cell", **values))
+    return element("tr", *cells, role="row")
+
+
+def folded(summary: str, *content: Element | None) -> Element:
+    """Return content that is shown when its summary is chosen, with the keyboard or a pointer."""
+    return element("details", element("summary", summary), *content)
+
+
+def long_table(
+    caption: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    numbers: Collection[str] = (),
+    is_compact: bool = False,
+    shown: int = 10,
+    most: int = 1000,
+) -> list[Element]:
+    """Return a table whose later rows are folded.
+
+    Args:
+        caption, headings, rows, numbers, is_compact: the same arguments as those of `table`.
+        shown: the number of rows that are always shown.
+        most: the most rows. Further ones are only counted.
+    """
+    made = [table(caption, headings, rows[:shown], numbers, is_compact)]
+    if len(rows) > shown:
+        rest = rows[shown:most]
+        made.append(folded(f"{len(rest):,} more", table(f"{caption}, continued", headings, rest, numbers, is_compact)))
+    if len(rows) > most:
+        made.append(note(f"{len(rows) - most:,} further rows are left out."))
+    return made
+
+
+def section(name: str, title: str, *content: Element | None) -> Element:
+    """Return a section of the page, with its heading. `name` is its anchor."""
+    return element(
+        "section", element("h2", title, id=f"{name}-title"), *content, id=name, aria_labelledby=f"{name}-title"
+    )
+
+
+def note(text: str) -> Element:
+    """Return a paragraph in a quieter colour."""
+    return element("p", text, class_="note")
+
+
+def legend(*entries: tuple[str, str]) -> Element:
+    """Return a legend: pairs of the class of a mark in the plot and what it means."""
+    items = [
+        element("li", element("span", class_=f"swatch {mark}", aria_hidden="true"), text) for mark, text in entries
+    ]
+    return element("ul", *items, class_="legend")

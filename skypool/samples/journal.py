@@ -1,0 +1,202 @@
+"""`Journal`: keeps what happened in a pool, in the SQLite file of its samples. `read` reads it again.
+
+It has the events of the pool and its nodes, single calls that have ended, the times in which nodes worked, and facts
+such as the plan. Each of these is bounded, so the file stays small. The content can be read while the pool runs, after
+its end, and after a kill of its process.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from skypool.samples import session_file
+
+_MOST_EVENTS = 50_000
+"""The most events that are kept. Beyond it, the oldest ones go, those of phases last."""
+MOST_SLOWEST = 100
+"""The number of calls that succeeded and are kept: the slowest ones."""
+MOST_FAILED = 500
+"""The number of failed and cancelled calls that are kept: the newest ones."""
+_MOST_SPANS = 20_000
+"""The most spans of working time. Beyond it, spans that follow each other are joined."""
+
+
+class JournalEvent(NamedTuple):
+    """Something that happened to a pool or a node (a rented machine).
+
+    Attributes:
+        time: when it happened, in seconds since 1970.
+        kind: the name of the event's class, such as "NodePhase".
+        node: the number of the node; -1 if it concerns the pool.
+        data: the other fields of the event.
+    """
+
+    time: float
+    kind: str
+    node: int
+    data: Mapping[str, Any]
+
+
+class JournalCall(NamedTuple):
+    """A call that has ended.
+
+    Attributes:
+        name: the name of the function.
+        node: the number of the node; -1 if no node ran it.
+        ended: when its result arrived, in seconds since 1970.
+        seconds: its wall time; None if that is not known.
+        outcome: "ok", "failed" or "cancelled".
+        error: the type and the message of the error; "" without one.
+    """
+
+    name: str
+    node: int
+    ended: float
+    seconds: float | None
+    outcome: str
+    error: str
+
+
+class WorkSpan(NamedTuple):
+    """A span of time of a node, and for how long the node worked in it. Times are in seconds since 1970.
+
+    Attributes:
+        node: the number of the node.
+        since: the beginning of the span. A node has at most one span with this beginning.
+        until: its end.
+        busy: the seconds in which the node was not idle.
+    """
+
+    node: int
+    since: float
+    until: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class JournalContent:
+    """What a journal has. All tuples are ordered by time.
+
+    Attributes:
+        events: the events.
+        calls: the slowest calls that succeeded, and the newest ones that failed or were cancelled.
+        work: spans of the working time of nodes.
+        facts: further values by their names.
+    """
+
+    events: tuple[JournalEvent, ...] = ()
+    calls: tuple[JournalCall, ...] = ()
+    work: tuple[WorkSpan, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Journal:
+    """The journal of one run of a pool. Any thread may use it.
+
+    Args:
+        file: returns the path of the file of the pool's samples. It is called when the file is first needed.
+    """
+
+    def __init__(self, file: Callable[[], Path]) -> None:
+        self._file_of = file
+
+    @cached_property
+    def file(self) -> Path:
+        """The path of the file. It need not exist."""
+        return self._file_of()
+
+    def write(
+        self,
+        events: Sequence[JournalEvent] = (),
+        calls: Sequence[JournalCall] = (),
+        work: Sequence[WorkSpan] = (),
+        facts: Mapping[str, object] | None = None,
+    ) -> None:
+        """Add events and calls. Add spans and facts, or replace those with the same beginning or name.
+
+        Raises:
+            OSError: the folder cannot be made.
+            sqlite3.Error: the file cannot be written.
+        """
+        with session_file.writing(self.file) as book, book:
+            if events:
+                rows = [(each.time, each.kind, each.node, json.dumps(each.data)) for each in events]
+                book.executemany("insert into event (time, kind, node, data) values (?, ?, ?, ?)", rows)
+                _keep_events(book)
+            if calls:
+                sql = "insert into call (name, node, ended, seconds, outcome, error) values (?, ?, ?, ?, ?, ?)"
+                book.executemany(sql, calls)
+                _keep_calls(book)
+            if work:
+                book.executemany("insert or replace into work values (?, ?, ?, ?)", work)
+                _join_spans(book)
+            values = [(name, json.dumps(value)) for name, value in (facts or {}).items()]
+            book.executemany("insert or replace into fact values (?, ?)", values)
+
+
+def _keep_events(book: sqlite3.Connection) -> None:
+    count = book.execute("select count(*) from event").fetchone()[0]
+    if count > _MOST_EVENTS:
+        book.execute(
+            "delete from event where id in "
+            "(select id from event order by kind in ('NodePhase', 'PoolPhase'), id limit ?)",
+            (count - int(0.9 * _MOST_EVENTS),),
+        )
+
+
+def _keep_calls(book: sqlite3.Connection) -> None:
+    for kind, order, most in (("=", "seconds desc", MOST_SLOWEST), ("!=", "ended desc", MOST_FAILED)):
+        book.execute(
+            f"delete from call where outcome {kind} 'ok' and id not in "
+            f"(select id from call where outcome {kind} 'ok' order by {order} limit ?)",
+            (most,),
+        )
+
+
+def _join_spans(book: sqlite3.Connection) -> None:
+    """Join the spans of each node that begin in the same step of time, if there are too many. Sums stay as they are."""
+    count, nodes, first, last = book.execute(
+        "select count(*), count(distinct node), min(since), max(until) from work"
+    ).fetchone()
+    if count <= _MOST_SPANS:
+        return
+    step = max(1.0, (last - first) * nodes * 2 / _MOST_SPANS)
+    joined = book.execute(
+        "select node, min(since), max(until), sum(busy) from work group by node, cast((since - ?) / ? as integer)",
+        (first, step),
+    ).fetchall()
+    book.execute("delete from work")
+    book.executemany("insert into work values (?, ?, ?, ?)", joined)
+
+
+def read(file: Path) -> JournalContent:
+    """Return the content of a file. It is empty if there is no such file, or if the file has samples only.
+
+    Raises:
+        sqlite3.Error: the file is damaged.
+    """
+    with session_file.reading(file) as book:
+        tables = "" if book is None else book.execute("select group_concat(name) from sqlite_master").fetchone()[0]
+        if book is None or "fact" not in (tables or "").split(","):
+            return JournalContent()
+        book.execute("begin")  # one state of all tables
+        return JournalContent(
+            tuple(
+                JournalEvent(at, kind, node, json.loads(data))
+                for at, kind, node, data in book.execute("select time, kind, node, data from event order by time, id")
+            ),
+            tuple(
+                map(
+                    JournalCall._make,
+                    book.execute("select name, node, ended, seconds, outcome, error from call order by ended, id"),
+                )
+            ),
+            tuple(map(WorkSpan._make, book.execute("select node, since, until, busy from work order by since, node"))),
+            {name: json.loads(data) for name, data in book.execute("select name, data from fact")},
+        )

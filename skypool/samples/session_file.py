@@ -1,0 +1,96 @@
+"""Opens the SQLite file of a session: one run of a pool. It has the samples and the history of that run.
+
+The files are in a folder beside the ledger (the local database of rented machines). Each run of a pool has a file of
+its own, so no two processes write the same one. The files of old runs are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+_MOST_FILES = 200
+"""The number of files that are kept: those of the last sessions."""
+_MOST_OF_ALL = 1 << 30
+"""The largest size of all files together, in bytes. Beyond it, the files of the oldest sessions are removed."""
+_SCHEMA = """
+create table if not exists sample (node integer, time real, error integer, data text);
+create index if not exists sample_time on sample (time);
+create table if not exists event (id integer primary key, time real, kind text, node integer, data text);
+create table if not exists call
+    (id integer primary key, name text, node integer, ended real, seconds real, outcome text, error text);
+create table if not exists work (node integer, since real, until real, busy real, primary key (node, since));
+create table if not exists fact (name text primary key, data text);
+"""
+_MAKING = threading.Lock()
+"""Held while a file is made, as a file cannot be made by two threads at once."""
+_WAIT = 30.0
+"""Seconds to wait for another connection that writes."""
+
+
+def folder() -> Path:
+    """Return the folder of the files. It need not exist."""
+    import platformdirs  # imported here, as nodes import this package without having platformdirs
+
+    return Path(platformdirs.user_state_dir("skypool")) / "samples"
+
+
+def path_of(session: str) -> Path:
+    """Return the path of a session's file. It need not exist."""
+    return folder() / f"{session}.sqlite3"
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[sqlite3.Connection]:
+    """Open a file to write it, and close it at the end. A file that does not exist is made. Any thread may use this.
+
+    Raises:
+        OSError: the folder cannot be made.
+        sqlite3.Error: the file cannot be written.
+    """
+    with _MAKING:
+        is_new = not file.exists()
+        if is_new:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with closing(sqlite3.connect(file, timeout=_WAIT)) as book:
+                book.executescript("pragma auto_vacuum = incremental; pragma journal_mode = wal;" + _SCHEMA)
+            _prune(file.parent)
+    with closing(sqlite3.connect(file, timeout=_WAIT)) as book:
+        book.execute("pragma synchronous = off")
+        yield book
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[sqlite3.Connection | None]:
+    """Open a file to read it, and close it at the end. Yield None if there is no such file.
+
+    Raises:
+        sqlite3.Error: the file is damaged.
+    """
+    if not file.exists():
+        yield None
+        return
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=_WAIT)) as book:
+        yield book
+
+
+def _prune(files: Path) -> None:
+    """Remove the files of old sessions. Files that vanish meanwhile are no error."""
+    total = 0
+    for number, (_, size, old) in enumerate(sorted(map(_stat, files.glob("*.sqlite3")), reverse=True)):
+        total += size
+        if number and (number >= _MOST_FILES or total > _MOST_OF_ALL):
+            for name in (old, Path(f"{old}-wal"), Path(f"{old}-shm")):
+                name.unlink(missing_ok=True)
+
+
+def _stat(file: Path) -> tuple[float, int, Path]:
+    """Return the time of a file's last change, its size, and its path."""
+    with contextlib.suppress(OSError):
+        found = file.stat()
+        return found.st_mtime, found.st_size, file
+    return 0.0, 0, file

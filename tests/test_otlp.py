@@ -1,0 +1,360 @@
+"""Metrics that are sent by OTLP, OpenTelemetry's protocol, to receivers over gRPC and HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import clock, events
+from skypool.errors import UsageError
+from skypool.metrics import names
+from skypool.metrics.otlp_encoding import MOST, pairs, requests, resource_attributes
+from skypool.metrics.values import Distribution, Measurement, Metric
+from skypool.testing import FakeCloud, Stock
+from tests.conftest import eventually, served
+from tests.nvml import FakeNvml, build
+from tests.test_idle import Script
+from tests.watched import Watched
+from tests.work import where
+
+Key = frozenset[tuple[str, Any]]
+
+
+class Inbox:
+    """The requests that a receiver got.
+
+    Attributes:
+        requests: the requests.
+        headers: the headers of each request, with names in lower case.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.headers: list[dict[str, str]] = []
+
+    @property
+    def resource(self) -> dict[str, Any]:
+        return attributes(self.requests[-1].resource_metrics[0].resource.attributes)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the last request, by name."""
+        [about] = self.requests[-1].resource_metrics
+        [scope] = about.scope_metrics
+        assert scope.scope.name == "skypool"
+        return {each.name: each for each in scope.metrics}
+
+    def values(self, metric: Metric, *keys: str) -> dict[Any, float]:
+        """Return the numbers of a metric in the last request, by the values of these attributes."""
+        said = self.metrics()[metric.name]
+        points = said.gauge.data_points if metric.kind == "gauge" else said.sum.data_points
+        return {
+            tuple(attributes(each.attributes).get(key) for key in keys): getattr(each, each.WhichOneof("value"))
+            for each in points
+        }
+
+
+def attributes(said: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in said}
+
+
+@contextlib.contextmanager
+def grpc_receiver(inbox: Inbox, rejected: int = 0) -> Iterator[str]:
+    """Take requests over gRPC, at the address that is yielded."""
+    import grpc
+    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as messages
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
+
+    class Service:
+        """A receiver that keeps what it gets."""
+
+        def Export(self, request: Any, context: Any) -> Any:
+            inbox.headers.append({key: str(value) for key, value in context.invocation_metadata()})
+            inbox.requests.append(request)
+            partly = messages.ExportMetricsPartialSuccess(rejected_data_points=rejected, error_message="too old")
+            return messages.ExportMetricsServiceResponse(partial_success=partly)
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_MetricsServiceServicer_to_server(Service(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait(30)
+
+
+@contextlib.contextmanager
+def http_receiver(inbox: Inbox, status: int = 200) -> Iterator[str]:
+    """Take requests over HTTP, at the address that is yielded, and answer with a status."""
+    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as messages
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        """A receiver that keeps what it gets."""
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            assert (self.path, self.headers["Content-Type"]) == ("/v1/metrics", "application/x-protobuf")
+            inbox.headers.append({key.lower(): value for key, value in self.headers.items()})
+            inbox.requests.append(messages.ExportMetricsServiceRequest.FromString(body))
+            self.send_response(status)
+            self.send_header("Location", "http://127.0.0.1:1/")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with served(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+
+
+RECEIVERS = {"grpc": grpc_receiver, "http": http_receiver}
+
+
+# --- requests ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_has_the_kinds_and_units_of_the_metrics() -> None:
+    measured = [
+        Measurement(names.GPU_UTILIZATION, 0.5, {"skypool.node": 3}),
+        Measurement(names.CALLS, 7, {"skypool.outcome": "ok"}),
+        Measurement(names.COST, 1.5, {"skypool.claimed": True}),
+        Measurement(names.CALL_DURATION, Distribution((0.1, 1.0), (4, 2, 1), 9.5), {}),
+    ]
+    [request] = requests(measured, {"service.name": "s"}, 100.0, 200.5)
+    inbox = Inbox()
+    inbox.requests.append(request)
+    assert inbox.resource == {"service.name": "s"}
+    found = inbox.metrics()
+    assert [each.WhichOneof("data") for each in found.values()] == ["gauge", "sum", "sum", "histogram"]
+    assert {each.name: (each.unit, each.description) for each in found.values()} == {
+        each.metric.name: (each.metric.unit, each.metric.description) for each in measured
+    }
+    calls, cost = found["skypool.calls"].sum, found["skypool.cost.usd"].sum
+    assert (calls.is_monotonic, cost.is_monotonic) == (True, False)
+    assert calls.aggregation_temporality == cost.aggregation_temporality == 2  # cumulative
+    assert (calls.data_points[0].as_int, cost.data_points[0].as_double) == (7, 1.5)
+    assert attributes(cost.data_points[0].attributes) == {"skypool.claimed": True}
+    assert calls.data_points[0].start_time_unix_nano == 100 * 10**9
+    [gauge] = found["hw.gpu.utilization"].gauge.data_points
+    assert (gauge.start_time_unix_nano, gauge.time_unix_nano) == (0, 200_500_000_000)
+    assert attributes(gauge.attributes) == {"skypool.node": 3}
+    [point] = found["skypool.call.duration"].histogram.data_points
+    assert (point.count, point.sum, [*point.bucket_counts], [*point.explicit_bounds]) == (7, 9.5, [4, 2, 1], [0.1, 1.0])
+    assert not point.HasField("min")
+
+
+def test_many_measurements_go_in_several_requests_below_the_limit_of_receivers() -> None:
+    labels = {f"skypool.label{number}": "x" * 40 for number in range(12)}
+    measured = [Measurement(names.POWER, float(n), {**labels, "skypool.node": n}) for n in range(2 * MOST + 1)]
+    made = list(requests(measured, {}, 0.0, 1.0))
+    counts = [len(each.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points) for each in made]
+    assert counts == [MOST, MOST, 1]
+    assert max(each.ByteSize() for each in made) < 4 << 20
+
+
+def test_environment_variables_of_opentelemetry_are_read() -> None:
+    assert pairs(" api-key=a%20b, tenant=7,,x") == {"api-key": "a b", "tenant": "7"}
+    assert resource_attributes({}) == {"service.name": "skypool"}
+    environ = {"OTEL_RESOURCE_ATTRIBUTES": "team=ml,service.name=train"}
+    assert resource_attributes(environ) == {"team": "ml", "service.name": "train"}
+    assert resource_attributes({**environ, "OTEL_SERVICE_NAME": "other"})["service.name"] == "other"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"endpoint": "localhost:4317"},
+        {"endpoint": "http://"},
+        {"endpoint": "http://localhost:port"},
+        {"endpoint": "http://localhost:99999"},
+        {"endpoint": 4317},
+        {"endpoint": "http://localhost:4318/v1/metrics"},
+        {"endpoint": "http://localhost", "protocol": "http/protobuf"},
+        {"endpoint": "http://localhost", "every": 0},
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        sky.OTLP(**arguments)
+
+
+def test_headers_are_not_shown() -> None:
+    assert "secret" not in repr(sky.OTLP("http://localhost:4317", headers={"api-key": "secret"}))
+
+
+# --- receivers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [pytest.param("grpc", marks=pytest.mark.slow), "http"])
+def test_a_pool_sends_its_values_regularly_and_once_more_at_its_end(
+    protocol: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=k1")
+    heard: list[events.Event] = []
+    regular, last = Inbox(), Inbox()
+    with RECEIVERS[protocol](regular) as often, RECEIVERS[protocol](last) as once:
+        exporters = [sky.OTLP(often, protocol, every=0.2), sky.OTLP(once, protocol, every="1h", headers={"A-B": "k2"})]
+        pool = sky.ComputePool(name="p", slots=2, console="off", metrics=exporters)
+        pool.events.listen(heard.append)
+        with pool:
+            assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]
+            eventually(
+                lambda: regular.requests and regular.values(names.CALLS, "skypool.outcome")["ok",] == 3, 60, "the calls"
+            )
+            assert last.requests == []
+            assert regular.values(names.NODES, "skypool.state")["ready",] == 1
+        assert len(last.requests) == 1
+        sent = len(regular.requests)
+        for inbox in (regular, last):
+            assert inbox.resource == {"service.name": "skypool"}
+            assert inbox.metrics().keys() <= {each.name for each in names.ALL}
+            assert inbox.values(names.NODES, "skypool.state")["ended",] == 1
+            [duration] = inbox.metrics()["skypool.call.duration"].histogram.data_points
+            assert (duration.count, attributes(duration.attributes)) == (3, {"skypool.pool": "p"})
+        assert regular.headers[0]["api-key"] == "k1"
+        assert (last.headers[0]["a-b"], last.headers[0].get("api-key")) == ("k2", None)
+        assert not [each for each in threading.enumerate() if "metrics" in each.name]
+        time.sleep(0.5)
+        assert len(regular.requests) == sent
+    assert [each.text for each in heard if isinstance(each, events.Notice)] == []
+
+
+@pytest.mark.slow
+def test_receivers_get_what_a_pool_with_gpus_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvml").mkdir()
+    build(tmp_path / "nvml")
+    nvml = FakeNvml(tmp_path / "nvml", tmp_path)
+    nvml.say(0, count=2, busy=88, memory=2048)
+    nvml.say(1, busy=12)
+    for name, value in {**nvml.env, "SKYPOOL_SAMPLES": "on"}.items():
+        monkeypatch.setenv(name, value)
+    script = Script()
+    monkeypatch.setattr(clock, "now", script)
+    over_grpc, over_http = Inbox(), Inbox()
+    stock = [Stock(usd_per_hour=36.0, accelerator="H100:2")]
+    with (
+        FakeCloud(tmp_path / "cloud", stock, tells_billing=False) as cloud,
+        grpc_receiver(over_grpc) as first,
+        http_receiver(over_http) as second,
+    ):
+        exporters = [sky.OTLP(first, every=0.3), sky.OTLP(second, "http", every=0.3)]
+        with Watched(cloud, accelerator="H100:2", name="p", metrics=exporters) as pool:
+            with pytest.raises(ZeroDivisionError):
+                pool.submit(divmod, 1, 0).result(60)
+            script.pass_(100.0)
+            call = pool.send(where(str(tmp_path / "go")), node=0)  # it keeps the node when a card is lost
+            nvml.xid(0, 45)
+            nvml.say(1, lost=1)
+            for inbox in (over_grpc, over_http):
+                eventually(lambda inbox=inbox: lost(inbox), 60, "the lost card")  # type: ignore[misc]
+                assert inbox.values(names.GPU_UTILIZATION, "hw.name") == {("cuda 0",): 0.88}
+                assert inbox.values(names.GPU_MEMORY_USAGE, "hw.id") == {("cuda-0",): 2048 << 20}
+                assert inbox.values(names.ERRORS, "hw.name", "error.type")["cuda 0", "xid"] == 1
+                assert inbox.values(names.DEVICE_XIDS, "skypool.xid") == {(45,): 1}
+                assert inbox.values(names.CALLS, "skypool.outcome") == {("ok",): 0, ("failed",): 1, ("cancelled",): 0}
+                assert inbox.values(names.COST, "skypool.node", "skypool.provider")[0, "fake"] == pytest.approx(1.0)
+                assert inbox.values(names.IDLE_COST, "skypool.node")[0,] == pytest.approx(1.0)
+            nvml.say(1, lost=0)
+            (tmp_path / "go").touch()
+            assert call.result(60) == 0
+        usd = pool.receipt.usd
+    assert sum(over_grpc.values(names.COST, "skypool.node").values()) == pytest.approx(usd)
+    assert sum(over_http.values(names.COST, "skypool.node").values()) == pytest.approx(usd)
+    assert set(over_grpc.values(names.COST_RATE, "skypool.node").values()) == {0.0}
+
+
+def lost(inbox: Inbox) -> bool:
+    """Return True if the last request says that the second card of node 0 is lost, and has the error of the first."""
+    found = inbox.metrics() if inbox.requests else {}
+    if not {"hw.status", "hw.gpu.utilization", "skypool.device.xids"} <= found.keys():
+        return False
+    return inbox.values(names.STATUS, "skypool.node", "hw.name", "hw.state").get((0, "cuda 1", "failed")) == 1
+
+
+# --- endpoints that do not work ------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys, time
+import skypool as sky
+exporter = sky.OTLP(sys.argv[1], sys.argv[2], every=0.1)
+with sky.ComputePool(name="p", console="plain", slots=1, metrics=exporter) as pool:
+    assert pool.submit(abs, -3).result(60) == 3
+    time.sleep(1)
+    began = time.monotonic()
+print(time.monotonic() - began)
+"""
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("listens", [False, True], ids=["refuses", "never-answers"])
+@pytest.mark.slow
+def test_an_endpoint_that_cannot_be_reached_is_told_once_and_delays_the_end_a_little(
+    protocol: str, listens: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not listens:
+            server.close()
+        argv = [sys.executable, "-c", PROGRAM, f"http://127.0.0.1:{port}", protocol]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("metrics cannot be sent") == 1, done.stderr
+    assert all(re.match(r"\d\d:\d\d:\d\d p  ", each) for each in done.stderr.splitlines()), done.stderr
+    assert (
+        float(done.stdout) < 10.0
+    )  # at most 5 s for the metrics; the rest is what a pool's end takes on a slow machine
+
+
+@pytest.mark.parametrize(("status", "says"), [(401, "HTTP status 401"), (302, "HTTP status 302")])
+def test_an_endpoint_that_refuses_is_told_with_its_reason(status: int, says: str) -> None:
+    inbox = Inbox()
+    with http_receiver(inbox, status) as address:
+        assert_told_once(sky.OTLP(address, "http", every=0.05), inbox, says)
+
+
+def test_values_that_a_receiver_drops_are_told_with_its_reason() -> None:
+    inbox = Inbox()
+    with grpc_receiver(inbox, rejected=3) as address:
+        assert_told_once(sky.OTLP(address, every=0.05), inbox, "dropped 3 values: too old")
+
+
+def assert_told_once(exporter: sky.OTLP, inbox: Inbox, says: str) -> None:
+    heard: list[events.Event] = []
+    pool = sky.ComputePool(console="off", metrics=exporter)
+    pool.events.listen(heard.append)
+    with pool:
+        eventually(lambda: len(inbox.requests) > 2, 60, "three requests")
+    [notice] = [each.text for each in heard if isinstance(each, events.Notice)]
+    assert says in notice
+
+
+@pytest.mark.slow
+def test_a_pool_that_ends_at_exit_sends_its_last_values() -> None:
+    inbox = Inbox()
+    program = """
+import sys
+import skypool as sky
+pool = sky.ComputePool(console="plain", slots=1, metrics=sky.OTLP(sys.argv[1], sys.argv[2], every="1h")).start()
+assert pool.submit(abs, -3).result(60) == 3
+"""
+    for protocol, receiver in RECEIVERS.items():
+        with receiver(inbox) as address:
+            argv = [sys.executable, "-c", program, address, protocol]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        assert inbox.values(names.CALLS, "skypool.outcome")["ok",] == 1
+    assert len(inbox.requests) == 2
