@@ -223,7 +223,7 @@ def points(file: Path, most: int, total: int) -> list[Point]:
         each = max(24, min(most, total // (_DEVICES * nodes)))
         step = max(0.5, (end - start) / each)
         found = book.execute(_POINTS, {"start": start, "step": step})
-        return [Point(*(*row[:13], bool(row[13]), row[14])) for row in found]
+        return [Point(*values, claimed=bool(claimed), unknown=unknown) for *values, claimed, unknown in found]
 
 
 def thin(book: sqlite3.Connection, now: float) -> None:
