@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import textwrap
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 
 pytest.importorskip("ipykernel")
 from jupyter_client.manager import KernelManager
+
+from tests.conftest import eventually, nodes
 
 ROOT = Path(__file__).parent.parent
 BOUND = 60.0
@@ -28,10 +31,16 @@ class Cell:
 class Notebook:
     """A kernel and the cells that it ran."""
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, manager: KernelManager) -> None:
         self._kernel = kernel
+        self._manager = manager
         self._cells: dict[str, Cell] = {}
         self._displays: dict[str, Cell] = {}
+
+    def kill(self) -> None:
+        """End the kernel by SIGKILL."""
+        self._manager.signal_kernel(signal.SIGKILL)
+        eventually(lambda: not self._manager.is_alive(), BOUND, "the end of the kernel")
 
     def run(self, code: str) -> Cell:
         """Run a cell until the kernel is idle again."""
@@ -86,7 +95,7 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
     try:
         kernel.start_channels()
         kernel.wait_for_ready(timeout=BOUND)
-        yield Notebook(kernel)
+        yield Notebook(kernel, manager)
     finally:
         kernel.stop_channels()
         manager.shutdown_kernel()
@@ -195,3 +204,36 @@ def test_a_pool_that_a_cell_shows_changes_there_until_it_has_ended(notebook: Not
     notebook.wait_shown(again, "ended ·")
     left = notebook.run("import threading; print([each.name for each in threading.enumerate()])")
     assert "widget" not in left.out
+
+
+LINGERS = START.replace('name="notebook"', 'name="{name}", linger=3')
+
+
+@pytest.mark.slow
+def test_a_notebook_left_alone_ends_its_pool_in_time(notebook: Notebook) -> None:
+    notebook.run(LINGERS.format(name="left-alone"))
+    cell = notebook.run("talk('here') >> pool")
+    assert not cell.trace, cell.trace
+    took = eventually(lambda: not nodes("left-alone"), BOUND, "the end of the node")
+    assert took > 1.0
+    later = notebook.run("talk('there') >> pool")
+    assert "PoolClosed" in later.trace
+    assert "as it has had no work for 3" in later.trace
+
+
+@pytest.mark.slow
+def test_the_node_of_a_notebook_whose_kernel_was_killed_ends_itself_in_time(notebook: Notebook) -> None:
+    """The lease is ten minutes."""
+    start = notebook.run(LINGERS.format(name="left-dead"))
+    assert "an hour without a call" not in start.err
+    assert not notebook.run("talk('here') >> pool").trace
+    notebook.kill()
+    assert len(nodes("left-dead")) == 1
+    eventually(lambda: not nodes("left-dead"), BOUND, "the end of the node")
+
+
+def test_the_pool_of_a_notebook_has_an_hour_without_work_and_says_so(notebook: Notebook) -> None:
+    start = notebook.run(START)
+    assert "this is a notebook, so the pool ends itself after an hour without a call" in start.err
+    assert notebook.run("print(pool._terms.linger)").out == "3600.0\n"
+    assert "an hour" not in notebook.run("pool.stop(); sky.ComputePool(name='other', linger='2h').start().stop()").err

@@ -40,6 +40,7 @@ from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.health import Samples
+from skypool.pool.linger import IN_NOTEBOOK, NOTEBOOK_NOTICE, in_notebook, linger_asked
 from skypool.pool.service import Service
 from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
@@ -51,6 +52,7 @@ from skypool.wire import codec
 
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFuture
+    from skypool.observers.stacks import Stacks
     from skypool.offers.need import AcceleratorAsked
     from skypool.report.report import Report
     from skypool.report.widget import Now, Widget
@@ -77,6 +79,7 @@ class PoolOptions(NodeTerms, total=False):
     slots: SlotsAsked
     lease: Duration
     max_lifetime: Duration | None
+    linger: Duration | None
     liveness: Duration
     grace: Duration
     wait: Duration | None
@@ -120,6 +123,9 @@ class ComputePool(Executor):
             a-z, 0-9 and "-". Default None: a random name.
         lease: the time after which a node ends itself if no message from this process arrives. Default "10m".
         max_lifetime: the time after which each node ends itself, also while it works. Default None: no limit.
+        linger: the time that the pool lives without work: no call waits or runs, and no service with `busy=True`. The
+            pool then ends itself. If this process is killed, each node ends itself that long after its last work, or
+            when its lease is over if that is sooner. Default None: no limit, but one hour in a notebook.
         liveness: the time without any message from a node after which the node is given up. The node's calls then raise
             ConnectionLost, unless the calls may run again on another node. Default 90 s.
         grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout`. Default 5 s.
@@ -171,6 +177,7 @@ class ComputePool(Executor):
         name: str | None = None,
         lease: Duration = "10m",
         max_lifetime: Duration | None = None,
+        linger: Duration | None = None,
         liveness: Duration = 90.0,
         grace: Duration = 5.0,
         wait: Duration | None = None,
@@ -202,12 +209,14 @@ class ComputePool(Executor):
             maximum=maximum,
             lease=seconds("lease", lease),
             lifetime=None if max_lifetime is None else seconds("max_lifetime", max_lifetime),
+            linger=IN_NOTEBOOK if linger is None and in_notebook() else linger_asked(linger),
             liveness=seconds("liveness", liveness),
             grace=seconds("grace", grace),
             wait=0.0 if wait is None else seconds("wait", wait),
             image=image_,
             check=check_asked(check),
         )
+        self._tells_linger = linger is None and self._terms.linger is not None
         self._exporters = exporters_asked(metrics)
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
@@ -263,6 +272,8 @@ class ComputePool(Executor):
                 self._end(engine)
             raise
         self._engine = engine
+        if self._tells_linger:
+            self.events.emit(events.Notice(pool=self.name, text=NOTEBOOK_NOTICE))
 
     @classmethod
     def attach(
@@ -1318,6 +1329,33 @@ class ComputePool(Executor):
         if record is None:
             raise UsageError(f"pool {self.name!r} has not been started, so there is nothing to report")
         return report_of(record)
+
+    def stack(self, node: int | None = None, *, native: bool = False) -> Stacks:
+        """Return what the calls, gangs and services of the pool are doing now, as stacks of calls.
+
+            print(pool.stack())
+
+        prints what `skypool stack` prints. A pool that was not started has no processes. Blocks until all nodes have
+        answered; a node that does not answer within 60 s is in `errors` of the result.
+
+        Args:
+            node: the number of a node. Default None: all nodes.
+            native: True also asks py-spy for calls of native code, such as those of NCCL. If a node has no py-spy, it
+                is installed there from PyPI, and a node has 300 s to answer.
+
+        Raises:
+            UsageError: the pool does not have the node.
+            PoolClosed: the pool has ended.
+        """
+        from skypool.observers import stacks  # imported here, as few programs need it
+
+        if self._engine is None and not self._ended:
+            return stacks.Stacks({})
+        engine = self._running(self._engine)
+        if node is not None:
+            whole("node", node, "the number of a node", least=0)
+        nodes = engine.dispatch.nodes(None if node is None else [node])
+        return stacks.ask(self.name, list(nodes), native, lambda node, script: engine.command(node, script, False, ()))
 
     @property
     def samples(self) -> Samples:
