@@ -105,6 +105,7 @@ class PoolEngine:
         services: the services that run on nodes beside all calls.
         health: judges the nodes by their samples, and keeps the samples.
         figures: returns costs and newest samples for the live view. Any thread may call it.
+        info: returns the state of the pool and its nodes as values for JSON. Any thread may call it.
         idle: records for how long nodes are idle.
         linger: ends the pool when it has had no work for its `linger` time.
         metering: reads the numbers of the pool for its exporters.
@@ -203,6 +204,7 @@ class PoolEngine:
             self.health,
         )
         self.figures = self._observed.figures
+        self.info = self._observed.info
         self.command = self._observed.command
         self.metering = Metering(
             terms,

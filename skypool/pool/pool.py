@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from skypool.observers.stacks import Stacks
     from skypool.offers.need import AcceleratorAsked
     from skypool.report.report import Report
+    from skypool.report.widget import Now, Widget
     from skypool_images import Image
 
 P = ParamSpec("P")
@@ -226,6 +228,7 @@ class ComputePool(Executor):
         self._ended = False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
+        self._widget: Widget | None = None
 
     # --- its life --------------------------------------------------------------------------------------------
 
@@ -1384,6 +1387,34 @@ class ComputePool(Executor):
     def samples(self) -> Samples:
         """The measurements of the pool's nodes, devices and running calls, and the health of the devices."""
         return Samples(None if self._begun is None else self._begun.health)
+
+    def _repr_html_(self) -> str:
+        """Return the state of the pool as HTML, for notebooks that cannot change what they show."""
+        from skypool.report.widget import picture
+
+        return picture(self.name, self._now())
+
+    def _ipython_display_(self) -> None:
+        """Show the state of the pool below the cell of a notebook, and change it each second until the pool has ended.
+
+        Raises:
+            NotImplementedError: IPython runs in a terminal, where it shows the text of `repr` instead.
+        """
+        from skypool.report.widget import Widget
+
+        mine = weakref.ref(self)
+        widget = Widget(self.name, lambda: None if (pool := mine()) is None else pool._now())
+        if not widget.show():
+            raise NotImplementedError
+        if self._widget is not None:
+            self._widget.stop()
+        self._widget = widget
+
+    def _now(self) -> Now:
+        from skypool.report.widget import Now
+
+        engine = self._begun
+        return Now() if engine is None else Now(engine.info(), engine.dispatch.tally.counts())
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"
