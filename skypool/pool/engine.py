@@ -44,6 +44,7 @@ from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
 from skypool.pool.history import HistoryWatch
 from skypool.pool.idle import IdleWatch
+from skypool.pool.linger import LingerWatch
 from skypool.pool.metering import Metering
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
@@ -103,7 +104,9 @@ class PoolEngine:
         services: the services that run on nodes beside all calls.
         health: judges the nodes by their samples, and keeps the samples.
         figures: returns costs and newest samples for the live view. Any thread may call it.
+        info: returns the state of the pool and its nodes as values for JSON. Any thread may call it.
         idle: records for how long nodes are idle.
+        linger: ends the pool when it has had no work for its `linger` time.
         metering: reads the numbers of the pool for its exporters.
         history: writes what happens in the pool to disk.
     """
@@ -152,7 +155,9 @@ class PoolEngine:
             listener_of=self._listener_of,
             awaited=self.dispatch.awaited,
             health=self.health,
+            linger=lambda: self.linger.told(),
         )
+        self.linger = LingerWatch(terms, self.dispatch, self.rental, lambda: self.state, self.apply)
         self._links = self._connector.links
         self._welcomes = self._connector.welcomes
         self.idle = IdleWatch(self.dispatch, self.rental, lambda: self.state)
@@ -198,6 +203,8 @@ class PoolEngine:
             self.health,
         )
         self.figures = self._observed.figures
+        self.info = self._observed.info
+        self.command = self._observed.command
         self.metering = Metering(
             terms,
             exporters,
@@ -264,6 +271,7 @@ class PoolEngine:
             self._spawn(self._tend())
             self._spawn(self.health.keep())
             self._spawn(self.idle.keep())
+            self._spawn(self.linger.keep())
             self._spawn(self.history.keep())
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
@@ -278,6 +286,7 @@ class PoolEngine:
                 self._spawn(self._tend())
                 self._spawn(self.health.keep())
                 self._spawn(self.idle.keep())
+                self._spawn(self.linger.keep())
                 self._spawn(self.history.keep())
                 self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)

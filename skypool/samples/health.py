@@ -79,6 +79,11 @@ class _Past:
     found: tuple[tuple[State, str], ...] = ()
 
 
+_MOST_DEVICES = 64
+"""The most devices of a node whose earlier samples are remembered. A stranger's node may claim any number."""
+_LOST: tuple[State, str] = ("unhealthy", "the device is lost: its driver cannot reach it any more")
+
+
 class HealthOfNode:
     """The health of one node, which is judged again with each of its samples."""
 
@@ -94,7 +99,9 @@ class HealthOfNode:
         devices = []
         for each in sample.devices:
             key = (each.kind, each.index)
-            past = self._past[key] = _remembered(self._past.get(key, _Past()), each)
+            past = _remembered(self._past.get(key, _Past()), each)
+            if key in self._past or len(self._past) < _MOST_DEVICES:
+                self._past[key] = past
             devices.append(judge(each, past.found))
         return NodeHealth(sample.node, worst([each.state for each in devices]), tuple(devices), sample.claimed)
 
@@ -114,7 +121,7 @@ def _remembered(past: _Past, seen: DeviceSample) -> _Past:
         if state := _state_of(code, seen):
             found[state, f"XID {code}: {xid.meaning(code)}"] = None
     if seen.lost:
-        found["unhealthy", "the device is lost: its driver cannot reach it any more"] = None
+        found[_LOST] = None
     before = past.ecc_uncorrected
     now = seen.ecc_uncorrected
     if before is not None and now is not None and now > before:
@@ -151,9 +158,11 @@ def judge(seen: DeviceSample, found: Sequence[tuple[State, str]] = ()) -> Device
         found: pairs (state, reason) that earlier samples have shown, and that stay.
     """
     findings = [*found]
-    if seen.unknown:
+    if seen.lost:
+        findings += [_LOST] if _LOST not in findings else []
+    elif seen.unknown:
         findings.append(("unknown", seen.unknown))
-    elif not seen.lost:
+    else:
         findings += _findings(seen)
     state = worst([state for state, _ in findings] or ["ok"])
     order: Mapping[str, int] = {each: place for place, each in enumerate(_WORST)}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,34 @@ from tests.lab.machines import Lab, Machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(400)]
 HERE = Path(__file__).parent
+OWN = {
+    "experimental/shuffle.py": (
+        "e94c00368865a545e9136fb598cb613296a5b83de0fb315951dae922ac09c742",
+        ["--ray-address=auto", "--partition-size=8e6"],
+        "Shuffled 38 MiB",
+    ),
+    "tune/examples/async_hyperband_example.py": (
+        "75041ed34ea954eca14085ad4669240856bf9a2192ccbc2fbc92be73d88f0674",
+        ["--smoke-test"],
+        "Best hyperparameters found: {'steps': 100, 'width'",
+    ),
+    "tune/examples/logging_example.py": (
+        "69c7a66d8373bb9c84ee8758e47d49c37487d0338992319194f19a50b8eb7f34",
+        ["--smoke-test"],
+        "Best hyperparameters:  {'steps': 100, 'width'",
+    ),
+    "tune/examples/tune_basic_example.py": (
+        "5f7cce8626d9fe60fd38ac84c065e3ddeb1447d9c5fee929f3a738271a83be9a",
+        ["--smoke-test"],
+        "Best hyperparameters found were:  {'steps': 5, 'width'",
+    ),
+}
+"""Programs in the wheel of Ray 2.60.0, each with its SHA-256, its arguments, and a part of its output."""
 
 
 @pytest.fixture(scope="module")
 def environment() -> Path:
-    return venvs.environment("ray", HERE / "requirements")
+    return environments.compiled(venvs.environment("ray", HERE / "requirements"))
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +88,35 @@ def test_a_job_shows_its_output_and_its_exit_status(
     assert "nodes: 4" in raised.value.tail
 
 
+def test_data_tune_and_train_have_the_right_results(cluster: RayCluster) -> None:
+    assert cluster.run(ray_work.data) == sum(n * n for n in range(1000))
+    assert cluster.run(ray_work.tune) == 3
+    assert cluster.run(ray_work.train) == [0, 1]
+
+
+@pytest.mark.parametrize(("file", "sha256", "args", "said"), [(file, *rest) for file, rest in OWN.items()], ids=OWN)
+def test_a_program_of_ray_runs_unchanged_as_a_job(
+    cluster: RayCluster,
+    environment: Path,
+    capfd: pytest.CaptureFixture[str],
+    file: str,
+    sha256: str,
+    args: Sequence[str],
+    said: str,
+) -> None:
+    (program,) = environment.glob(f"lib/python3*/site-packages/ray/{file}")
+    assert hashlib.sha256(program.read_bytes()).hexdigest() == sha256
+    cluster.submit(program, *args)
+    assert said in capfd.readouterr().out
+
+
 def test_only_who_has_the_token_is_let_in(cluster: RayCluster) -> None:
     for headers, status in (({}, 401), ({"Authorization": f"Bearer {'b' * 43}"}, 403)):
         request = urllib.request.Request(f"{cluster.dashboard_url}/api/v0/nodes", headers=headers)
         with pytest.raises(urllib.error.HTTPError) as raised:
             urllib.request.urlopen(request, timeout=30)
         assert raised.value.code == status
-    assert (
-        "AuthenticationError" in ray_work.refused({**cluster.environment, "RAY_AUTH_TOKEN": "b" * 43}) >> cluster.pool
-    )
-    assert (
-        "AuthenticationError" in ray_work.refused({**cluster.environment, "RAY_AUTH_MODE": "disabled"}) >> cluster.pool
-    )
+    wrong = [{"RAY_AUTH_TOKEN": "b" * 43}, {"RAY_AUTH_MODE": "disabled"}]
+    for output in sky.gather(*[ray_work.refused({**cluster.environment, **each}) for each in wrong]) >> cluster.pool:
+        assert "AuthenticationError" in output
+        assert "let in" not in output

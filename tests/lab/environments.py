@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +13,20 @@ from pathlib import Path
 import skypool as sky
 from tests.lab import kernel
 from tests.lab.machines import Lab, Machine
+
+
+def compiled(venv: Path) -> Path:
+    """Compile the modules of a venv if that was not done yet, and return the venv.
+
+    Machines see it, but cannot write it: else each of their processes compiles all that it imports.
+    """
+    if not (done := venv / ".compiled").exists():
+        (packages,) = (venv / "lib").glob("python3*/site-packages")
+        argv = [str(venv / "bin" / "python"), "-m", "compileall", "-q", str(packages)]
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        subprocess.run(argv, env=env, check=False, timeout=280)  # templates in packages are no valid modules
+        done.touch()
+    return venv
 
 
 def show(machine: Machine, venv: Path) -> None:

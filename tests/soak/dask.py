@@ -59,12 +59,7 @@ def environment() -> Path:
     target.mkdir(exist_ok=True)
     for name in ("METADATA", "entry_points.txt"):  # the names of the drivers
         (target / name).write_text(own.read_text(name) or "")
-    if not (compiled := folder / ".compiled").exists():
-        argv = [str(folder / "bin" / "python"), "-m", "compileall", "-q", str(packages)]
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        subprocess.run(argv, env=env, check=False, timeout=280)  # templates in packages are no valid modules
-        compiled.touch()
-    return folder
+    return environments.compiled(folder)
 
 
 def machine(lab: Lab, venv: Path, others: Mapping[Path, Path] = MappingProxyType({})) -> Machine:
