@@ -216,7 +216,7 @@ class PoolEngine:
             rental=self.rental,
             idle=self.idle,
             health=self.health,
-            is_stranger=self._trust_levels.is_stranger,
+            is_stranger=self._trust_levels.is_known_stranger,
             notice=self._notice,
         )
         self._network: NetworkCheck | None = None
