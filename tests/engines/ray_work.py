@@ -157,6 +157,12 @@ def sleep_at(address: str, seconds: float) -> tuple[str, int]:
 
 
 @sky.compute(devices=0)
+def own_address() -> str:
+    """Return the address at which other nodes reach this one."""
+    return sky.instance_info().address
+
+
+@sky.compute(devices=0)
 def refused(environment: dict[str, str]) -> str:
     """Return what Ray says to a program with these variables."""
     program = "import ray; ray.init(); print('let in')"

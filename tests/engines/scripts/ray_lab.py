@@ -139,19 +139,19 @@ class Steps:
 
     def resize(self) -> None:
         """Machines end when their tasks have ended, tasks that wait are shown, and machines are rented for them."""
-        values = self.started(ray_work.slow_squares, 16, 2.0)
+        values = self.started(ray_work.slow_squares, 12, 1.5)
         ask({"do": "until task", "address": self.address(self.other()), "task": "ray::slow_square"})
         self.cluster.resize(2)
         self.until_nodes(2)
-        assert values.result(WITHIN) == [n * n for n in range(16)]
-        values = self.started(ray_work.slow_squares, 60, 1.0)
+        assert values.result(WITHIN) == [n * n for n in range(12)]
+        values = self.started(ray_work.slow_squares, 30, 1.0)
         self.until(self.cluster.demands, "demands of tasks that wait")
         (demand,) = self.cluster.demands()
         assert demand.resources == {"CPU": 1.0}, demand
         self.cluster.resize(NODES)
         self.cluster.wait_ready(NODES, WITHIN)
         self.until_nodes()
-        assert values.result(WITHIN) == [n * n for n in range(60)]
+        assert values.result(WITHIN) == [n * n for n in range(30)]
         self.until(lambda: self.cluster.demands() == [], "no demands")
 
     def head(self) -> None:
