@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ BOUND = 60.0
 
 
 class Cell:
-    """A cell that has run: its text on stdout, on stderr, and its traceback."""
+    """A cell that has run: its text on stdout, on stderr, its traceback, and the last HTML that it shows."""
 
     def __init__(self) -> None:
-        self.out = self.err = self.trace = ""
+        self.out = self.err = self.trace = self.html = ""
 
 
 class Notebook:
@@ -34,6 +35,7 @@ class Notebook:
         self._kernel = kernel
         self._manager = manager
         self._cells: dict[str, Cell] = {}
+        self._displays: dict[str, Cell] = {}
 
     def kill(self) -> None:
         """End the kernel by SIGKILL."""
@@ -53,6 +55,13 @@ class Notebook:
         while text not in cell.out:
             self._hear("")
 
+    def wait_shown(self, cell: Cell, text: str) -> None:
+        """Wait until the HTML that a cell shows has a text."""
+        until = time.monotonic() + BOUND
+        while text not in cell.html:
+            assert time.monotonic() < until, cell.html
+            self._hear("")
+
     def _hear(self, asked: str) -> bool:
         """Take in one message; True when it says that this cell is over."""
         said = self._kernel.get_iopub_msg(timeout=BOUND)
@@ -65,6 +74,11 @@ class Notebook:
                 cell.err += content["text"]
             case "error":
                 cell.trace += "\n".join(content["traceback"])
+            case "display_data" | "execute_result":
+                cell.html = content["data"].get("text/html", "")
+                self._displays[content.get("transient", {}).get("display_id", "")] = cell
+            case "update_display_data":
+                self._displays[content["transient"]["display_id"]].html = content["data"]["text/html"]
             case "status":
                 return bool(about == asked and content["execution_state"] == "idle")
             case _:
@@ -170,6 +184,26 @@ def test_other_errors_look_as_ever_in_a_notebook(notebook: Notebook) -> None:
     assert "UsageError" in more.trace
     assert "SKYPOOL_DEBUG=1" not in more.trace
     notebook.run("pool.stop()")
+
+
+@pytest.mark.slow
+def test_a_pool_that_a_cell_shows_changes_there_until_it_has_ended(notebook: Notebook) -> None:
+    notebook.run("import skypool as sky\npool = sky.ComputePool(name='shown', slots=1)")
+    shown = notebook.run("pool")
+    assert "not started" in shown.html, shown.trace
+    started = notebook.run("pool.start()")
+    assert "0 calls done" in started.html, started.trace
+    again = notebook.run("pool")
+    notebook.run("assert list(pool.map(abs, range(7))) == list(range(7))")
+    notebook.wait_shown(again, "7 calls done, 0 failed, 0 waiting")
+    assert "7 calls done" not in started.html, "only the last one goes on"
+    report = notebook.run("pool.report()")
+    assert report.html.startswith("<iframe "), report.trace
+    assert "7 calls ended: 7 well" in report.html
+    notebook.run("pool.stop()")
+    notebook.wait_shown(again, "ended ·")
+    left = notebook.run("import threading; print([each.name for each in threading.enumerate()])")
+    assert "widget" not in left.out
 
 
 LINGERS = START.replace('name="notebook"', 'name="{name}", linger=3')

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool.calls.tally import BOUNDS
+from skypool.calls.tally import BOUNDS, CallCounts
 from skypool.cli import report as report_command
 from skypool.errors import UsageError
 from skypool.processes import Process
@@ -29,6 +29,7 @@ from skypool.report.facts import collect
 from skypool.report.page import page
 from skypool.report.report import report_of
 from skypool.report.timeline import fewer
+from skypool.report.widget import Now, picture
 from skypool.samples.journal import Journal, JournalCall, JournalEvent, WorkSpan, read
 from skypool.samples.session_file import path_of
 from skypool.samples.store import SampleStore, points
@@ -251,6 +252,35 @@ def test_joined_spans_have_the_same_sum() -> None:
     assert (joined[0].since, joined[-1].until) == (0.0, 1000.0)
     assert sum(each.busy for each in joined) == pytest.approx(sum(each.busy for each in spans))
     assert fewer(spans, 1000) == spans
+
+
+def test_the_picture_of_a_pool_escapes_what_nodes_say_and_tells_what_is_unknown() -> None:
+    device = {"utilization_percent": 40.0, "memory_used_mib": 25.0, "memory_total_mib": 100.0}
+    node = {
+        "state": "ready", "type": "p5.48xlarge", "place": "us-east-1a", "hardware": EVIL, "busy": 1, "slots": 8,
+        "done": 5, "running": [EVIL],
+    }  # fmt: skip
+    nodes = [
+        {**node, "node": 0, "sample": {"devices": [device, {}, {**device, "utilization_percent": 80.0}]}},
+        {**node, "node": 1, "sample": None},
+        {**node, "node": 2, "sample": {"cpu_percent": 7.0}},
+        {**node, "node": 3, "state": "ended", "sample": None},
+    ]
+    info = {
+        "phase": "ready", "usd": 1.5, "usd_per_hour": 3.0, "idle_usd": None, "waiting": 2,
+        "nodes": [*nodes, *({**nodes[1], "node": 4 + more} for more in range(40))],
+    }  # fmt: skip
+    html = picture("train", Now(info, CallCounts(ok=5, failed=1)))
+    assert "<script" not in html
+    assert "ready · 1.5000 USD · 3.0000 USD/h · idle unknown USD · 5 calls done, 1 failed, 2 waiting" in html
+    rows = [re.sub("<[^>]*>", "|", each) for each in html.split("<tr>")[2:]]
+    assert re.findall(r"\|(\d+ %)\|", rows[0]) == ["60 %", "25 %"]
+    assert rows[1].count("unknown") == 2
+    assert (re.findall(r"\|(\d+ %)\|", rows[2]), rows[2].count("unknown")) == (["7 %"], 1)
+    assert len(rows) == 32
+    assert "and 11 more nodes" in html
+    assert "not started" in picture("train", Now())
+    assert sky.ComputePool(name="shown")._repr_html_() == picture("shown", Now())
 
 
 # --- pools ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import hashlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from skypool.observers.stacks import Stacks
     from skypool.offers.need import AcceleratorAsked
     from skypool.report.report import Report
+    from skypool.report.widget import Now, Widget
     from skypool_images import Image
 
 P = ParamSpec("P")
@@ -123,7 +125,9 @@ class ComputePool(Executor):
         max_lifetime: the time after which each node ends itself, also while it works. Default None: no limit.
         linger: the time that the pool lives without work: no call waits or runs, and no service with `busy=True`. The
             pool then ends itself. If this process is killed, each node ends itself that long after its last work, or
-            when its lease is over if that is sooner. Default None: no limit, but one hour in a notebook.
+            when its lease is over if that is sooner. After a `with` block, the machines stay for that time, so that
+            `attach` gets them back quickly. Default None: no limit, but one hour in a notebook; after a `with` block
+            the machines end at once.
         liveness: the time without any message from a node after which the node is given up. The node's calls then raise
             ConnectionLost, unless the calls may run again on another node. Default 90 s.
         grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout`. Default 5 s.
@@ -207,6 +211,7 @@ class ComputePool(Executor):
             maximum=maximum,
             lease=seconds("lease", lease),
             lifetime=None if max_lifetime is None else seconds("max_lifetime", max_lifetime),
+            stay=linger_asked(linger) or 0.0,
             linger=IN_NOTEBOOK if linger is None and in_notebook() else linger_asked(linger),
             liveness=seconds("liveness", liveness),
             grace=seconds("grace", grace),
@@ -223,6 +228,7 @@ class ComputePool(Executor):
         self._ended = False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
+        self._widget: Widget | None = None
 
     # --- its life --------------------------------------------------------------------------------------------
 
@@ -331,8 +337,12 @@ class ComputePool(Executor):
         Raises:
             StillRunning, ErrorGroup: the end of some machines is not confirmed, so they may still cost money.
         """
+        self._run_out(engine, engine.stop())
+
+    def _run_out(self, engine: PoolEngine, work: Coroutine[Any, Any, None]) -> None:
+        """Run the coroutine that stops or leaves an engine, and forget the engine. See `_end`."""
         try:
-            Loop.shared().run(engine.stop())
+            Loop.shared().run(work)
         except (KeyboardInterrupt, SystemExit):
             self.events.emit(events.Notice(pool=self.name, text=engine.rental.terminate_in_background()))
             raise
@@ -385,11 +395,30 @@ class ComputePool(Executor):
     ) -> None:
         """Wait for the calls, then end the pool. If the `with` block raised, end the calls at once. See `shutdown`.
 
-        The exception of the block is raised further.
+        The exception of the block is raised further. With `linger=`, the machines stay for that time, except after
+        Ctrl-C and SystemExit.
         """
         if self in calls.current:
             calls.current.remove(self)
-        self.shutdown(cancel_futures=kind is not None)
+        self._leave(kind)
+
+    def _leave(self, kind: type[BaseException] | None) -> None:
+        """End the pool, or leave its machines for the time `linger=`, if the user gave one.
+
+        Args:
+            kind: the exception that the `with` block raised; None if it raised none.
+        """
+        engine = self._engine
+        stays = engine is not None and self._terms.stay and (kind is None or issubclass(kind, Exception))
+        if engine is None or not stays or shutdown.is_elsewhere(engine):
+            self.shutdown(cancel_futures=kind is not None)
+            return
+        while kind is None and engine.dispatch.unfinished:
+            threading.Event().wait(0.02)
+        with self._starting:
+            is_ours, self._engine, self._ended = self._engine is engine, None, True
+        if is_ours:
+            self._run_out(engine, engine.leave(self._terms.stay))
 
     async def __aenter__(self) -> ComputePool:
         """Start the pool in another thread, wait until it is ready, and return it. The event loop is not blocked.
@@ -420,7 +449,7 @@ class ComputePool(Executor):
         """
         if self in calls.current:
             calls.current.remove(self)
-        await asyncio.to_thread(self.shutdown, cancel_futures=kind is not None)
+        await asyncio.to_thread(self._leave, kind)
 
     def _working(self) -> PoolEngine:
         """Return the engine of the pool: the part that rents and runs the machines.
@@ -1358,6 +1387,34 @@ class ComputePool(Executor):
     def samples(self) -> Samples:
         """The measurements of the pool's nodes, devices and running calls, and the health of the devices."""
         return Samples(None if self._begun is None else self._begun.health)
+
+    def _repr_html_(self) -> str:
+        """Return the state of the pool as HTML, for notebooks that cannot change what they show."""
+        from skypool.report.widget import picture
+
+        return picture(self.name, self._now())
+
+    def _ipython_display_(self) -> None:
+        """Show the state of the pool below the cell of a notebook, and change it each second until the pool has ended.
+
+        Raises:
+            NotImplementedError: IPython runs in a terminal, where it shows the text of `repr` instead.
+        """
+        from skypool.report.widget import Widget
+
+        mine = weakref.ref(self)
+        widget = Widget(self.name, lambda: None if (pool := mine()) is None else pool._now())
+        if not widget.show():
+            raise NotImplementedError
+        if self._widget is not None:
+            self._widget.stop()
+        self._widget = widget
+
+    def _now(self) -> Now:
+        from skypool.report.widget import Now
+
+        engine = self._begun
+        return Now() if engine is None else Now(engine.info(), engine.dispatch.tally.counts())
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"
