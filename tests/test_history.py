@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -19,7 +15,7 @@ from skypool.calls.tally import BOUNDS
 from skypool.rental.ledger import Ledger
 from skypool.samples import journal, session_file
 from skypool.samples.journal import Journal, JournalCall, JournalEvent, WorkSpan, read
-from tests.conftest import ROOT, eventually
+from tests.conftest import eventually
 
 
 def call(seconds: float | None, outcome: str = "ok", ended: float = 0.0) -> JournalCall:
@@ -123,44 +119,3 @@ def test_a_history_that_cannot_be_written_is_told_once_and_the_pool_goes_on(monk
         assert pool.submit(os.getpid).result()
         eventually(lambda: any("disk is full" in each for each in heard), 30, "the notice")
     assert sum("disk is full" in each for each in heard) == 1
-
-
-KILLED = """
-import os, sys
-import skypool as sky
-
-@sky.compute
-def work(x):
-    import time
-    time.sleep(0.05)
-    return x
-
-if __name__ == "__main__":
-    pool = sky.ComputePool(name="killed-history", console="off", slots=1, lease="10s").start()
-    assert len(list(pool.map(work, range(20), chunksize=1))) == 20
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-def test_the_history_is_there_after_the_client_was_killed(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(KILLED))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "providers", ROOT / "images")))}
-    with subprocess.Popen(
-        [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as client:
-        assert client.stdout is not None
-        assert client.stdout.readline() == "ready\n"
-        [session] = {each.session for each in Ledger.here().pools("killed-history")}
-        file = session_file.path_of(session)
-        eventually(lambda: read(file).facts.get("done 0") == 20, 30, "the calls")
-        client.send_signal(signal.SIGKILL)
-    found = read(file)
-    assert [each.data["phase"] for each in found.events if each.kind == "NodePhase"][-1] == "ready"
-    assert sum(each.busy for each in found.work) > 0.5
-    assert found.facts["done 0"] == 20
-    subprocess.run(
-        [sys.executable, "-c", "from skypool.cli import main; main()", "down", "killed-history", "--yes"], env=env
-    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,23 +15,32 @@ import pytest
 pytest.importorskip("ipykernel")
 from jupyter_client.manager import KernelManager
 
+from tests.conftest import eventually, nodes
+
 ROOT = Path(__file__).parent.parent
 BOUND = 60.0
 
 
 class Cell:
-    """A cell that has run: its text on stdout, on stderr, and its traceback."""
+    """A cell that has run: its text on stdout, on stderr, its traceback, and the last HTML that it shows."""
 
     def __init__(self) -> None:
-        self.out = self.err = self.trace = ""
+        self.out = self.err = self.trace = self.html = ""
 
 
 class Notebook:
     """A kernel and the cells that it ran."""
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, manager: KernelManager) -> None:
         self._kernel = kernel
+        self._manager = manager
         self._cells: dict[str, Cell] = {}
+        self._displays: dict[str, Cell] = {}
+
+    def kill(self) -> None:
+        """End the kernel by SIGKILL."""
+        self._manager.signal_kernel(signal.SIGKILL)
+        eventually(lambda: not self._manager.is_alive(), BOUND, "the end of the kernel")
 
     def run(self, code: str) -> Cell:
         """Run a cell until the kernel is idle again."""
@@ -44,6 +55,13 @@ class Notebook:
         while text not in cell.out:
             self._hear("")
 
+    def wait_shown(self, cell: Cell, text: str) -> None:
+        """Wait until the HTML that a cell shows has a text."""
+        until = time.monotonic() + BOUND
+        while text not in cell.html:
+            assert time.monotonic() < until, cell.html
+            self._hear("")
+
     def _hear(self, asked: str) -> bool:
         """Take in one message; True when it says that this cell is over."""
         said = self._kernel.get_iopub_msg(timeout=BOUND)
@@ -56,6 +74,11 @@ class Notebook:
                 cell.err += content["text"]
             case "error":
                 cell.trace += "\n".join(content["traceback"])
+            case "display_data" | "execute_result":
+                cell.html = content["data"].get("text/html", "")
+                self._displays[content.get("transient", {}).get("display_id", "")] = cell
+            case "update_display_data":
+                self._displays[content["transient"]["display_id"]].html = content["data"]["text/html"]
             case "status":
                 return bool(about == asked and content["execution_state"] == "idle")
             case _:
@@ -72,7 +95,7 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
     try:
         kernel.start_channels()
         kernel.wait_for_ready(timeout=BOUND)
-        yield Notebook(kernel)
+        yield Notebook(kernel, manager)
     finally:
         kernel.stop_channels()
         manager.shutdown_kernel()
@@ -161,3 +184,56 @@ def test_other_errors_look_as_ever_in_a_notebook(notebook: Notebook) -> None:
     assert "UsageError" in more.trace
     assert "SKYPOOL_DEBUG=1" not in more.trace
     notebook.run("pool.stop()")
+
+
+@pytest.mark.slow
+def test_a_pool_that_a_cell_shows_changes_there_until_it_has_ended(notebook: Notebook) -> None:
+    notebook.run("import skypool as sky\npool = sky.ComputePool(name='shown', slots=1)")
+    shown = notebook.run("pool")
+    assert "not started" in shown.html, shown.trace
+    started = notebook.run("pool.start()")
+    assert "0 calls done" in started.html, started.trace
+    again = notebook.run("pool")
+    notebook.run("assert list(pool.map(abs, range(7))) == list(range(7))")
+    notebook.wait_shown(again, "7 calls done, 0 failed, 0 waiting")
+    assert "7 calls done" not in started.html, "only the last one goes on"
+    report = notebook.run("pool.report()")
+    assert report.html.startswith("<iframe "), report.trace
+    assert "7 calls ended: 7 well" in report.html
+    notebook.run("pool.stop()")
+    notebook.wait_shown(again, "ended ·")
+    left = notebook.run("import threading; print([each.name for each in threading.enumerate()])")
+    assert "widget" not in left.out
+
+
+LINGERS = START.replace('name="notebook"', 'name="{name}", linger=3')
+
+
+@pytest.mark.slow
+def test_a_notebook_left_alone_ends_its_pool_in_time(notebook: Notebook) -> None:
+    notebook.run(LINGERS.format(name="left-alone"))
+    cell = notebook.run("talk('here') >> pool")
+    assert not cell.trace, cell.trace
+    took = eventually(lambda: not nodes("left-alone"), BOUND, "the end of the node")
+    assert took > 1.0
+    later = notebook.run("talk('there') >> pool")
+    assert "PoolClosed" in later.trace
+    assert "as it has had no work for 3" in later.trace
+
+
+@pytest.mark.slow
+def test_the_node_of_a_notebook_whose_kernel_was_killed_ends_itself_in_time(notebook: Notebook) -> None:
+    """The lease is ten minutes."""
+    start = notebook.run(LINGERS.format(name="left-dead"))
+    assert "an hour without a call" not in start.err
+    assert not notebook.run("talk('here') >> pool").trace
+    notebook.kill()
+    assert len(nodes("left-dead")) == 1
+    eventually(lambda: not nodes("left-dead"), BOUND, "the end of the node")
+
+
+def test_the_pool_of_a_notebook_has_an_hour_without_work_and_says_so(notebook: Notebook) -> None:
+    start = notebook.run(START)
+    assert "this is a notebook, so the pool ends itself after an hour without a call" in start.err
+    assert notebook.run("print(pool._terms.linger)").out == "3600.0\n"
+    assert "an hour" not in notebook.run("pool.stop(); sky.ComputePool(name='other', linger='2h').start().stop()").err

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import clock
-from skypool.errors import CapacityError, NoOffers, UsageError
+from skypool import clock, events
+from skypool.errors import CapacityError, NoOffers, PoolClosed, UsageError
 from skypool.metrics import devices, names, pools
 from skypool.metrics.exporter import exporters_asked
 from skypool.metrics.prometheus import label_of, name_of
@@ -285,6 +285,27 @@ def test_the_server_is_closed_when_a_pool_cannot_start(tmp_path: Path) -> None:
     eventually(lambda: not [each for each in threading.enumerate() if "metrics" in each.name], 30, "the thread's end")
 
 
+def test_a_pool_is_served_while_its_machines_boot(tmp_path: Path) -> None:
+    prometheus = sky.Prometheus(port=0)
+    with FakeCloud(tmp_path) as cloud:
+        cloud.control.delay(30.0, "describe", times=None)  # until then, the pool does not know how to reach the machine
+        pool = Watched(cloud, name="p", metrics=prometheus)
+
+        def start() -> None:
+            with contextlib.suppress(PoolClosed):  # it may be stopped before it is ready
+                pool.start()
+
+        starting = threading.Thread(target=start)
+        starting.start()
+        eventually(lambda: "booting" in [each.phase for each in pool.heard(events.NodePhase)])
+        eventually(lambda: lines(scraped(prometheus), "skypool_nodes", 'skypool_state="booting"')[0].endswith(" 1.0"))
+        assert lines(scraped(prometheus), "skypool_cost_usd_per_hour", 'skypool_node="0"')
+        cloud.control.relent()
+        pool.stop()
+        starting.join(60)
+    assert [each.text for each in pool.heard(events.Notice) if "metrics" in each.text] == []
+
+
 def test_orders_are_counted_by_outcome(tmp_path: Path) -> None:
     prometheus = sky.Prometheus(port=0)
     stock = [Stock("cheap", usd_per_hour=1.0), Stock("dear", usd_per_hour=2.0)]
@@ -330,6 +351,25 @@ def program(name: str) -> str:
     return found
 
 
+GUIDE = (Path(__file__).parents[1] / "docs" / "guides" / "metrics.md").read_text()
+
+
+def guide_queries() -> list[tuple[str, str]]:
+    """Return the queries of the guide, each with what it shows."""
+    found = re.findall(r"^\| ([^|]*) \| `([^`]*skypool_[^`]*|[^`]*hw_[^`]*)` \|$", GUIDE, re.MULTILINE)
+    assert len(found) > 10
+    return [(query, shows) for shows, query in found]
+
+
+def test_the_configuration_of_the_guide_is_one_of_prometheus(tmp_path: Path) -> None:
+    [config] = re.findall(r"^```yaml\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "prometheus.yml"
+    file.write_text(config)
+    argv = [program("promtool"), "check", "config", str(file)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 class Server:
     """A Prometheus that scrapes one address.
 
@@ -362,6 +402,8 @@ class Server:
         try:
             with urllib.request.urlopen(url, timeout=30) as reply:
                 said = json.load(reply)
+        except urllib.error.HTTPError as e:
+            raise AssertionError(f"{query} is refused: {e.read().decode()}") from e
         except urllib.error.URLError:
             assert self.process.poll() is None, self.log.read_text()
             return {}
@@ -448,6 +490,12 @@ def test_prometheus_scrapes_a_pool_and_its_queries_give_what_the_pool_saw(
             }
             assert label_of("hw.gpu.task") in text
 
+            for query, _ in guide_queries():
+                if not any(sign in query for sign in ("<", ">", "== 1", "refused")):
+                    eventually(lambda query=query: server.ask(query), 20, query)  # type: ignore[misc]
+                else:  # nothing is wrong here, but the query must be one
+                    server.ask(query)
+
             nvml.xid(0, 45)  # an error of a program: the GPU goes on
             server.until('hw_errors_total{error_type="xid",hw_name="cuda 0"}', 1)
             server.until('skypool_device_xids_total{skypool_xid="45"}', 1)
@@ -465,3 +513,4 @@ def test_prometheus_scrapes_a_pool_and_its_queries_give_what_the_pool_saw(
             (tmp_path / "go").touch()
             assert call.result(60) == 0
             assert [each.idle_usd for each in pool.receipt.lines if each.node == 0] == [pytest.approx(1.0)]
+        assert [each.text for each in pool.heard(events.Notice) if "metrics" in each.text] == []

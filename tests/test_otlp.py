@@ -270,6 +270,7 @@ def test_receivers_get_what_a_pool_with_gpus_saw(tmp_path: Path, monkeypatch: py
             (tmp_path / "go").touch()
             assert call.result(60) == 0
         usd = pool.receipt.usd
+    assert [each.text for each in pool.heard(events.Notice) if "metrics" in each.text] == []
     assert sum(over_grpc.values(names.COST, "skypool.node").values()) == pytest.approx(usd)
     assert sum(over_http.values(names.COST, "skypool.node").values()) == pytest.approx(usd)
     assert set(over_grpc.values(names.COST_RATE, "skypool.node").values()) == {0.0}

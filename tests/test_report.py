@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool.calls.tally import BOUNDS
+from skypool.calls.tally import BOUNDS, CallCounts
 from skypool.cli import report as report_command
 from skypool.errors import UsageError
 from skypool.processes import Process
@@ -27,8 +27,11 @@ from skypool.rental.records import Record
 from skypool.report.elements import element
 from skypool.report.facts import collect
 from skypool.report.page import page
+from skypool.report.report import report_of
 from skypool.report.timeline import fewer
-from skypool.samples.journal import Journal, JournalCall, JournalEvent, WorkSpan
+from skypool.report.widget import Now, picture
+from skypool.samples.journal import Journal, JournalCall, JournalEvent, WorkSpan, read
+from skypool.samples.session_file import path_of
 from skypool.samples.store import SampleStore, points
 from skypool.samples.values import DeviceSample, NodeSample
 from tests.conftest import ROOT, eventually
@@ -157,12 +160,12 @@ def test_a_report_tells_what_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "s.sqlite3"
     history(file)
     html = said(file)
-    read = Reader(html)
-    assert ("html", {"lang": "en"}) in read.tags
+    told = Reader(html)
+    assert ("html", {"lang": "en"}) in told.tags
     assert "<script" not in html
     assert "\x1b" not in html
     assert "\u202e" not in html
-    assert [tag for tag, _ in read.tags if tag in ("h1", "h2")] == ["h1", *["h2"] * 6]
+    assert [tag for tag, _ in told.tags if tag in ("h1", "h2")] == ["h1", *["h2"] * 6]
     assert rows(html, "ready after") == ["1 min 40 s", "3 min 20 s"]
     assert rows(html, "worked") == ["50 %", "unknown"]
     assert rows(html, "calls")[:2] == ["3", "unknown"], "what a node did is unknown until it tells"
@@ -170,9 +173,9 @@ def test_a_report_tells_what_is_kept(tmp_path: Path) -> None:
     assert rows(html, "idle USD") == ["9.0000", "9.0000"]
     assert rows(html, "idle") == ["25 %", "25 %"]
     assert rows(html, "price as of") == ["2026-03-02", "unknown"]
-    assert "4 calls ended: 3 well, 1 with an error" in read.text
-    assert "the provider takes the machine back at" in read.text
-    assert "36 % of the budget of 100.0000" in read.text
+    assert "4 calls ended: 3 well, 1 with an error" in told.text
+    assert "the provider takes the machine back at" in told.text
+    assert "36 % of the budget of 100.0000" in told.text
     assert rows(html, "retries") == ["1", "0"]
     assert rows(html, "skipped") == ["0", "1"]
     titles = re.findall(r"<title>(.*?)</title>", html)
@@ -183,12 +186,12 @@ def test_a_report_tells_what_is_kept(tmp_path: Path) -> None:
 
 def test_a_pool_of_which_only_the_costs_are_known_says_unknown(tmp_path: Path) -> None:
     html = said(tmp_path / "none.sqlite3", lines=(line(0, idle_at=None),))
-    read = Reader(html)
-    assert "The history of this run is not kept" in read.text
+    told = Reader(html)
+    assert "The history of this run is not kept" in told.text
     assert rows(html, "USD") == ["36.0000", "36.0000"]
     assert rows(html, "idle USD") == ["unknown", "unknown"]
     assert rows(html, "idle") == ["unknown", "unknown"]
-    assert "The number of calls is unknown" in read.text
+    assert "The number of calls is unknown" in told.text
     assert re.search(r"Calls</dt><dd><strong class=\"unknown\">unknown", html)
     assert rows(html, "devices") == ["unknown"]
 
@@ -251,6 +254,35 @@ def test_joined_spans_have_the_same_sum() -> None:
     assert fewer(spans, 1000) == spans
 
 
+def test_the_picture_of_a_pool_escapes_what_nodes_say_and_tells_what_is_unknown() -> None:
+    device = {"utilization_percent": 40.0, "memory_used_mib": 25.0, "memory_total_mib": 100.0}
+    node = {
+        "state": "ready", "type": "p5.48xlarge", "place": "us-east-1a", "hardware": EVIL, "busy": 1, "slots": 8,
+        "done": 5, "running": [EVIL],
+    }  # fmt: skip
+    nodes = [
+        {**node, "node": 0, "sample": {"devices": [device, {}, {**device, "utilization_percent": 80.0}]}},
+        {**node, "node": 1, "sample": None},
+        {**node, "node": 2, "sample": {"cpu_percent": 7.0}},
+        {**node, "node": 3, "state": "ended", "sample": None},
+    ]
+    info = {
+        "phase": "ready", "usd": 1.5, "usd_per_hour": 3.0, "idle_usd": None, "waiting": 2,
+        "nodes": [*nodes, *({**nodes[1], "node": 4 + more} for more in range(40))],
+    }  # fmt: skip
+    html = picture("train", Now(info, CallCounts(ok=5, failed=1)))
+    assert "<script" not in html
+    assert "ready · 1.5000 USD · 3.0000 USD/h · idle unknown USD · 5 calls done, 1 failed, 2 waiting" in html
+    rows = [re.sub("<[^>]*>", "|", each) for each in html.split("<tr>")[2:]]
+    assert re.findall(r"\|(\d+ %)\|", rows[0]) == ["60 %", "25 %"]
+    assert rows[1].count("unknown") == 2
+    assert (re.findall(r"\|(\d+ %)\|", rows[2]), rows[2].count("unknown")) == (["7 %"], 1)
+    assert len(rows) == 32
+    assert "and 11 more nodes" in html
+    assert "not started" in picture("train", Now())
+    assert sky.ComputePool(name="shown")._repr_html_() == picture("shown", Now())
+
+
 # --- pools ---------------------------------------------------------------------------------------------------
 
 
@@ -289,12 +321,14 @@ import sys
 import skypool as sky
 
 @sky.compute
-def fail(x):
-    raise ValueError(x)
+def work(x):
+    import time
+    time.sleep(0.05)
+    return 1 / x
 
 if __name__ == "__main__":
     pool = sky.ComputePool(name="killed-report", console="off", slots=1, lease="10s").start()
-    (fail(7) > pool).exception()
+    [(work(x) > pool).exception() for x in range(20)]
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -305,21 +339,25 @@ def test_a_report_is_made_after_the_client_was_killed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(KILLED))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "providers", ROOT / "images")))}
-
-    def report() -> str:
-        argv = [*PROGRAM, "report", "killed-report", "-o", "-"]
-        return subprocess.run(argv, capture_output=True, text=True, check=True, env=env, timeout=60).stdout
-
     with subprocess.Popen(
         [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "ready\n"
-        eventually(lambda: "1 with an error" in report(), 30, "the report of a running pool")
+        [running] = Ledger.here().pools("killed-report")
+        file = path_of(running.session)
+        eventually(lambda: read(file).facts.get("done 0") == 20, 30, "the calls")
+        assert "State: running" in report_of(running).html
         client.send_signal(signal.SIGKILL)
-    html = report()
+    found = read(file)
+    assert [each.data["phase"] for each in found.events if each.kind == "NodePhase"][-1] == "ready"
+    assert 0.9 < sum(each.busy for each in found.work) < 30
+    argv = [*PROGRAM, "report", "killed-report", "-o", "-"]
+    html = subprocess.run(argv, capture_output=True, text=True, check=True, env=env, timeout=60).stdout
     assert "State: left behind" in html
-    assert "ValueError: 7" in html
+    assert "20 calls ended: 19 well, 1 with an error" in html
+    assert "ZeroDivisionError" in html
     subprocess.run([*PROGRAM, "down", "killed-report", "--yes"], env=env, capture_output=True, timeout=60)
-    assert "State: ended" in report()
-    assert all(each.ended for one in Ledger.here().pools("killed-report") for each in one.lines)
+    [ended] = Ledger.here().pools("killed-report")
+    assert "State: ended" in report_of(ended).html
+    assert all(each.ended for each in ended.lines)

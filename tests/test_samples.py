@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from skypool.samples.health import HealthOfNode, judge
 from skypool.samples.machine import Machine, process
 from skypool.samples.store import SampleStore, history, thin
 from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
+from skypool.samples.xid import bounded
 from skypool.wire.frames import Kind, encode, parse_frame
 from tests.conftest import eventually
 from tests.nvml import FakeNvml, build
@@ -44,8 +46,6 @@ GOOD = DeviceSample(
 
 
 def with_(**values: Any) -> DeviceSample:
-    from dataclasses import replace
-
     return replace(GOOD, **values)
 
 
@@ -148,6 +148,12 @@ def test_a_device_is_judged_by_what_it_reports(seen: DeviceSample, state: str, r
     found = HealthOfNode().judge(NodeSample(devices=(seen,)))
     assert found.state == state
     assert reason in "; ".join(found.reasons)
+    judging = HealthOfNode()
+    for before in (GOOD, GOOD):
+        judging.judge(NodeSample(devices=(replace(before, kind=seen.kind),)))
+    later = judging.judge(NodeSample(devices=(seen,)))
+    assert later.state in (state, "unhealthy"), "what gets worse may count for more"
+    assert judging.judge(NodeSample(devices=(seen,))).state == later.state
 
 
 def test_what_gets_worse_while_the_pool_runs_makes_a_device_unhealthy_for_good() -> None:
@@ -165,6 +171,23 @@ def test_what_gets_worse_while_the_pool_runs_makes_a_device_unhealthy_for_good()
 def test_no_device_is_no_proof_of_health() -> None:
     assert HealthOfNode().judge(NodeSample()).state == "unknown"
     assert judge(GOOD).state == "ok"
+    assert judge(with_(lost=True)).state == "unhealthy"
+    assert judge(with_(lost=True, unknown="it does not answer")).state == "unhealthy"
+
+
+def test_a_node_that_claims_other_devices_in_each_sample_is_not_remembered_without_end() -> None:
+    judging = HealthOfNode()
+    for number in range(1000):
+        judging.judge(NodeSample(devices=(with_(index=number, xids=(79,)),)))
+    assert len(judging._past) == 64
+    assert judging.judge(NodeSample(devices=(with_(index=0),))).state == "unhealthy"
+
+
+def test_a_storm_of_an_error_does_not_hide_another_one() -> None:
+    assert bounded((79, *[45] * 1000)) == (79, *[45] * 63)
+    assert bounded((*[45] * 1000, 48, 13, *[45] * 1000), 4) == (48, 13, 45, 45)
+    assert bounded(tuple(range(100)), 3) == (97, 98, 99)
+    assert bounded((45, 45)) == (45, 45)
 
 
 def machine(node: int) -> Instance:
@@ -509,7 +532,7 @@ class Loop:
 def loop(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     monkeypatch.setattr(monitor, "_EVERY_WITH_DEVICES", 0.1)
     monkeypatch.setattr(sys, "path", [str(Path(sky.__file__).parents[1]), *sys.path])
-    made = Loop([Device("cuda", 0, "NVIDIA H100 80GB HBM3", uuid="GPU-0")])
+    made = Loop([Device("cuda", 0, "NVIDIA H100 80GB HBM3", uuid="GPU-00000000-0000")])
     yield made
     made.close()
 
@@ -519,17 +542,48 @@ def test_load_errors_and_a_lost_card_reach_the_samples(loop: Loop, nvml: FakeNvm
     assert judge(first).state == "ok"
     assert loop.news == 1
     nvml.say(0, busy=97, milliwatts=700_000, throttled=4, lanes=8, uncorrected=2, pid=os.getpid())
-    seen = loop.until(lambda each: each.utilization_percent == 97 and each.pcie_width == 8)
+    seen = loop.until(lambda each: each.utilization_percent == 97)
     assert (seen.power_watts, seen.power_limit_watts, seen.throttled) == (700.0, 700.0, ("power cap",))
-    assert seen.ecc_uncorrected == 2
     assert seen.memory_of == {str(os.getpid()): 512.0}
     nvml.xid(0, 45)
-    loop.until(lambda each: each.xids == (45,))
+    seen = loop.until(lambda each: each.xids == (45,))
+    assert (seen.ecc_uncorrected, seen.pcie_width) == (2, 8), "after an error, these are read at once"
     nvml.xid(0, 79)
     loop.until(lambda each: each.xids == (79,))
     assert sum(79 in each.devices[0].xids for each in loop.seen if each.devices) == 1, "it is told once"
     nvml.say(0, lost=1)
     assert loop.until(lambda each: each.lost).utilization_percent is None
+
+
+def test_a_storm_of_errors_does_not_delay_a_later_one(loop: Loop, nvml: FakeNvml) -> None:
+    loop.until(lambda each: not each.unknown)
+    nvml.say(0, xid=45, xids=3000)
+    assert loop.until(lambda each: bool(each.xids)).xids == (45,) * 64
+    loop.until(lambda each: not each.xids)
+    nvml.xid(0, 79)
+    assert loop.until(lambda each: 79 in each.xids).xids == (79,)
+    nvml.say(0, busy=55)
+    loop.until(lambda each: each.utilization_percent == 55)
+    assert sum(79 in one.xids for each in loop.seen for one in each.devices) == 1
+
+
+def test_a_card_is_found_by_its_uuid_after_another_one_was_lost(nvml: FakeNvml) -> None:
+    """The driver has given GPU 1 the index 0, as GPU 0 was lost before the monitor started."""
+    nvml.say(1, busy=99)
+    nvml.say(0, count=2, busy=33)
+    program = """
+from skypool.samples.nvml import Nvml
+from skypool.samples.health import judge
+for each in Nvml([(0, "GPU-00000007-0000"), (1, "GPU-00000000-0000"), (2, "GPU-00000001-0000"), (3, "")]).read():
+    print(each.index, each.lost, each.utilization_percent, judge(each).state)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [
+        "0 True None unhealthy",
+        "1 False 33.0 ok",
+        "2 False 99.0 ok",
+        "3 False None unknown",
+    ]
 
 
 def test_a_value_that_a_card_does_not_have_is_unknown(loop: Loop, nvml: FakeNvml) -> None:

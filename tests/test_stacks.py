@@ -16,6 +16,8 @@ import skypool as sky
 from skypool import cli
 from skypool.agent import stacks
 from skypool.observers import place
+from skypool.observers import stacks as observed
+from skypool.observers.stacks import Stacks
 from tests.conftest import eventually
 from tests.stack_work import hang
 
@@ -65,10 +67,74 @@ def test_skypool_stack_shows_gangs_services_and_idle_workers(pool: sky.ComputePo
         assert ": idle" in said
         assert "sleep 600, process" in said
         found = [json.loads(line) for line in asked("--json", "--node", "0").splitlines()]
-        assert {each["state"] for each in found if each["name"].startswith("skypool-rank-")} == {"running"}
+        assert {each["state"] for each in found if each["name"].startswith("rank ")} == {"running"}
     finally:
         running.cancel()
         service.close()
+
+
+def test_a_pool_returns_what_its_processes_do(pool: sky.ComputePool) -> None:
+    running = pool.submit(hang, "native")
+    try:
+        eventually(lambda: str(pool.stack()).count("in native") == 2, 60, "both ranks")
+        found = pool.stack(0)
+        ranks = {each.name: each for each in found.nodes[0] if each.name.startswith("rank ")}
+        assert {each.state for each in ranks.values()} == {"running"}
+        assert all("in native" in "\n".join(each.stacks[0]) for each in ranks.values())
+        assert not any(each.native for each in found.nodes[0])
+        assert not found.errors
+        assert f"node 0, rank 1, process {ranks['rank 1'].pid}\n  File" in str(found)
+    finally:
+        running.cancel()
+    with pytest.raises(sky.UsageError, match="7"):
+        pool.stack(7)
+
+
+@pytest.mark.slow
+def test_a_pool_returns_native_calls_or_why_there_are_none(pool: sky.ComputePool) -> None:
+    running = pool.submit(hang, "native")
+    try:
+        eventually(lambda: str(pool.stack()).count("in native") == 2, 60, "both ranks")
+        ranks = [each for each in pool.stack(native=True).nodes[0] if each.name.startswith("rank ")]
+        assert len(ranks) == 2
+        for each in ranks:
+            assert each.stacks
+            assert ("read (libc" in each.native) != bool(each.problem)
+    finally:
+        running.cancel()
+
+
+def test_a_pool_that_was_not_started_or_has_ended_has_no_stacks() -> None:
+    pool = sky.ComputePool(name="undone", slots=1, console="off")
+    assert pool.stack() == Stacks({})
+    pool.start()
+    pool.stop()
+    with pytest.raises(sky.PoolClosed):
+        pool.stack()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("echo '\033[2Jno python' >&2; exit 3", "no python"),
+        ("echo '{'", "no valid answer"),
+        ("echo '[1]'", "no valid answer"),
+        ("yes", "no valid answer"),
+        ("sleep 60", "did not say within 1 s"),
+    ],
+)
+def test_a_node_that_answers_with_nonsense_is_an_error(answer: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "_PATIENCE", 1.0)
+    found = observed.ask("strange", [3], False, lambda *_: ["sh", "-c", answer])
+    assert not found.nodes
+    assert why in str(found.errors[3])
+    assert "\033" not in str(found)
+
+
+def test_a_strange_node_cannot_send_control_sequences_to_the_terminal() -> None:
+    said = [{"name": "x", "pid": 7, "command": "a\033]0;b\007c", "state": "S\033[2J", "stacks": [["\033[31mf"]]}]
+    found = observed.ask("strange", [0], False, lambda *_: ["echo", json.dumps(said)])
+    assert str(found) == "node 0, ac, process 7: S\n  f"
 
 
 def test_a_pool_that_does_not_run_has_no_stacks() -> None:

@@ -82,6 +82,14 @@ holders() {
     ls -l /proc/[0-9]*/fd/9 2> /dev/null | sed -n "s|.* /proc/\([0-9]*\)/fd/9 -> $(pwd -P)/$lock\$|\1|p"
 }
 
+# elsewhere FOLDER: succeed if this host was claimed for another node than that of the folder
+elsewhere() {
+    for claim in pools/*/claim; do
+        [ "${claim%/claim}" = "$1" ] || [ ! -s "$claim" ] || ! ours "$claim" || return 0
+    done
+    return 1
+}
+
 # within TENTHS COMMAND...: repeat a command until it fails; fail if it still succeeds after so many tenths of a second
 within() {
     tenths=$1
@@ -113,14 +121,19 @@ end() {
         kill -TERM "$keeper" 2> /dev/null
         within 25 living "$folder/keeper.json" || victims="$keeper $victims $(below "$keeper")"
     fi
+    exec 7>> pools/lock
+    flock -w 4 7 # so that nobody claims this host for another node now
     # shellcheck disable=SC2046
     case $(cat "$lock" 2> /dev/null) in
-        "'$1' of "* | "$1 of "*) victims="$victims $(holders) $(below $(holders))" ;; # a setup that nobody waits for
+        "'$1' of "* | "$1 of "*) # a setup that nobody waits for, or a later node of this pool on this host
+            elsewhere "$folder" || victims="$victims $(holders) $(below $(holders))"
+            ;;
     esac
     # shellcheck disable=SC2086
     victims=$(left $victims)
     # shellcheck disable=SC2086
     [ -z "$victims" ] || kill -KILL $victims 2> /dev/null
+    exec 7>&-
     rest=
     within 15 left "$victims" || rest=$(left "$victims")
     [ -n "$rest" ] || rm -rf "$folder"

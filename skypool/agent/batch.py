@@ -58,6 +58,7 @@ class Batch:
     pulls: ClassVar[Mapping[int, int]] = {}
     given: ClassVar[Mapping[int, int]] = {}
     doomed: ClassVar[str] = ""
+    busy: ClassVar[bool] = True
 
     def __init__(self, f: Frame, name: str, kind: int = 0) -> None:
         header = dict(f.header)

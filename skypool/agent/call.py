@@ -26,6 +26,7 @@ class NodeCall:
         streams: True if the call sends items of a generator.
         kind: the kind of slot (place for one call) that the call needs: CPU for a slot without devices, GANG or
             SERVICE for a slot of its own, otherwise MAIN.
+        busy: True if the call is work, for which the node lives on. Most services are none.
         offered: True if the call is in a queue of the worker processes, or a worker has taken it.
         again: True if the call was queued again after workers could take it, so that two workers may have its
             arguments.
@@ -51,6 +52,7 @@ class NodeCall:
     silent: bool
     streams: bool
     kind: int = 0
+    busy: bool = True
     offered: bool = False
     again: bool = False
     doomed: str = ""

@@ -36,8 +36,8 @@ class Client:
         liveness: seconds of silence after which another client may take the node.
         clock: the agent's clock, which measures that silence.
         on_frame: called with every frame (message) of the accepted client, except its first one, the HELLO.
-        on_hello: called when a client was accepted. The argument is True if the client is not the same as before.
-            Returns the header of the WELCOME, the answer to a HELLO.
+        on_hello: called when a client was accepted, with True if the client is not the same as before, and with the
+            header of its HELLO. Returns the header of the WELCOME, the answer to a HELLO.
         on_resumed: called after the WELCOME was queued for sending.
         on_gone: called when the accepted client's connection was closed.
         kept: takes over the memory of large values that the client has received, for later values.
@@ -57,7 +57,7 @@ class Client:
         liveness: float,
         clock: RunningClock,
         on_frame: Callable[[Frame], None],
-        on_hello: Callable[[bool], Mapping[str, object]],
+        on_hello: Callable[[bool, Mapping[str, Any]], Mapping[str, object]],
         on_resumed: Callable[[], None],
         on_gone: Callable[[], None],
         kept: SpareMemory,
@@ -152,7 +152,8 @@ class Client:
         Args:
             connection: the connection that the HELLO came on. It is closed after TAKEN.
             hello: the header of the HELLO: the client's session id, and the ids of the calls that the client waits for.
-                Also the epoch that the client was given; 0 if the client was not accepted before.
+                Also the epoch that the client was given; 0 if the client was not accepted before. Also for how long
+                the node may live without work.
         """
         session = str(hello["session"])
         awaited = set(hello["calls"])
@@ -172,7 +173,7 @@ class Client:
             self.unacknowledged.acknowledge([c for c in self.unacknowledged.calls if c not in awaited], 0)
         self.session = session
         self._current = connection
-        connection.send(long_frame(Kind.WELCOME, {**self._on_hello(is_new), "epoch": self.epoch}))
+        connection.send(long_frame(Kind.WELCOME, {**self._on_hello(is_new, hello), "epoch": self.epoch}))
         self._on_resumed()
         self.unacknowledged.resend(connection)
 
@@ -195,6 +196,14 @@ class Client:
             self._on_gone()
         connection.close()
         holder.close()
+
+    def leave(self) -> None:
+        """Close the connection of the accepted client, which has said that it leaves. Another client may come at once.
+
+        What waits to be sent to it is dropped.
+        """
+        if self._current is not None:
+            self._drop(self._current)
 
     @property
     def is_connected(self) -> bool:

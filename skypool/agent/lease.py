@@ -1,5 +1,7 @@
 """Limits how long a node (a rented machine) lives: until its lease ends. Each message of the client extends the lease.
 
+A node also ends if it has had no work for a while, if its client says so: its linger time.
+
 This module also writes a file for the guard. The guard is a process that runs as root, and ends the rented machine at a
 certain time. Writing the file postpones that time. See `skypool.drivers.userdata`.
 """
@@ -19,6 +21,8 @@ _WIDTH = 31
 class Lease:
     """The time until which the node may live: `lease` seconds after the client's last message, or an earlier limit.
 
+    A client that leaves can say for how long the node stays (`stay`). That time then counts instead of the lease.
+
     Args:
         lease: seconds for which the node lives on after each message of the client.
         lifetime: seconds from now that the node may live in all; None for no such limit.
@@ -31,6 +35,9 @@ class Lease:
         self._guard = guard
         self._end = math.inf if lifetime is None else time.monotonic() + lifetime
         self._allowed = math.inf
+        self._idle_end = math.inf
+        self._linger = math.inf
+        self._stays: float | None = None
         self._told = self._heard = self._until = -math.inf
         self._trouble = ""
 
@@ -42,22 +49,57 @@ class Lease:
         """
         self._allowed = time.monotonic() + seconds
 
+    def linger(self, left: float, full: float) -> None:
+        """Let the node end itself after a time without work. A later call replaces the limit of an earlier one.
+
+        The client says this again and again, because it alone knows of work on other nodes.
+
+        Args:
+            left: seconds from now after which the node ends itself, unless it works then.
+            full: seconds after its last work for which the node lives at least.
+        """
+        self._idle_end = time.monotonic() + left
+        self._linger = full
+
+    @property
+    def lingers(self) -> bool:
+        """True if the node ends itself after a time without work."""
+        return self._linger < math.inf
+
+    def worked(self) -> None:
+        """Note that the node works now, so that it lives for the whole linger time from now."""
+        self._idle_end = max(self._idle_end, time.monotonic() + self._linger)
+
+    def stay(self, seconds: float) -> None:
+        """Let the node live for so many seconds from now without a client, whatever the lease and `linger` say."""
+        self._stays = time.monotonic() + seconds
+
+    def taken(self) -> None:
+        """Forget what a former client said with `linger` and `stay`, because the node has a new client."""
+        self._idle_end = self._linger = math.inf
+        self._stays = None
+
     def renew(self, heard: float) -> float:
         """Return the node's deadline, in seconds of `time.monotonic()`. Write the guard's file if that is due.
 
         The guard is the process that ends the rented machine. The guard's file gets the seconds that are left. The
-        deadline is the earliest of the limits by lease, lifetime and `allow`.
+        deadline is the earliest of the limits by lease, lifetime, `allow` and `linger`. After `stay`, its time counts
+        instead of lease and `linger`.
 
         The file is written if the client was heard since the last write, but at most every `_EVERY` (5) seconds. For a
         lease below 100 s, it may be written more often. It is also written if the deadline has become more than a
-        second earlier.
+        second earlier. While the node stays without a client, it is written as if the client was heard: the guard
+        grants at most one lease each time.
 
         Args:
             heard: the time of the client's last sign of life, in seconds of `time.monotonic()`.
         """
-        deadline = min(heard + self._lease, self._end, self._allowed)
+        end = min(heard + self._lease, self._idle_end) if self._stays is None else self._stays
+        deadline = min(end, self._end, self._allowed)
         now = time.monotonic()
-        more = heard > self._heard and now - self._told >= min(_EVERY, self._lease / 20)
+        is_later = self.lingers and deadline > self._until + 1  # the node works on without its client
+        is_news = heard > self._heard or is_later or (self._stays is not None and now < self._stays)
+        more = is_news and now - self._told >= min(_EVERY, self._lease / 20)
         if self._guard and (more or deadline < self._until - 1):
             self._told = now
             self._heard = heard

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from skypool.devices.device import Device
 from skypool.samples.machine import Machine, process
 from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
+from skypool.samples.xid import bounded
 
 if TYPE_CHECKING:
     import subprocess
@@ -224,7 +225,7 @@ class Monitor:
         is_first = not self._read_devices or any(each.unknown for each in self._read_devices)
         for sample in read:
             if sample.xids:
-                self._xids[sample.index] = (*self._xids.get(sample.index, ()), *sample.xids)[-64:]
+                self._xids[sample.index] = bounded((*self._xids.get(sample.index, ()), *sample.xids))
         was_lost = {each.index for each in self._read_devices if each.lost}
         is_lost = {each.index for each in read if each.lost}
         self._read_devices = read

@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from skypool.agent import health
@@ -105,7 +105,7 @@ class Agent:
         self._stops = Stops(config, self._slots, self._queue, self._clock, self._answers)
         self._store = Store(config.folder, self._slots, self._arrivals, self._client.send, self._kept)
         self._handlers = self._handle()
-        self._done = 0
+        self._done = self._seen_done = 0
         self._ending = False
         self._keeper = os.getppid()
         self._lease = Lease(config.lease, config.lifetime, config.guard)
@@ -238,7 +238,14 @@ class Agent:
         The lease, the time that the node may live, counts from the last message of the client. Time in which the whole
         node was stopped is added.
         """
+        if self._lease.lingers and self._works():
+            self._lease.worked()
         self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
+
+    def _works(self) -> bool:
+        """Return True if a call waits or runs, or has ended since this was asked last. Most services are no work."""
+        done, self._seen_done = self._seen_done, self._done
+        return self._done > done or any(call.busy for call in self._calls.values())
 
     def _bye(self) -> None:
         self._ending = True
@@ -277,19 +284,34 @@ class Agent:
             Kind.MODULE: self._store.on_module,
             Kind.RECALL: lambda f: self._on_recall(f.header["n"], bool(f.header["cpu"])),
             Kind.NOTICE: lambda f: self._slots.notify({*f.header["calls"]}, float(f.header["at"])),
-            Kind.BYE: lambda _: self._bye(),
+            Kind.BYE: self._on_bye,
         }
 
     def _on_ping(self, f: Frame) -> None:
         if "left" in f.header:
             self._lease.allow(float(f.header["left"]))
+        self._limit_idle(f.header)
         self._client.send(Kind.PONG, self._report())
+
+    def _limit_idle(self, said: Mapping[str, Any]) -> None:
+        """Note for how long the node may live without work, if the header of a client's message says so."""
+        if said.get("linger") is not None:
+            left, full = said["linger"]
+            self._lease.linger(float(left), float(full))
+
+    def _on_bye(self, f: Frame) -> None:
+        """End the node, or let it stay for the time that the client says, without that client."""
+        if "stay" in f.header:
+            self._lease.stay(float(f.header["stay"]))
+            self._client.leave()
+        else:
+            self._bye()
 
     def _on_credit(self, f: Frame) -> None:
         self._unacknowledged.consumed(f.header["id"], f.header["seq"])
         self._pass_on(f)
 
-    def _on_hello(self, is_new: bool) -> dict[str, Any]:
+    def _on_hello(self, is_new: bool, hello: Mapping[str, Any]) -> dict[str, Any]:
         """Return the header of the WELCOME, the first message to a connected client.
 
         The header has the numbers of the node's slots and devices, and the machine's state. It also names the calls,
@@ -299,9 +321,12 @@ class Agent:
         Args:
             is_new: True if it is not the same client as before. Workers that wait for a function or an object of the
                 old client are then told that it will not arrive.
+            hello: the header of the client's HELLO. It may say for how long the node may live without work.
         """
         if is_new:
+            self._lease.taken()
             self._store.wait_no_more()
+        self._limit_idle(hello)
         calls = [*self._calls, *self._unacknowledged.calls]
         self._names = {call: self._names[call] for call in calls if call in self._names}
         return {
@@ -314,6 +339,7 @@ class Agent:
             "calls": calls,
             "cpu_calls": [id_ for id_, call in self._calls.items() if call.kind == CPU],
             "services": [id_ for id_, call in self._calls.items() if call.kind == SERVICE],
+            "quiet": [id_ for id_, call in self._calls.items() if not call.busy],
             "names": self._calls_by_name(),
             "streams": [id_ for id_, call in self._calls.items() if call.streams],
             "functions": list(self._store.functions),
@@ -426,7 +452,8 @@ class Agent:
         silent = h.get("output") == "silent"
         streams = "stream" in h
         kind = self._slots.kind_of(h)
-        call = NodeCall(h["id"], bytes(f.raw), blob, name, h["fn"], h.get("timeout"), silent, streams, kind)
+        busy = kind != SERVICE or bool(h.get("busy"))
+        call = NodeCall(h["id"], bytes(f.raw), blob, name, h["fn"], h.get("timeout"), silent, streams, kind, busy)
         self._names[call.id] = name
         if kind == GANG:
             self._begin_member(call, Member.from_header(h), h.get("devices") == 0)

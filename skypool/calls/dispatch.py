@@ -897,6 +897,17 @@ class Dispatch:
             now = clock.now()
             return {node: each.until(now) for node, each in self.idle.items()}
 
+    @property
+    def worked(self) -> float | None:
+        """The time of the pool's last work, in seconds since 1970; 0 if it had none, and None while it has work.
+
+        Work is a call or gang that waits or runs, and a service with `busy=True`.
+        """
+        with self._lock:
+            if len(self._waiting) or any(each.since is None for each in self.idle.values()) or self.unfinished:
+                return None
+            return max((each.worked for each in self.idle.values() if each.worked is not None), default=0.0)
+
     def measured(self, node: int, low: bool) -> None:
         """Note a reading of a node's devices.
 

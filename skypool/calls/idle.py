@@ -46,12 +46,14 @@ class IdleTime:
     Attributes:
         calls: True while a call runs.
         since: the time since when the node has had no work; None while it has. Work is a call, or what `hold` notes.
+        worked: the time at which the last work ended; None before the first.
     """
 
-    __slots__ = ("_at", "_began", "_held", "_low_until", "_seconds", "calls", "since")
+    __slots__ = ("_at", "_began", "_held", "_low_until", "_seconds", "calls", "since", "worked")
 
     def __init__(self, now: float) -> None:
         self.since: float | None = now
+        self.worked: float | None = None
         self._began = self._at = now
         self._seconds = 0.0
         self.calls = False
@@ -100,6 +102,8 @@ class IdleTime:
             return
         self._advance(now)
         self.since = None if works else self._at
+        if not works:
+            self.worked = self._at
 
     def _advance(self, now: float) -> None:
         """Add the idle time since the last change, and let later changes count from now on."""

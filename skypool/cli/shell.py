@@ -46,7 +46,7 @@ def shell(
     """Open a shell on a node of a running pool, or run a command there, in the environment of its calls."""
     ports = _ports(forward or [])
     terminal = sys.stdin.isatty()
-    where = (files("skypool.cli") / "where_calls_run.sh").read_text("utf-8")
+    where = (files("skypool.observers") / "where_calls_run.sh").read_text("utf-8")
     run = _text(command) if command else f"{_A_SHELL}{' -i' if terminal else ''}"
     try:
         argv = client.command(pool, node, where + run, terminal, ports)

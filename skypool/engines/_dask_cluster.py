@@ -450,19 +450,21 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
             n = max(n, math.ceil(cores / self._threads_per_worker()))
         if not self._is_in_loop():
             self._seats.grow(n)  # from the loop, `_correct_state_internal` does it
-        # The last ones of this dict end first: those of the highest nodes, so that whole nodes become free.
+        # The last ones of this dict end first: those of the highest nodes, so that whole nodes become free, and at last
+        # those of the scheduler's node, which stays.
         specs: dict[int, Any] = self.worker_spec  # type: ignore[has-type]  # see `_Cluster`
         self.worker_spec = dict(sorted(specs.items(), key=lambda item: self._order(item[0])))
         return super().scale(n)
 
-    def _order(self, worker: int) -> tuple[bool, int, int]:
+    def _order(self, worker: int) -> tuple[bool, bool, int, int]:
         node = self._seats.node_of(worker)
-        return node == -1, node, worker
+        return node == -1, node != self._seats.head, node, worker
 
     def adapt(self, **options: Any) -> Any:
         """Let the number of workers, and of nodes, follow the load, as in `distributed.SpecCluster.adapt`.
 
-        Workers of one node end together, so that the node can end, unless `worker_key` says otherwise.
+        Workers of one node end together, so that the node can end, unless `worker_key` says otherwise. Those of the
+        scheduler's node end last, because that node stays.
         """
         self._refuse_if_ended()
         return super().adapt(**{"Adaptive": _Adaptation, "worker_key": _dask_node.node_of, **options})

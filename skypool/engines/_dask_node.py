@@ -114,8 +114,27 @@ async def _scheduler(port: int, dashboard: int, keys: dict[str, str]) -> None:
         port=port,
         dashboard_address=f"{_LOCAL}:{dashboard}",
         security=Security(require_encryption=True, **keys),
+        plugins=[_own_workers_last()],
     ) as scheduler:
         await _either(stop.wait(), scheduler.finished())
+
+
+def _own_workers_last() -> Any:
+    """Return a plugin of the scheduler that lets idle workers of other machines end before those of its own machine.
+
+    The machine of the scheduler stays, so the end of its workers would save nothing.
+    """
+    from distributed import SchedulerPlugin  # pyright: ignore[reportMissingImports]
+
+    class OwnWorkersLast(SchedulerPlugin):  # type: ignore[misc]  # Dask is not there where types are checked
+        name = f"{PREFIX}own-workers-last"
+
+        def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
+            """Return the workers of which Dask may choose those that end."""
+            kept = {_host(), *(each.host for each in workers if each.processing)}
+            return [each for each in workers if each.host not in kept] or workers
+
+    return OwnWorkersLast()
 
 
 def run_worker(
@@ -242,9 +261,19 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _stop_event() -> asyncio.Event:
-    """Return an event that SIGTERM sets from now on."""
+    """Return an event that SIGTERM sets from now on.
+
+    The event loop's own `add_signal_handler` is not used. A loop that closes lets SIGTERM kill the process again, also
+    before `_folder` has removed its folder.
+    """
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    loop = asyncio.get_running_loop()
+
+    def on_signal(*_: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+
+    signal.signal(signal.SIGTERM, on_signal)
     return stop
 
 

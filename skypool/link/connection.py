@@ -83,6 +83,8 @@ class Link:
         awaited: returns the ids of the calls that this client waits for on the node. Any thread may call it.
         reader: decodes values and exceptions of a node that is not trusted. If None, results are unpickled, unless the
             agent announces that it sends no pickles.
+        linger: returns a pair of seconds, or None for no limit. After the first, the node ends itself if it does not
+            work then. After its last work, it lives for the second at least. Default: no limit.
 
     Attributes:
         node: the number of the node.
@@ -104,8 +106,10 @@ class Link:
         liveness: float,
         awaited: Callable[[], Collection[int]],
         reader: Reader | None = None,
+        linger: Callable[[], tuple[float, float] | None] = lambda: None,
     ) -> None:
         self.node = config.node
+        self._linger = linger
         self.reader = reader
         self.connection = 0
         self.heard_at = 0.0
@@ -114,7 +118,7 @@ class Link:
         self._command = command
         self._preamble = preamble
         self._liveness = liveness
-        self._handshake = Handshake(self.node, config, session, awaited)
+        self._handshake = Handshake(self.node, config, session, awaited, linger)
         self._epoch = 0
         self._outbox = Outbox(
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
@@ -371,11 +375,16 @@ class Link:
     def _ping(self) -> list[Buffer]:
         """Return the buffers of a PING frame (message), and note that the node may answer with one status report.
 
-        If `allow` was called, the frame has the seconds that the node may still run; 0.0 if that time is over.
+        If `allow` was called, the frame has the seconds that the node may still run; 0.0 if that time is over. It also
+        has what `linger` returns.
         """
-        allowed = self._allowed
+        header: dict[str, object] = {}
+        if self._allowed is not None:
+            header["left"] = max(0.0, self._allowed - time.monotonic())
+        if (linger := self._linger()) is not None:
+            header["linger"] = linger
         self._inbox.expect_pong()
-        return frame(Kind.PING, {} if allowed is None else {"left": max(0.0, allowed - time.monotonic())})
+        return frame(Kind.PING, header)
 
     def bid_farewell(self) -> None:
         """Tell the node's agent (the process that manages the workers) to end all work of the pool there, then itself.
@@ -385,6 +394,24 @@ class Link:
         """
         self._closing = True
         self.send(frame(Kind.BYE, {}))
+
+    async def leave(self, seconds: float) -> bool:
+        """Let the node stay for so many seconds without a client, and close the link for good.
+
+        The listener is not told. The agent on the node closes the connection as soon as it has read the message.
+
+        Returns:
+            True if the agent has closed the connection within 5 s. False if it is not known that it was told.
+        """
+        if self.is_up and not self._closed:
+            self._closing = True
+            self.send(frame(Kind.BYE, {"stay": seconds}))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    await self._ended.wait()
+        told = self._ended.is_set() and not self._closed
+        self._shut()
+        return told
 
     async def close(self, *, bye: bool) -> None:
         """Close the link for good. The listener is not told.

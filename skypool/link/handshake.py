@@ -43,12 +43,14 @@ class Handshake:
         config: the configuration of the agent.
         session: a random name of this client. The agent uses it to recognise the client after a reconnection.
         awaited: returns the ids of the calls that this client waits for.
+        linger: returns for how long the node may live without work, as `Link` has it; None for no limit.
     """
 
     node: int
     config: AgentConfig
     session: str
     awaited: Callable[[], Collection[int]]
+    linger: Callable[[], tuple[float, float] | None] = lambda: None
 
     async def perform(
         self, stream: CommandStream, decoder: Decoder, start: bool, epoch: int = 0
@@ -101,7 +103,13 @@ class Handshake:
                 f"the node answered {line[:80]!r} instead of 'ready' when skypool connected; check that shell start "
                 "files on the node (~/.bashrc, ~/.profile) print nothing"
             )
-        hello = {"wire": WIRE_VERSION, "session": self.session, "calls": list(self.awaited()), "epoch": epoch}
+        hello = {
+            "wire": WIRE_VERSION,
+            "session": self.session,
+            "calls": list(self.awaited()),
+            "epoch": epoch,
+            "linger": self.linger(),
+        }
         await loop.sock_sendall(stream.socket, b"".join(long_frame(Kind.HELLO, hello)))
         return await self._welcome(stream, decoder, rest)
 

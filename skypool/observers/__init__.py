@@ -7,8 +7,9 @@ calls, rent or end machines: there is no such request.
 - `place`: where the sockets are, and how they are put there and removed.
 - `protocol`: the messages between an observer and the owner.
 - `reach`: the command by which an observer reaches a node.
+- `stacks`: what the processes of the nodes are doing.
 - `server`: the owner's side.
 - `client`: the observer's side.
 """
 
-__all__ = ["client", "place", "protocol", "reach", "server"]
+__all__ = ["client", "place", "protocol", "reach", "server", "stacks"]

@@ -12,6 +12,7 @@
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
 - `history`: writes what happens in a pool to disk, for reports.
 - `idle`: records the idle time of nodes in the ledger.
+- `linger`: ends a pool that has had no work for a while.
 - `metering`: reads the numbers of a pool for Prometheus and other monitoring systems.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
 - `services`: starts the services of a pool, restarts them after their end, and closes them.
@@ -31,6 +32,7 @@ __all__ = [
     "history",
     "idle",
     "lifecycle",
+    "linger",
     "metering",
     "network",
     "node_listener",

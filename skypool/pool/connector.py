@@ -41,6 +41,7 @@ class Connector:
         listener_of: returns the listener for messages of a node, by the node's number.
         awaited: returns the ids of the calls that the client waits for on a node, by the node's number.
         health: judges the devices of nodes.
+        linger: what each node is told of the time that it may live without work; see `Link`.
 
     Attributes:
         links: the link (connection) to each node, by the node's number.
@@ -60,6 +61,7 @@ class Connector:
         listener_of: Callable[[int], Listener],
         awaited: Callable[[int], Collection[int]],
         health: HealthWatch,
+        linger: Callable[[], tuple[float, float] | None],
     ) -> None:
         self._terms = terms
         self._rental = rental
@@ -70,6 +72,7 @@ class Connector:
         self._listener_of = listener_of
         self._awaited = awaited
         self._health = health
+        self._linger = linger
         self._session = secrets.token_hex(8)
         self._node_setup = NodeSetup(terms)
         self._reached: dict[int, tuple[Access, SetupBundle | None, CommandStream | None]] = {}
@@ -243,6 +246,7 @@ class Connector:
             liveness=self._terms.liveness,
             awaited=partial(self._awaited, instance.node),
             reader=self._trust_levels.reader(instance.node),
+            linger=self._linger,
         )
         self.links[instance.node] = link
         self.ways[instance.node] = (access, python)

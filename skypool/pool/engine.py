@@ -25,6 +25,7 @@ from skypool.errors import (
     LaunchError,
     NodeUnhealthy,
     PoolClosed,
+    SkypoolError,
     StillRunning,
     TakenOver,
     UsageError,
@@ -44,6 +45,7 @@ from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
 from skypool.pool.history import HistoryWatch
 from skypool.pool.idle import IdleWatch
+from skypool.pool.linger import LingerWatch
 from skypool.pool.metering import Metering
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.observed import Observed
@@ -103,7 +105,9 @@ class PoolEngine:
         services: the services that run on nodes beside all calls.
         health: judges the nodes by their samples, and keeps the samples.
         figures: returns costs and newest samples for the live view. Any thread may call it.
+        info: returns the state of the pool and its nodes as values for JSON. Any thread may call it.
         idle: records for how long nodes are idle.
+        linger: ends the pool when it has had no work for its `linger` time.
         metering: reads the numbers of the pool for its exporters.
         history: writes what happens in the pool to disk.
     """
@@ -152,7 +156,9 @@ class PoolEngine:
             listener_of=self._listener_of,
             awaited=self.dispatch.awaited,
             health=self.health,
+            linger=lambda: self.linger.told(),
         )
+        self.linger = LingerWatch(terms, self.dispatch, self.rental, lambda: self.state, self.apply)
         self._links = self._connector.links
         self._welcomes = self._connector.welcomes
         self.idle = IdleWatch(self.dispatch, self.rental, lambda: self.state)
@@ -198,6 +204,8 @@ class PoolEngine:
             self.health,
         )
         self.figures = self._observed.figures
+        self.info = self._observed.info
+        self.command = self._observed.command
         self.metering = Metering(
             terms,
             exporters,
@@ -208,7 +216,7 @@ class PoolEngine:
             rental=self.rental,
             idle=self.idle,
             health=self.health,
-            is_stranger=self._trust_levels.is_stranger,
+            is_stranger=self._trust_levels.is_known_stranger,
             notice=self._notice,
         )
         self._network: NetworkCheck | None = None
@@ -264,6 +272,7 @@ class PoolEngine:
             self._spawn(self._tend())
             self._spawn(self.health.keep())
             self._spawn(self.idle.keep())
+            self._spawn(self.linger.keep())
             self._spawn(self.history.keep())
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
@@ -278,6 +287,7 @@ class PoolEngine:
                 self._spawn(self._tend())
                 self._spawn(self.health.keep())
                 self._spawn(self.idle.keep())
+                self._spawn(self.linger.keep())
                 self._spawn(self.history.keep())
                 self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
@@ -370,6 +380,52 @@ class PoolEngine:
                 f"down {name}` to try again",
                 left,
             )
+
+    async def leave(self, seconds: float) -> None:
+        """End all calls and services, and leave the ready nodes to a process that takes the pool over, for a while.
+
+        A separate process ends their machines when the time is over. Machines that are not ready, or cannot be told,
+        end now. If the pool is ending or has ended, or if no machine can stay, do as `stop` does.
+
+        Args:
+            seconds: the time for which the machines stay. Budget and lifetime may end them earlier.
+
+        Raises:
+            StillRunning, ErrorGroup: the end of some machines is not confirmed.
+        """
+        name = self.terms.name
+        if self.state.phase is not Phase.READY or self._given_away is not None:
+            await self.stop()
+            return
+        for node, link in self._links.items():
+            services = {each.id for each in self.dispatch.services_on(node)}
+            for call in [each for each in self.dispatch.awaited(node) if each not in services]:
+                link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
+            self.dispatch.acknowledge(node)
+        reason = PoolClosed(
+            f"this process has left pool {name!r}; ComputePool.attach({name!r}) takes its machines over"
+        )
+        self.dispatch.end_calls(reason)
+        await self.services.close()
+        self.dispatch.close(reason)
+        await asyncio.to_thread(self.idle.record)
+        try:
+            seconds, notice = await asyncio.to_thread(self.rental.leave, seconds)
+        except SkypoolError as e:
+            self._notice(str(e))
+            await self.stop()
+            return
+        ready = [each.node for each in self.state.nodes.values() if each.phase is Phase.READY and not each.is_leaving]
+        links = {node: self._links[node] for node in ready if node in self._links}
+        told = dict(zip(links, await asyncio.gather(*(each.leave(seconds) for each in links.values())), strict=True))
+        self._given_away = frozenset(
+            node for node in links if all(told.get(each.node) for each in self.state.slice_of(node))
+        )
+        if not self._given_away:  # otherwise they are closed with the record in the ledger
+            self._given_away = None
+        else:
+            self._notice(notice)
+        await self.stop()
 
     def _unproved(self) -> list[StillRunning]:
         """Return the errors of machines whose end is not confirmed; [] if there are none.

@@ -100,6 +100,7 @@ class HistoryWatch:
         self._began = time.time()
         self._spans: dict[int, WorkSpan] = {}
         self._idle: dict[int, Idleness] = {}
+        self._over: set[int] = set()  # nodes that are gone, and whose working time is written
         self._facts: dict[str, object] = {}
         self._planned: tuple[Plan | None, int] = (None, 0)
         self._no_room = ""
@@ -170,6 +171,10 @@ class HistoryWatch:
         """Return the spans of working time that are new or longer than before."""
         changed = []
         for node, now in self._dispatch.idleness().items():
+            if node in self._over:
+                continue
+            if node not in self._dispatch.node_queues:
+                self._over.add(node)
             before, span = self._idle.get(node), self._spans.get(node)
             since, idle = (now.began, 0.0) if before is None else (before.at, before.seconds)
             seconds = now.at - since

@@ -10,7 +10,8 @@ import hashlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,7 @@ from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.health import Samples
+from skypool.pool.linger import IN_NOTEBOOK, NOTEBOOK_NOTICE, in_notebook, linger_asked
 from skypool.pool.service import Service
 from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
@@ -50,8 +52,10 @@ from skypool.wire import codec
 
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFuture
+    from skypool.observers.stacks import Stacks
     from skypool.offers.need import AcceleratorAsked
     from skypool.report.report import Report
+    from skypool.report.widget import Now, Widget
     from skypool_images import Image
 
 P = ParamSpec("P")
@@ -75,6 +79,7 @@ class PoolOptions(NodeTerms, total=False):
     slots: SlotsAsked
     lease: Duration
     max_lifetime: Duration | None
+    linger: Duration | None
     liveness: Duration
     grace: Duration
     wait: Duration | None
@@ -118,6 +123,11 @@ class ComputePool(Executor):
             a-z, 0-9 and "-". Default None: a random name.
         lease: the time after which a node ends itself if no message from this process arrives. Default "10m".
         max_lifetime: the time after which each node ends itself, also while it works. Default None: no limit.
+        linger: the time that the pool lives without work: no call waits or runs, and no service with `busy=True`. The
+            pool then ends itself. If this process is killed, each node ends itself that long after its last work, or
+            when its lease is over if that is sooner. After a `with` block, the machines stay for that time, so that
+            `attach` gets them back quickly. Default None: no limit, but one hour in a notebook; after a `with` block
+            the machines end at once.
         liveness: the time without any message from a node after which the node is given up. The node's calls then raise
             ConnectionLost, unless the calls may run again on another node. Default 90 s.
         grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout`. Default 5 s.
@@ -169,6 +179,7 @@ class ComputePool(Executor):
         name: str | None = None,
         lease: Duration = "10m",
         max_lifetime: Duration | None = None,
+        linger: Duration | None = None,
         liveness: Duration = 90.0,
         grace: Duration = 5.0,
         wait: Duration | None = None,
@@ -200,12 +211,15 @@ class ComputePool(Executor):
             maximum=maximum,
             lease=seconds("lease", lease),
             lifetime=None if max_lifetime is None else seconds("max_lifetime", max_lifetime),
+            stay=linger_asked(linger) or 0.0,
+            linger=IN_NOTEBOOK if linger is None and in_notebook() else linger_asked(linger),
             liveness=seconds("liveness", liveness),
             grace=seconds("grace", grace),
             wait=0.0 if wait is None else seconds("wait", wait),
             image=image_,
             check=check_asked(check),
         )
+        self._tells_linger = linger is None and self._terms.linger is not None
         self._exporters = exporters_asked(metrics)
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
@@ -214,6 +228,7 @@ class ComputePool(Executor):
         self._ended = False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
+        self._widget: Widget | None = None
 
     # --- its life --------------------------------------------------------------------------------------------
 
@@ -260,6 +275,8 @@ class ComputePool(Executor):
                 self._end(engine)
             raise
         self._engine = engine
+        if self._tells_linger:
+            self.events.emit(events.Notice(pool=self.name, text=NOTEBOOK_NOTICE))
 
     @classmethod
     def attach(
@@ -320,8 +337,12 @@ class ComputePool(Executor):
         Raises:
             StillRunning, ErrorGroup: the end of some machines is not confirmed, so they may still cost money.
         """
+        self._run_out(engine, engine.stop())
+
+    def _run_out(self, engine: PoolEngine, work: Coroutine[Any, Any, None]) -> None:
+        """Run the coroutine that stops or leaves an engine, and forget the engine. See `_end`."""
         try:
-            Loop.shared().run(engine.stop())
+            Loop.shared().run(work)
         except (KeyboardInterrupt, SystemExit):
             self.events.emit(events.Notice(pool=self.name, text=engine.rental.terminate_in_background()))
             raise
@@ -374,11 +395,30 @@ class ComputePool(Executor):
     ) -> None:
         """Wait for the calls, then end the pool. If the `with` block raised, end the calls at once. See `shutdown`.
 
-        The exception of the block is raised further.
+        The exception of the block is raised further. With `linger=`, the machines stay for that time, except after
+        Ctrl-C and SystemExit.
         """
         if self in calls.current:
             calls.current.remove(self)
-        self.shutdown(cancel_futures=kind is not None)
+        self._leave(kind)
+
+    def _leave(self, kind: type[BaseException] | None) -> None:
+        """End the pool, or leave its machines for the time `linger=`, if the user gave one.
+
+        Args:
+            kind: the exception that the `with` block raised; None if it raised none.
+        """
+        engine = self._engine
+        stays = engine is not None and self._terms.stay and (kind is None or issubclass(kind, Exception))
+        if engine is None or not stays or shutdown.is_elsewhere(engine):
+            self.shutdown(cancel_futures=kind is not None)
+            return
+        while kind is None and engine.dispatch.unfinished:
+            threading.Event().wait(0.02)
+        with self._starting:
+            is_ours, self._engine, self._ended = self._engine is engine, None, True
+        if is_ours:
+            self._run_out(engine, engine.leave(self._terms.stay))
 
     async def __aenter__(self) -> ComputePool:
         """Start the pool in another thread, wait until it is ready, and return it. The event loop is not blocked.
@@ -409,7 +449,7 @@ class ComputePool(Executor):
         """
         if self in calls.current:
             calls.current.remove(self)
-        await asyncio.to_thread(self.shutdown, cancel_futures=kind is not None)
+        await asyncio.to_thread(self._leave, kind)
 
     def _working(self) -> PoolEngine:
         """Return the engine of the pool: the part that rents and runs the machines.
@@ -1316,10 +1356,65 @@ class ComputePool(Executor):
             raise UsageError(f"pool {self.name!r} has not been started, so there is nothing to report")
         return report_of(record)
 
+    def stack(self, node: int | None = None, *, native: bool = False) -> Stacks:
+        """Return what the calls, gangs and services of the pool are doing now, as stacks of calls.
+
+            print(pool.stack())
+
+        prints what `skypool stack` prints. A pool that was not started has no processes. Blocks until all nodes have
+        answered; a node that does not answer within 60 s is in `errors` of the result.
+
+        Args:
+            node: the number of a node. Default None: all nodes.
+            native: True also asks py-spy for calls of native code, such as those of NCCL. If a node has no py-spy, it
+                is installed there from PyPI, and a node has 300 s to answer.
+
+        Raises:
+            UsageError: the pool does not have the node.
+            PoolClosed: the pool has ended.
+        """
+        from skypool.observers import stacks  # imported here, as few programs need it
+
+        if self._engine is None and not self._ended:
+            return stacks.Stacks({})
+        engine = self._running(self._engine)
+        if node is not None:
+            whole("node", node, "the number of a node", least=0)
+        nodes = engine.dispatch.nodes(None if node is None else [node])
+        return stacks.ask(self.name, list(nodes), native, lambda node, script: engine.command(node, script, False, ()))
+
     @property
     def samples(self) -> Samples:
         """The measurements of the pool's nodes, devices and running calls, and the health of the devices."""
         return Samples(None if self._begun is None else self._begun.health)
+
+    def _repr_html_(self) -> str:
+        """Return the state of the pool as HTML, for notebooks that cannot change what they show."""
+        from skypool.report.widget import picture
+
+        return picture(self.name, self._now())
+
+    def _ipython_display_(self) -> None:
+        """Show the state of the pool below the cell of a notebook, and change it each second until the pool has ended.
+
+        Raises:
+            NotImplementedError: IPython runs in a terminal, where it shows the text of `repr` instead.
+        """
+        from skypool.report.widget import Widget
+
+        mine = weakref.ref(self)
+        widget = Widget(self.name, lambda: None if (pool := mine()) is None else pool._now())
+        if not widget.show():
+            raise NotImplementedError
+        if self._widget is not None:
+            self._widget.stop()
+        self._widget = widget
+
+    def _now(self) -> Now:
+        from skypool.report.widget import Now
+
+        engine = self._begun
+        return Now() if engine is None else Now(engine.info(), engine.dispatch.tally.counts())
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"

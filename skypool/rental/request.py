@@ -58,6 +58,8 @@ class Terms:
         allow_results: names of the classes that results may contain besides plain data, if they are read as data.
         check: what is checked among the nodes: "network" for connections, "nccl" for these and an all-reduce,
             or None for nothing.
+        linger: seconds for which the pool lives without work while it is open; None for no limit.
+        stay: seconds for which machines stay after a `with` block; 0 if they end with it.
 
     Raises:
         UsageError: `maximum` is above 1, and the accelerators have different numbers of machines.
@@ -81,6 +83,8 @@ class Terms:
     trust: Trust | None = None
     allow_results: frozenset[str] = frozenset()
     check: Check | None = "network"
+    linger: float | None = None
+    stay: float = 0.0
 
     def __post_init__(self) -> None:
         hosts_alike(self.need.accelerators, self.maximum)

@@ -5,6 +5,7 @@
 - `page`: puts the page together; `style.css` has its colours and its layout.
 - `overview`, `timeline`, `devices`, `calls`, `money`, `problems`: the sections of the page.
 - `elements`: the elements of HTML and SVG, whose texts are escaped; `tables`: tables and figures made of them.
+- `widget`: the live picture of a pool in a notebook.
 - `words`: times, numbers and amounts as text. A value that is not known is "unknown".
 """
 
@@ -20,5 +21,6 @@ __all__ = [
     "report",
     "tables",
     "timeline",
+    "widget",
     "words",
 ]

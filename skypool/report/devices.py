@@ -176,7 +176,7 @@ def _sentence(points: Sequence[Point]) -> str:
     use = words.known(_mean(points, lambda each: each.use_percent), words.percent)
     most = words.known(_most(points, lambda each: each.most_memory_mib), words.gib)
     total = words.known(_most(points, lambda each: each.memory_total_mib), words.gib)
-    return f"{use} used on average; memory up to {most} of {total}"
+    return f"utilisation {use} on average; memory up to {most} of {total}"
 
 
 def _over_time(measured: Sequence[Sequence[Point]], facts: PoolFacts) -> Element:

@@ -222,7 +222,7 @@ def _node(
         ended=ended,
         error=error,
         steps=_steps([each for each in events if each.kind == "BootstrapStep"], end if ended is None else ended),
-        work=tuple(work),
+        work=_until(work, ended),
         marks=tuple(each for each in events if each.kind in _MARKED),
         calls=tuple(calls),
         done=journal.facts.get(f"done {node}"),
@@ -230,6 +230,14 @@ def _node(
         claimed=bool(facts.get("claimed")),
         lines=tuple(lines),
     )
+
+
+def _until(work: Sequence[WorkSpan], ended: float | None) -> tuple[WorkSpan, ...]:
+    """Return spans of working time without what is after the end of their node."""
+    if ended is None:
+        return tuple(work)
+    cut = [each._replace(until=min(each.until, ended)) for each in work if each.since < ended]
+    return tuple(each._replace(busy=min(each.busy, each.until - each.since)) for each in cut)
 
 
 def _phases(told: Sequence[JournalEvent], ended: float | None, end: float) -> tuple[PhaseSpan, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 from skypool.samples import xid
@@ -79,11 +80,17 @@ class _Past:
     found: tuple[tuple[State, str], ...] = ()
 
 
+_MOST_DEVICES = 64
+"""The most devices of a node whose earlier samples are remembered. A stranger's node may claim any number."""
+_LOST: tuple[State, str] = ("unhealthy", "the device is lost: its driver cannot reach it any more")
+
+
 class HealthOfNode:
     """The health of one node, which is judged again with each of its samples."""
 
     def __init__(self) -> None:
         self._past: dict[tuple[str, int], _Past] = {}
+        self._judged: dict[tuple[str, int], tuple[tuple[object, ...], DeviceHealth]] = {}
 
     def judge(self, sample: NodeSample) -> NodeHealth:
         """Return the health of the node after a sample. The sample must be later than those before.
@@ -94,9 +101,25 @@ class HealthOfNode:
         devices = []
         for each in sample.devices:
             key = (each.kind, each.index)
-            past = self._past[key] = _remembered(self._past.get(key, _Past()), each)
-            devices.append(judge(each, past.found))
+            seen = _relevant(each)
+            known = self._judged.get(key)
+            if known is not None and known[0] == seen and not each.xids:  # nothing has changed, as in most samples
+                devices.append(known[1])
+                continue
+            past = _remembered(self._past.get(key, _Past()), each)
+            found = judge(each, past.found)
+            devices.append(found)
+            if key in self._past or len(self._past) < _MOST_DEVICES:
+                self._past[key] = past
+                self._judged[key] = seen, found
         return NodeHealth(sample.node, worst([each.state for each in devices]), tuple(devices), sample.claimed)
+
+
+_relevant = attrgetter(
+    "unknown", "lost", "recovery", "remap_failed", "remap_pending", "ecc_uncorrected", "pcie_width", "pcie_width_max",
+    "nvlinks", "nvlinks_all", "xids_watched",
+)  # fmt: skip
+"""Returns the fields of a device's sample on which its health depends, except for XID codes."""
 
 
 def worst(states: Sequence[State]) -> State:
@@ -114,7 +137,7 @@ def _remembered(past: _Past, seen: DeviceSample) -> _Past:
         if state := _state_of(code, seen):
             found[state, f"XID {code}: {xid.meaning(code)}"] = None
     if seen.lost:
-        found["unhealthy", "the device is lost: its driver cannot reach it any more"] = None
+        found[_LOST] = None
     before = past.ecc_uncorrected
     now = seen.ecc_uncorrected
     if before is not None and now is not None and now > before:
@@ -151,9 +174,11 @@ def judge(seen: DeviceSample, found: Sequence[tuple[State, str]] = ()) -> Device
         found: pairs (state, reason) that earlier samples have shown, and that stay.
     """
     findings = [*found]
-    if seen.unknown:
+    if seen.lost:
+        findings += [_LOST] if _LOST not in findings else []
+    elif seen.unknown:
         findings.append(("unknown", seen.unknown))
-    elif not seen.lost:
+    else:
         findings += _findings(seen)
     state = worst([state for state, _ in findings] or ["ok"])
     order: Mapping[str, int] = {each: place for place, each in enumerate(_WORST)}

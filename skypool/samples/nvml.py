@@ -5,6 +5,7 @@ Only the sampler imports this module, in a process of its own: each function may
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from skypool.samples.values import DeviceSample
+from skypool.samples.xid import bounded
 
 _MIB = float(1 << 20)
 _ALL_LINKS = 0xFFFFFFFF
@@ -23,6 +25,8 @@ _RARELY = 10.0
 
 They need most of the calls to the driver. After an XID error of a GPU, these values of it are read at once.
 """
+_MOST_EVENTS = 4096
+"""The most XID errors that are taken from the driver before the GPUs are read again."""
 _REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -71,11 +75,11 @@ class Nvml:
         self._xids: dict[int, list[int]] = {}
         self._watched: set[int] = set()
         self._events = self._ask(self._nvml.nvmlEventSetCreate)
-        for index, _ in wanted:
-            self._open(index)
+        for index, uuid in wanted:
+            self._open(index, uuid)
 
-    def _open(self, index: int) -> None:
-        handle = self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index, of=index)
+    def _open(self, index: int, uuid: str) -> None:
+        handle = self._handle(index, uuid)
         if handle is None:
             return
         self._handles[index] = handle
@@ -85,6 +89,32 @@ class Nvml:
         except self._nvml.NVMLError:  # not supported, as on some virtual GPUs
             return
         self._watched.add(index)
+
+    def _handle(self, index: int, uuid: str) -> Any:
+        """Return NVML's handle of a GPU; None if there is none. A GPU that is lost is noted in `_lost`.
+
+        If another GPU was lost before NVML was initialised, later ones may have other indexes than before. So the uuid
+        decides, where NVML tells it.
+        """
+        nvml = self._nvml
+        handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index, of=index)
+        if not uuid.startswith("GPU-") or (handle is not None and self._uuid(handle) in ("", uuid)):
+            return handle
+        is_lost = index in self._lost or handle is not None  # said of what has this index now, as far as is known
+        self._lost.discard(index)
+        for other in range(self._ask(nvml.nvmlDeviceGetCount) or 0):
+            handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, other)
+            found = "" if handle is None else self._uuid(handle)
+            if found == uuid:
+                return handle
+            is_lost = is_lost or bool(found)
+        if is_lost:  # NVML knows the uuids of other GPUs, and none has this one
+            self._lost.add(index)
+        return None
+
+    def _uuid(self, handle: Any) -> str:
+        """Return the uuid of a GPU; "" if NVML does not tell it."""
+        return str(self._ask(self._nvml.nvmlDeviceGetUUID, handle) or "")
 
     def _ask(self, function: Callable[..., Any], *args: Any, of: int | None = None) -> Any:
         """Call a function of NVML, and return its result; None if NVML cannot tell.
@@ -105,7 +135,7 @@ class Nvml:
     def wait(self, seconds: float) -> bool:
         """Wait this long for XID errors, and keep their codes for the next sample. Return True if one came.
 
-        Returns at the first error, so that it is told at once.
+        Returns after the first error and those that wait behind it, so that it is told at once.
         """
         nvml = self._nvml
         if not self._watched:
@@ -119,12 +149,26 @@ class Nvml:
                 self._lost |= {index for index in self._handles if self._is_lost(index)}
             time.sleep(max(0.0, until - time.monotonic()))
             return False
-        index = self._ask(nvml.nvmlDeviceGetIndex, event.device)
-        if event.eventType == nvml.nvmlEventTypeXidCriticalError:
-            for each in [index] if index is not None else list(self._handles):
-                self._xids.setdefault(each, []).append(int(event.eventData))
-                self._rare.pop(each, None)
+        for _ in range(_MOST_EVENTS):
+            self._note(event)
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+            except nvml.NVMLError:  # there is no further one now
+                break
         return True
+
+    def _note(self, event: Any) -> None:
+        """Keep the code of an XID error for the next sample. If NVML does not say of which GPU, it counts for all."""
+        if event.eventType != self._nvml.nvmlEventTypeXidCriticalError:
+            return
+        code, place = int(event.eventData), _address(event.device)
+        found = [index for index, handle in self._handles.items() if _address(handle) == place]
+        if not found:
+            index = self._ask(self._nvml.nvmlDeviceGetIndex, event.device)
+            found = [index] if index in self._handles else list(self._handles)
+        for each in found:
+            self._xids.setdefault(each, []).append(code)
+            self._rare.pop(each, None)
 
     def _is_lost(self, index: int) -> bool:
         self._ask(self._nvml.nvmlDeviceGetPowerUsage, self._handles[index], of=index)
@@ -137,7 +181,7 @@ class Nvml:
     def _read(self, index: int, uuid: str) -> DeviceSample:
         nvml = self._nvml
         handle = self._handles.get(index)
-        xids = tuple(self._xids.pop(index, ())[-64:])
+        xids = bounded(self._xids.pop(index, []))
         watched = index in self._watched
         if handle is None or index in self._lost:
             lost = index in self._lost
@@ -285,6 +329,11 @@ class Nvml:
         if found is None:
             return None
         return {str(each.pid): each.usedGpuMemory / _MIB for each in found[:64] if each.usedGpuMemory is not None}
+
+
+def _address(handle: Any) -> int | None:
+    """Return the address in a handle of NVML, which says whether two handles are of the same GPU."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def _real(value: Any) -> float | None:

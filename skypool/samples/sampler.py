@@ -17,7 +17,10 @@ from skypool.samples.values import DeviceSample, to_json
 _EVERY = 1.0
 """Seconds between two readings of NVIDIA GPUs."""
 _REST = 0.1
-"""Seconds between an error of the driver and the next reading, so that a burst of errors keeps no core busy."""
+"""Seconds between an error of the driver and the next reading. With each further error, they double, up to `_EVERY`.
+
+So one error is told at once, and a storm of errors keeps no core busy.
+"""
 _TOOLS_EVERY = 10.0
 """Seconds between two readings by vendors' tools, each of which is a process."""
 
@@ -50,14 +53,18 @@ def _read_nvml(cuda: Sequence[tuple[int, str]], others: Sequence[tuple[str, int,
             _go_on_for(_TOOLS_EVERY)
         return
     told = -_TOOLS_EVERY
-    rest: list[DeviceSample] = []
+    more: list[DeviceSample] = []
+    rest = _REST
     while _go_on(0):
         if others and time.monotonic() - told >= _TOOLS_EVERY:
             told = time.monotonic()
-            rest = _of_tools(others)
-        _say([*reader.read(), *rest])
+            more = _of_tools(others)
+        _say([*reader.read(), *more])
         if reader.wait(_EVERY):
-            time.sleep(_REST)
+            time.sleep(rest)
+            rest = min(2 * rest, _EVERY)
+        else:
+            rest = _REST
 
 
 def _of_tools(wanted: Sequence[tuple[str, int, str]]) -> list[DeviceSample]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from skypool.samples import session_file
 from skypool.samples.values import NodeSample, node_sample, to_json
@@ -223,7 +224,12 @@ def points(file: Path, most: int, total: int) -> list[Point]:
         each = max(24, min(most, total // (_DEVICES * nodes)))
         step = max(0.5, (end - start) / each)
         found = book.execute(_POINTS, {"start": start, "step": step})
-        return [Point(*(*row[:13], bool(row[13]), row[14])) for row in found]
+        return [_point(list(row)) for row in found]
+
+
+def _point(values: list[Any]) -> Point:
+    values[13] = bool(values[13])  # SQLite has no type for it
+    return Point(*values)
 
 
 def thin(book: sqlite3.Connection, now: float) -> None:

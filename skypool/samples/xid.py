@@ -8,6 +8,8 @@ codes say something about the program, and the GPU goes on. Of these, `SERIOUS` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 FATAL = {
     46: "GPU stopped processing",
     48: "uncorrectable memory error (double bit)",
@@ -45,3 +47,24 @@ def meaning(code: int) -> str:
     if code == ACTION_CHANGED:
         return "the driver's recommended action has changed"
     return FATAL.get(code) or SERIOUS.get(code) or "an error of the program, or without effect on the GPU"
+
+
+def bounded(codes: Sequence[int], most: int = 64) -> tuple[int, ...]:
+    """Return at most so many of the codes, in their order. Repeated codes are left out first, the oldest of them first.
+
+    So a storm of one code does not hide another one.
+    """
+    surplus = len(codes) - most
+    if surplus <= 0:
+        return tuple(codes)
+    kept: list[int] = []
+    left: dict[int, int] = {}
+    for code in codes:
+        left[code] = left.get(code, 0) + 1
+    for code in codes:
+        left[code] -= 1
+        if surplus > 0 and left[code]:
+            surplus -= 1
+        else:
+            kept.append(code)
+    return tuple(kept[-most:])

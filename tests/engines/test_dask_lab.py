@@ -63,11 +63,6 @@ def finished(home: Path, script: str, *words: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    strict=False,
-    reason="a node's folder was left in /tmp of a machine in 1 of 2 runs; not understood",
-)
 def test_workers_and_machines_come_back_and_nothing_is_left(lab: Lab, machines: list[Machine]) -> None:
     """One run of `python -m tests.soak.dask`, with one of each of its steps."""
     done = dask.run(0, random.Random(1), lab, machines)

@@ -22,6 +22,12 @@ def fail() -> None:
 
 
 @sky.compute
+def parent() -> int:
+    """The pid of the node's agent."""
+    return os.getppid()
+
+
+@sky.compute
 def stop_keeper() -> int:
     """Stop the process that looks after this node, and leave a daemon; the keeper's pid."""
     subprocess.Popen(["setsid", "sleep", "1000"])

@@ -37,7 +37,7 @@ from tests.lab import homehost, kernel
 from tests.lab.homehost import HomeHost
 from tests.lab.machines import Lab, Machine
 from tests.lab.work import hostname
-from tests.providers.on_nodes import fail, stop_keeper, where
+from tests.providers.on_nodes import fail, parent, stop_keeper, where
 
 pytestmark = pytest.mark.skipif(bool(homehost.unavailable()), reason=homehost.unavailable())
 ROOT = Path(__file__).parent.parent.parent
@@ -451,6 +451,18 @@ def test_a_lost_node_comes_back_on_the_only_host_there_is(site: Site) -> None:
         for pid in processes_of(f"HOME={site.hosts[0].home}"):
             os.kill(pid, signal.SIGKILL)
         assert lost >> p == str(site.hosts[0].home)
+
+
+def test_the_end_of_a_lost_node_leaves_the_next_node_of_its_pool_on_the_same_host_alone(site: Site) -> None:
+    driver = site.driver()
+    with pool(driver, name="only") as p:
+        [lost] = driver.instances(pool="only")
+        for pid in processes_of(f"HOME={site.hosts[0].home}"):
+            os.kill(pid, signal.SIGKILL)
+        agent = parent().with_options(retries=3) >> p
+        assert [each.node for each in driver.instances(pool="only")] != [lost.node]
+        driver.terminate([lost])
+        assert parent() >> p == agent
 
 
 # --- launching -----------------------------------------------------------------------------------------------

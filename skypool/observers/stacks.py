@@ -1,0 +1,189 @@
+"""What the processes of a pool are doing, as stacks of calls: asks the nodes and reads their answers.
+
+A node answers by the program `skypool.agent.stacks`, which runs there beside the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from skypool.errors import ConnectionLost, SkypoolError
+from skypool.trust.text import printable
+
+_PATIENCE = 60.0
+"""Seconds in which a node must answer."""
+_NATIVE = 300.0
+"""Seconds in which a node must answer if py-spy may have to be installed there first."""
+_AT_ONCE = 16
+"""Nodes that are asked at the same time."""
+_LONGEST = 16 << 20
+"""The most bytes of a node's answer that are read. A node may be a stranger's."""
+_COMMAND = 120
+"""The most characters of a program's command that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStack:
+    """What a process on a node was doing. `str()` returns it as `skypool stack` prints it.
+
+    Attributes:
+        node: the number of the node.
+        pid: the id of the process there.
+        name: what the process is, such as "worker 0" or "rank 3"; for a program that a call has started, its command.
+        state: "running", "idle" for a worker without a call, or what the kernel says, such as "sleeps in do_wait", of
+            a process that cannot write its stack.
+        stacks: the stack of each Python thread, that of the main thread first: its calls, the innermost first.
+        native: the stacks with native calls, as py-spy writes them; "" without `native=True`.
+        problem: why there are no native calls; "" if there are some or none were asked for.
+    """
+
+    node: int
+    pid: int
+    name: str
+    state: str
+    stacks: tuple[tuple[str, ...], ...] = ()
+    native: str = ""
+    problem: str = ""
+
+    def __str__(self) -> str:
+        """Return the lines that `skypool stack` prints about the process, without a last newline."""
+        end = "" if self.state == "running" else f": {self.state}"
+        lines = [f"node {self.node}, {self.name}, process {self.pid}{end}"]
+        for number, frames in enumerate(self.stacks):
+            if number:
+                lines.append("  in another thread:")
+            lines += [f"  {frame}" for frame in frames]
+        if self.native:
+            lines += ["  with native code, as py-spy says:", *(f"  {each}" for each in self.native.splitlines())]
+        if self.problem:
+            lines.append(f"  {self.problem}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """What the processes of a pool's nodes were doing. `print` shows it as `skypool stack` does.
+
+    Attributes:
+        nodes: the processes of each node that answered, by the node's number.
+        errors: why a node did not answer, by the node's number.
+    """
+
+    nodes: Mapping[int, tuple[ProcessStack, ...]]
+    errors: Mapping[int, SkypoolError] = field(default_factory=dict[int, SkypoolError])
+
+    def __str__(self) -> str:
+        """Return the text of all processes, and a line for each node that did not answer."""
+        lines = [str(process) for processes in self.nodes.values() for process in processes]
+        return "\n".join([*lines, *(str(error) for error in self.errors.values())])
+
+
+def ask(pool: str, nodes: Sequence[int], native: bool, command: Callable[[int, str], list[str]]) -> Stacks:
+    """Return what the processes of nodes are doing. Blocks until each node has answered or its time is over.
+
+    Args:
+        pool: the name of the pool, for errors.
+        nodes: the numbers of the nodes.
+        native: True also asks py-spy for native calls. The node may have to install it first.
+        command: returns the local command that runs a shell script on a node, called as (node, script).
+    """
+
+    def one(node: int) -> tuple[ProcessStack, ...] | SkypoolError:
+        try:
+            return _asked(pool, node, native, command)
+        except SkypoolError as e:
+            return e
+
+    if not nodes:
+        return Stacks({})
+    with ThreadPoolExecutor(min(_AT_ONCE, len(nodes))) as threads:
+        answers = dict(zip(nodes, threads.map(one, nodes), strict=True))
+    return Stacks(
+        {node: each for node, each in answers.items() if not isinstance(each, SkypoolError)},
+        {node: each for node, each in answers.items() if isinstance(each, SkypoolError)},
+    )
+
+
+def _asked(pool: str, node: int, native: bool, command: Callable[[int, str], list[str]]) -> tuple[ProcessStack, ...]:
+    """Return what the processes of a node do.
+
+    Raises:
+        SkypoolError: the pool does not have the node, or the node does not answer.
+    """
+    where = (files("skypool.observers") / "where_calls_run.sh").read_text("utf-8")
+    program = (files("skypool") / "agent" / "stacks.py").read_bytes()
+    argv = command(node, f'{where}exec "$python" - "$keeper" "$folder" {"native" if native else "python"}')
+    patience = _NATIVE if native else _PATIENCE
+    try:
+        answer, complaint = _run(argv, program, patience)
+    except TimeoutError as e:
+        raise ConnectionLost(
+            f"node {node} of pool {pool!r} did not say within {patience:g} s what it does: see `skypool ps`"
+        ) from e
+    except OSError as e:
+        raise ConnectionLost(f"node {node} of pool {pool!r} cannot be asked what it does: {e}") from e
+    try:
+        return tuple(_process(node, each) for each in json.loads(answer))
+    except (ValueError, TypeError, AttributeError, RecursionError) as e:
+        words = complaint.decode("utf-8", "replace").strip().splitlines() or ["it gave no valid answer"]
+        why = printable(words[-1])
+        raise ConnectionLost(f"node {node} of pool {pool!r} cannot be asked what it does: {why}") from e
+
+
+def _run(argv: Sequence[str], program: bytes, patience: float) -> tuple[bytes, bytes]:
+    """Run a command with a program as its input. Return its output and its error output, of at most `_LONGEST` each.
+
+    Raises:
+        TimeoutError: it did not end within `patience` seconds.
+        OSError: it cannot be started.
+    """
+    until = time.monotonic() + patience
+    with tempfile.TemporaryFile() as given, selectors.DefaultSelector() as selector:
+        given.write(program)
+        given.seek(0)
+        with subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            said = {each.fileno(): bytearray() for each in (process.stdout, process.stderr)}
+            for fd in said:
+                selector.register(fd, selectors.EVENT_READ)
+            try:
+                while selector.get_map() and max(map(len, said.values())) <= _LONGEST:
+                    ready = selector.select(max(0.0, until - time.monotonic()))
+                    if not ready and time.monotonic() >= until:
+                        raise TimeoutError
+                    for key, _ in ready:
+                        data = os.read(key.fd, 1 << 16)
+                        said[key.fd] += data
+                        if not data:
+                            selector.unregister(key.fd)
+            finally:
+                process.kill()  # it has ended, is too late, or says too much
+            answer, complaint = said.values()
+            return bytes(answer), bytes(complaint)
+
+
+def _process(node: int, said: Mapping[str, Any]) -> ProcessStack:
+    """Return what a node said about a process. A node may be a stranger's, so control characters are removed."""
+    name = str(said.get("name", ""))
+    is_own = name.startswith("skypool-")
+    what = name.removeprefix("skypool-").replace("rank-", "rank ") if is_own else said.get("command") or name
+    return ProcessStack(
+        node=node,
+        pid=int(said.get("pid", 0)),
+        name=printable(str(what)[:_COMMAND]),
+        state=printable(str(said.get("state", ""))),
+        stacks=tuple(tuple(printable(str(frame)) for frame in frames) for frames in said.get("stacks", ())),
+        native=printable(str(said.get("native", ""))),
+        problem=printable(str(said.get("problem", ""))),
+    )

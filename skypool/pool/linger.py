@@ -1,0 +1,135 @@
+"""`LingerWatch`: ends a pool that has had no work for a while, and tells its nodes for how long they live without work.
+
+Work is a call that waits or runs, or a service with `busy=True`. The nodes hear again and again for how long they may
+live without work. So they end themselves, too, if this process is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+
+from skypool import clock
+from skypool.calls.dispatch import Dispatch
+from skypool.checks import Duration, seconds
+from skypool.errors import LedgerError, PoolClosed, UsageError
+from skypool.pool import states
+from skypool.pool.states import Phase
+from skypool.rental.rental import Rental
+from skypool.rental.request import Terms
+
+IN_NOTEBOOK = 3600.0
+"""Seconds for which a pool of a notebook lives without work, if its user names no time."""
+NOTEBOOK_NOTICE = (
+    'this is a notebook, so the pool ends itself after an hour without a call; ComputePool(..., linger="4h") gives '
+    "another time"
+)
+"""The notice about that for the user."""
+SLACK = 10.0
+"""Seconds that a node waits longer than the pool, which ends it in time if this process lives."""
+_LOOK = 1.0
+"""Most seconds between two looks at the work of the pool."""
+
+
+class LingerWatch:
+    """The watch over a pool that ends if it has no work for `linger` seconds. It does nothing if `linger` is None.
+
+    The time counts from the last work, but at the earliest from when the pool was ready.
+
+    Args:
+        terms: the checked arguments of the pool.
+        dispatch: knows the work.
+        rental: knows the costs.
+        state: returns the current state of the pool.
+        apply: passes an event to the state machine of the pool.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        dispatch: Dispatch,
+        rental: Rental,
+        state: Callable[[], states.Pool],
+        apply: Callable[[states.Event], None],
+    ) -> None:
+        self._terms = terms
+        self._dispatch = dispatch
+        self._rental = rental
+        self._state = state
+        self._apply = apply
+        self._since = clock.now()
+
+    def told(self) -> tuple[float, float] | None:
+        """Return what nodes are told: after how many seconds they end, and how long after their own last work.
+
+        Returns None if the pool has no such limit. Any thread may call this.
+        """
+        full = self._terms.linger
+        return None if full is None else (max(0.0, full - self.idle) + SLACK, full)
+
+    @property
+    def idle(self) -> float:
+        """Seconds for which the ready pool has had no work; 0 while it has some. Any thread may call this."""
+        worked = self._dispatch.worked
+        now = clock.now()
+        if worked is None or self._state().phase is not Phase.READY:
+            self._since = now
+        return max(0.0, now - max(self._since, worked or 0.0))
+
+    async def keep(self) -> None:
+        """End the pool once it has had no work for its whole time. Return then, or at once if it has no such limit."""
+        linger = self._terms.linger
+        if linger is None:
+            return
+        while (idle := self.idle) < linger:
+            await asyncio.sleep(min(_LOOK, max(0.05, (linger - idle) / 2)))
+        error = PoolClosed(await asyncio.to_thread(self._why, idle))
+        if self.idle >= linger:  # no call came meanwhile
+            self._apply(states.Stop(error))
+        else:
+            await self.keep()
+
+    def _why(self, idle: float) -> str:
+        """Return the message of the end: how long the pool had no work, what its machines cost, and what to do."""
+        said = f"pool {self._terms.name!r} ends itself, as it has had no work for {_words(idle)} (linger)"
+        try:
+            receipt = self._rental.receipt
+        except LedgerError:
+            receipt = None
+        if receipt is not None and receipt.usd_per_hour:
+            paid = "an unknown part" if receipt.idle_usd is None else f"{receipt.idle_usd:.4f} USD"
+            said += (
+                f"; that saves {receipt.usd_per_hour:.4f} USD for each further hour. Of {receipt.usd:.4f} USD, {paid} "
+                f"was paid while it was idle"
+            )
+        return f"{said}. Make a new ComputePool to go on"
+
+
+def linger_asked(linger: Duration | None) -> float | None:
+    """Return the `linger` argument of a pool in seconds; None for no limit.
+
+    Raises:
+        UsageError: it is not a duration above 0.
+    """
+    if linger is None:
+        return None
+    if linger == 0 and not isinstance(linger, (bool, str)):
+        raise UsageError("linger must be more than 0; leave it out to end the machines at once after the `with` block")
+    return seconds("linger", linger)
+
+
+def in_notebook() -> bool:
+    """Return True if this program is a notebook: its code runs in a kernel of Jupyter."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def _words(seconds: float) -> str:
+    """Return a duration as words: "7.5 s", "30:00 min" or "1:30:00 h"."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    text = str(timedelta(seconds=round(seconds)))
+    return f"{text} h" if seconds >= 3600 else f"{text.removeprefix('0:')} min"

@@ -1,0 +1,292 @@
+"""Pools that end themselves when they have had no work for a while, with their client and without it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import skypool as sky
+from skypool import events
+from skypool.agent.lease import Lease
+from skypool.cli.money import explanations
+from skypool.pool.linger import SLACK
+from skypool.rental.ledger import Ledger
+from skypool.rental.records import Record
+from skypool.testing import FakeCloud
+from tests.conftest import eventually, nodes, processes_of
+from tests.test_idle import CENT, Script, cloud, script
+from tests.watched import Watched
+from tests.work import add, where
+
+__all__ = ["cloud", "script"]
+BOUND = 60.0
+
+
+# --- the node's side -----------------------------------------------------------------------------------------
+
+
+class Moment:
+    """A monotonic clock that stands still until a test moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: round(self.now * 1e9))
+
+
+@pytest.fixture
+def moment(monkeypatch: pytest.MonkeyPatch) -> Moment:
+    return Moment(monkeypatch)
+
+
+def test_a_node_ends_after_the_time_that_its_client_says_or_a_while_after_its_own_work(moment: Moment) -> None:
+    lease = Lease(600.0, None, "")
+    assert not lease.lingers
+    assert lease.renew(1000.0) == 1600.0
+    lease.linger(100.0, 300.0)
+    assert lease.lingers
+    assert lease.renew(1000.0) == 1100.0
+    moment.now = 1050.0
+    lease.worked()
+    assert lease.renew(1000.0) == 1350.0
+    moment.now = 1400.0
+    lease.worked()  # it goes on without its client, but not beyond the lease
+    assert lease.renew(1000.0) == 1600.0
+    lease.taken()
+    assert lease.renew(1400.0) == 2000.0
+
+
+def test_a_node_that_stays_lives_as_long_as_its_client_said_and_no_limit_is_forgotten(moment: Moment) -> None:
+    lease = Lease(600.0, 5000.0, "")
+    lease.linger(10.0, 1800.0)
+    lease.stay(1800.0)
+    assert lease.renew(1000.0) == 2800.0
+    lease.allow(700.0)
+    assert lease.renew(1000.0) == 1700.0
+    lease.allow(9000.0)
+    lease.stay(9000.0)
+    assert lease.renew(1000.0) == 6000.0
+    lease.taken()
+    assert lease.renew(1000.0) == 1600.0
+
+
+def test_a_machine_whose_node_stays_is_asked_for_again_and_again(moment: Moment, tmp_path: Path) -> None:
+    """The guard grants one lease at most for each change of its file, so the file must change while the node stays."""
+    file = tmp_path / "lease"
+    file.write_text(" " * 31 + "\n")
+    lease = Lease(60.0, None, str(file))
+    lease.renew(1000.0)
+    lease.stay(200.0)
+    asked = []
+    for now in range(1001, 1201):
+        moment.now = float(now)
+        lease.renew(1000.0)
+        asked.append(file.read_text().split())
+    serials = [int(serial) for serial, _ in asked]
+    assert all(after - before <= 5000 for before, after in pairwise(serials))
+    assert len({*serials}) > 30
+    for serial, seconds in asked[3:]:
+        assert 1200.0 <= int(serial) / 1000 + int(seconds) <= 1201.0
+
+
+def test_a_node_that_works_without_its_client_tells_the_guard(moment: Moment, tmp_path: Path) -> None:
+    file = tmp_path / "lease"
+    file.write_text(" " * 31 + "\n")
+    lease = Lease(600.0, None, str(file))
+    lease.linger(20.0, 20.0)
+    lease.renew(1000.0)
+    for now in range(1001, 1101):
+        moment.now = float(now)
+        lease.worked()
+        lease.renew(1000.0)
+    serial, seconds = map(int, file.read_text().split())
+    assert 1110.0 <= serial / 1000 + seconds <= 1121.0
+
+
+# --- scripted worlds -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_pool_ends_itself_after_half_an_hour_without_work_and_its_receipt_is_right(
+    cloud: FakeCloud, script: Script, tmp_path: Path
+) -> None:
+    """36 USD/h is a cent a second. A call of 100 s, and then 1800 s without work."""
+    with Watched(cloud, name="p", linger="30m") as pool:
+        go = tmp_path / "go"
+        call = pool.send(where(str(go)), node=0)
+        pool.until_busy(0)
+        script.pass_(5000.0)  # a call is work, however long it takes
+        go.touch()
+        assert call.result(60) == 0
+        script.pass_(1799.0)
+        time.sleep(1.5)  # longer than the pool takes to look again
+        assert add(1) >> pool == 2
+        script.pass_(1799.0)
+        time.sleep(1.5)
+        assert pool.phase == "ready"
+        script.pass_(1.0)
+        eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
+        with pytest.raises(sky.PoolClosed, match=r"pool 'p' ends itself, as it has had no work for 30:00 min"):
+            pool.send(add(1))
+    assert pool.receipt.usd == pytest.approx(85.99, abs=CENT)
+    assert pool.receipt.idle_usd == pytest.approx(35.99, abs=CENT)
+    [end] = [each for each in pool.heard(events.PoolPhase) if each.phase == "draining"]
+    assert "that saves 36.0000 USD for each further hour. Of 85.99" in end.detail
+    assert re.search(r"USD, 35.99\d\d USD was paid while it was idle", end.detail)
+    [record] = Ledger.here().pools("p")
+    assert record.state(time.time()) == "ended"
+    assert cloud.instances(pool="p") == []
+
+
+@pytest.mark.slow
+def test_a_pool_with_work_on_one_node_keeps_the_others(tmp_path: Path) -> None:
+    """The node without work is idle for much longer than `linger`, and than the time that its client adds."""
+    with sky.ComputePool(name="both", nodes=2, slots=1, linger=1.0, console="off") as pool:
+        go = tmp_path / "go"
+        call = pool.send(where(str(go)), node=0)
+        time.sleep(SLACK + 4)  # not for luck: the other node is without work
+        assert len(nodes("both")) == 2
+        go.touch()
+        assert call.result(BOUND) == 0
+        eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
+    assert nodes("both") == []
+
+
+def test_a_budget_and_a_lifetime_end_a_pool_before_its_linger(cloud: FakeCloud, script: Script) -> None:
+    with Watched(cloud, name="p", linger="30m", budget=40.0) as pool:
+        script.pass_(100.0)
+        assert add(1) >> pool == 2
+        script.pass_(3950.0)
+        eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
+        ends = [each.detail for each in pool.heard(events.PoolPhase) if each.phase == "draining"]
+        assert len(ends) == 1
+
+
+# --- without a client ----------------------------------------------------------------------------------------
+
+CLIENT = """
+    import os, sys, time
+    import skypool as sky
+    from tests.work import add, outlast
+    pool = sky.ComputePool(name=sys.argv[1], slots=1, linger=3, liveness=5, console="off").start()
+    assert add(1) >> pool == 2
+    if len(sys.argv) > 2:
+        call = outlast(*sys.argv[2:]) > pool
+        while not os.path.exists(sys.argv[3]):
+            time.sleep(0.05)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def client(*argv: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(CLIENT), *argv]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.stdout.close()
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_a_call_of_a_killed_client_is_work(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    process = client("working", str(go), str(tmp_path / "log"))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(3 + SLACK + 4)  # not for luck: the node lives on
+    assert len(nodes("working")) == 1
+    go.touch()
+    began = time.monotonic()
+    eventually(lambda: not nodes("working"), BOUND, "the end of the node")
+    assert time.monotonic() - began > 1.0
+
+
+# --- after the block -----------------------------------------------------------------------------------------
+
+
+def record(name: str) -> Record:
+    return Ledger.here().pools(name)[-1]
+
+
+def until_over(name: str) -> None:
+    """Wait until the nodes are gone, and the process that waits for that has proved and recorded it."""
+    eventually(lambda: not nodes(name), BOUND, "the end of the node")
+    eventually(lambda: record(name).ended is not None, BOUND, "the record of the end")
+    eventually(lambda: not processes_of(f"reaper_process\0{name}"), BOUND, "the end of the process that waits")
+
+
+def test_machines_stay_after_the_block_and_come_back_at_once() -> None:
+    told: list[events.Event] = []
+    with sky.ComputePool(name="stays", slots=1, linger="30m", console="off") as pool:
+        pool.events.listen(told.append)
+        assert add(1) >> pool == 2
+        there = nodes("stays")
+    assert nodes("stays") == there != []
+    assert pool.phase == "ended"
+    with pytest.raises(sky.PoolClosed):
+        add(1) >> pool
+    [said] = [each.text for each in told if isinstance(each, events.Notice)]
+    assert re.match(r"1 machine stays until \d\d:\d\d:\d\d \(linger\): ComputePool.attach\('stays'\) takes over", said)
+    assert record("stays").state(time.time()) == "left"
+    assert "its machines stay until" in explanations(record("stays"), time.time())[0]
+    assert 1790 < record("stays").lasts - time.time() <= 1800
+    with pytest.raises(sky.UsageError, match=r"take it over with ComputePool.attach\('stays'\)"):
+        sky.ComputePool(name="stays", console="off").start()
+    with sky.ComputePool.attach("stays", console="off") as again:
+        assert again.inherited == []
+        assert record("stays").state(time.time()) == "live"
+        assert add(2) >> again == 3
+        assert nodes("stays") == there
+    until_over("stays")
+
+
+@pytest.mark.slow
+def test_machines_that_nobody_takes_over_end_in_time_and_cost_nothing_more(cloud: FakeCloud) -> None:
+    with sky.ComputePool(cloud, name="unclaimed", slots=1, linger=3, console="off") as pool:
+        assert add(1) >> pool == 2
+    left = time.time()
+    assert len(cloud.instances(pool="unclaimed")) == 1
+    until_over("unclaimed")
+    assert time.time() - left >= 1.5
+    assert cloud.instances(pool="unclaimed") == []
+    [line] = record("unclaimed").lines
+    assert line.ended
+    assert 1.5 <= line.until - left < 30
+    assert line.idle_usd == pytest.approx(line.usd, abs=CENT)
+
+
+@pytest.mark.slow
+def test_machines_stay_after_an_error_and_end_after_ctrl_c(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), sky.ComputePool(name="err", slots=1, linger=60, console="off") as pool:
+        call = pool.send(where(str(tmp_path / "never")))
+        raise ZeroDivisionError
+    with pytest.raises(sky.PoolClosed):
+        call.result(BOUND)
+    assert len(nodes("err")) == 1
+    with pytest.raises(KeyboardInterrupt), sky.ComputePool.attach("err", linger=60, console="off") as again:
+        assert add(1) >> again == 2  # the call of before was stopped, and has left its slot
+        raise KeyboardInterrupt
+    until_over("err")
+
+
+@pytest.mark.slow
+def test_budget_and_lifetime_end_machines_that_stay(cloud: FakeCloud) -> None:
+    """36 USD/h is a cent a second; the first hour must be paid for, and most of it is."""
+    with sky.ComputePool(cloud, name="poor", slots=1, linger="2h", max_lifetime="30m", budget=36.5, console="off") as p:
+        assert add(1) >> p == 2
+    assert 1700 < record("poor").lasts - time.time() <= 1800
+    with sky.ComputePool.attach("poor", cloud, linger="2h", console="off"):
+        pass
+    assert 3500 < record("poor").lasts - time.time() <= 3650
+    sky.ComputePool.attach("poor", cloud, console="off").stop()
+    until_over("poor")
