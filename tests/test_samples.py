@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +46,6 @@ GOOD = DeviceSample(
 
 
 def with_(**values: Any) -> DeviceSample:
-    from dataclasses import replace
-
     return replace(GOOD, **values)
 
 
@@ -149,6 +148,12 @@ def test_a_device_is_judged_by_what_it_reports(seen: DeviceSample, state: str, r
     found = HealthOfNode().judge(NodeSample(devices=(seen,)))
     assert found.state == state
     assert reason in "; ".join(found.reasons)
+    judging = HealthOfNode()
+    for before in (GOOD, GOOD):
+        judging.judge(NodeSample(devices=(replace(before, kind=seen.kind),)))
+    later = judging.judge(NodeSample(devices=(seen,)))
+    assert later.state in (state, "unhealthy"), "what gets worse may count for more"
+    assert judging.judge(NodeSample(devices=(seen,))).state == later.state
 
 
 def test_what_gets_worse_while_the_pool_runs_makes_a_device_unhealthy_for_good() -> None:
