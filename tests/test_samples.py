@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +46,6 @@ GOOD = DeviceSample(
 
 
 def with_(**values: Any) -> DeviceSample:
-    from dataclasses import replace
-
     return replace(GOOD, **values)
 
 
@@ -108,10 +107,10 @@ def test_a_sample_with_a_wrong_field_is_refused(said: Any) -> None:
 
 
 def test_control_characters_of_a_sample_are_removed() -> None:
-    sample = {"devices": [{"kind": "cuda", "index": 0, "unknown": "\x1b[31mred"}], "claimed": True, "node": 9}
+    sample = {"devices": [{"kind": "cuda", "index": 0, "unknown": "\x1b[31mred\n\tnode 7"}], "claimed": True, "node": 9}
     pong = {"busy": 0, "waiting": 0, "done": 0, "running": [], "cpu_busy": 0, "samples": [sample]}
     said: Any = message_of(parse_frame(memoryview(encode(Kind.PONG, pong))))
-    assert "\x1b" not in said.samples[0].devices[0].unknown
+    assert said.samples[0].devices[0].unknown == "red node 7"
     assert (said.samples[0].node, said.samples[0].claimed) == (0, False), "a node cannot speak for another"
 
 
@@ -149,6 +148,12 @@ def test_a_device_is_judged_by_what_it_reports(seen: DeviceSample, state: str, r
     found = HealthOfNode().judge(NodeSample(devices=(seen,)))
     assert found.state == state
     assert reason in "; ".join(found.reasons)
+    judging = HealthOfNode()
+    for before in (GOOD, GOOD):
+        judging.judge(NodeSample(devices=(replace(before, kind=seen.kind),)))
+    later = judging.judge(NodeSample(devices=(seen,)))
+    assert later.state in (state, "unhealthy"), "what gets worse may count for more"
+    assert judging.judge(NodeSample(devices=(seen,))).state == later.state
 
 
 def test_what_gets_worse_while_the_pool_runs_makes_a_device_unhealthy_for_good() -> None:

@@ -149,6 +149,12 @@ def explanations(record: Record, now: float) -> list[str]:
         ways = f"`skypool down {record.pool}` ends them and checks that"
         if record.ended is not None:
             said.append(f"the pool has ended, but perhaps not all of its machines; {ways}")
+        elif record.is_staying and now < record.lasts:
+            until = datetime.fromtimestamp(record.lasts, UTC).strftime("%H:%M UTC")
+            said.append(
+                f"its `with` block was left, and its machines stay until {until} (linger). Until then, "
+                f"ComputePool.attach({record.pool!r}) takes the machines over; {ways}"
+            )
         elif now < record.lasts:
             until = datetime.fromtimestamp(record.lasts, UTC).strftime("%H:%M UTC")
             said.append(

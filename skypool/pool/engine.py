@@ -25,6 +25,7 @@ from skypool.errors import (
     LaunchError,
     NodeUnhealthy,
     PoolClosed,
+    SkypoolError,
     StillRunning,
     TakenOver,
     UsageError,
@@ -379,6 +380,52 @@ class PoolEngine:
                 f"down {name}` to try again",
                 left,
             )
+
+    async def leave(self, seconds: float) -> None:
+        """End all calls and services, and leave the ready nodes to a process that takes the pool over, for a while.
+
+        A separate process ends their machines when the time is over. Machines that are not ready, or cannot be told,
+        end now. If the pool is ending or has ended, or if no machine can stay, do as `stop` does.
+
+        Args:
+            seconds: the time for which the machines stay. Budget and lifetime may end them earlier.
+
+        Raises:
+            StillRunning, ErrorGroup: the end of some machines is not confirmed.
+        """
+        name = self.terms.name
+        if self.state.phase is not Phase.READY or self._given_away is not None:
+            await self.stop()
+            return
+        for node, link in self._links.items():
+            services = {each.id for each in self.dispatch.services_on(node)}
+            for call in [each for each in self.dispatch.awaited(node) if each not in services]:
+                link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
+            self.dispatch.acknowledge(node)
+        reason = PoolClosed(
+            f"this process has left pool {name!r}; ComputePool.attach({name!r}) takes its machines over"
+        )
+        self.dispatch.end_calls(reason)
+        await self.services.close()
+        self.dispatch.close(reason)
+        await asyncio.to_thread(self.idle.record)
+        try:
+            seconds, notice = await asyncio.to_thread(self.rental.leave, seconds)
+        except SkypoolError as e:
+            self._notice(str(e))
+            await self.stop()
+            return
+        ready = [each.node for each in self.state.nodes.values() if each.phase is Phase.READY and not each.is_leaving]
+        links = {node: self._links[node] for node in ready if node in self._links}
+        told = dict(zip(links, await asyncio.gather(*(each.leave(seconds) for each in links.values())), strict=True))
+        self._given_away = frozenset(
+            node for node in links if all(told.get(each.node) for each in self.state.slice_of(node))
+        )
+        if not self._given_away:  # otherwise they are closed with the record in the ledger
+            self._given_away = None
+        else:
+            self._notice(notice)
+        await self.stop()
 
     def _unproved(self) -> list[StillRunning]:
         """Return the errors of machines whose end is not confirmed; [] if there are none.
