@@ -170,15 +170,62 @@ def test_a_budget_and_a_lifetime_end_a_pool_before_its_linger(cloud: FakeCloud, 
         assert len(ends) == 1
 
 
+# --- services ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_service_is_work_only_if_it_is_busy(cloud: FakeCloud, script: Script, tmp_path: Path, busy: bool) -> None:
+    with Watched(cloud, name="p", linger="30m") as pool:
+        script.pass_(100.0)
+        service = pool.service(where(str(tmp_path / "go")), busy=busy)
+        script.pass_(2000.0)
+        if not busy:
+            eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
+            assert pool.receipt.idle_usd == pytest.approx(21.0, abs=CENT)
+            return
+        assert pool.receipt.idle_usd == pytest.approx(1.0, abs=CENT)
+        assert pool._begun is not None
+        assert pool._begun.linger.idle == 0.0
+        (tmp_path / "go").touch()
+        assert service.result(BOUND) == 0
+        script.pass_(1500.0)
+        assert pool.receipt.idle_usd == pytest.approx(16.0, abs=CENT)
+        assert pool.phase == "ready"
+        script.pass_(301.0)
+        eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
+
+
+def test_busy_is_true_or_false() -> None:
+    with pytest.raises(sky.UsageError, match="busy must be True or False, not 1"):
+        sky.ComputePool(console="off").service(where(), busy=1)  # type: ignore[call-overload]
+
+
+@pytest.mark.slow
+def test_a_busy_service_of_a_killed_client_is_work_and_stays_so(tmp_path: Path) -> None:
+    process = client("serving", "service", str(tmp_path / "go"))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(3 + SLACK + 4)  # not for luck: the node lives on
+    with sky.ComputePool.attach("serving", console="off") as pool:
+        assert pool._begun is not None
+        assert pool._begun.linger.idle == 0.0
+        [service] = pool.services
+        service.close()
+        eventually(lambda: pool._begun is not None and pool._begun.linger.idle > 0.0, BOUND, "idleness")
+
+
 # --- without a client ----------------------------------------------------------------------------------------
 
 CLIENT = """
     import os, sys, time
     import skypool as sky
-    from tests.work import add, outlast
+    from tests.work import add, outlast, where
     pool = sky.ComputePool(name=sys.argv[1], slots=1, linger=3, liveness=5, console="off").start()
     assert add(1) >> pool == 2
-    if len(sys.argv) > 2:
+    if sys.argv[2:3] == ["service"]:
+        pool.service(where(sys.argv[3]), busy=True)
+        time.sleep(1)
+    elif len(sys.argv) > 2:
         call = outlast(*sys.argv[2:]) > pool
         while not os.path.exists(sys.argv[3]):
             time.sleep(0.05)

@@ -23,6 +23,7 @@ from skypool.errors import (
     BudgetExceeded,
     ConnectionLost,
     LaunchError,
+    LedgerError,
     NodeUnhealthy,
     PoolClosed,
     SkypoolError,
@@ -55,6 +56,7 @@ from skypool.pool.services import Services
 from skypool.pool.spot import Departures
 from skypool.pool.states import Phase
 from skypool.pool.trust_levels import TrustLevels
+from skypool.rental.budget import Receipt
 from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
@@ -173,6 +175,7 @@ class PoolEngine:
             self._trust_levels.is_stranger,
             self.emit,
         )
+        self._paid: Receipt | None = None  # when machines were ended last
         self._closing: asyncio.Task[None] | None = None
         self._given_away: frozenset[int] | None = None  # nodes of a new owner; None while this process is the owner
         self._tasks: set[asyncio.Task[None]] = set()
@@ -652,7 +655,11 @@ class PoolEngine:
                 self._spawn(self._terminate(nodes))
             case states.Announce(phase):
                 detail = str(self.state.error) if self.state.error else ""
-                self.emit(events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail))
+                paid = self._paid if phase is Phase.ENDED else None
+                usd, idle_usd = (None, None) if paid is None else (paid.usd, paid.idle_usd)
+                self.emit(
+                    events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail, usd=usd, idle_usd=idle_usd)
+                )
                 if phase in (Phase.DRAINING, Phase.ENDED):
                     self.rental.stopping.set()
                     error = self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
@@ -900,10 +907,18 @@ class PoolEngine:
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
         unproved = await asyncio.to_thread(self.rental.terminate, list(left.values()), silent)
+        self._paid = await asyncio.to_thread(self._receipt)
         for node in sorted(left.keys() - unproved.keys()):
             del left[node]
             self.apply(states.Terminated(node))
         return unproved
+
+    def _receipt(self) -> Receipt | None:
+        """Return the receipt of the pool; None if the ledger cannot be read."""
+        try:
+            return self.rental.receipt
+        except LedgerError:
+            return None
 
     async def _leave(self, node: int) -> None:
         self.health.store.forget(node)

@@ -28,7 +28,7 @@ from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
 from skypool.calls.parts import ListFuture, StreamParts
 from skypool.calls.pending import PendingCall, World
-from skypool.checks import Duration, number, seconds, whole
+from skypool.checks import Duration, number, seconds, switch, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
@@ -980,13 +980,26 @@ class ComputePool(Executor):
         node: Literal["all"] | Sequence[int],
         restart: bool | int = False,
         name: str | None = None,
+        busy: bool = False,
     ) -> list[Service[T]]: ...
     @overload
     def service(
-        self, call: Call[T], *, node: int | None = None, restart: bool | int = False, name: str | None = None
+        self,
+        call: Call[T],
+        *,
+        node: int | None = None,
+        restart: bool | int = False,
+        name: str | None = None,
+        busy: bool = False,
     ) -> Service[T]: ...
     def service(
-        self, call: Call[T], *, node: NodesAsked = None, restart: bool | int = False, name: str | None = None
+        self,
+        call: Call[T],
+        *,
+        node: NodesAsked = None,
+        restart: bool | int = False,
+        name: str | None = None,
+        busy: bool = False,
     ) -> Service[T] | list[Service[T]]:
         """Start a long-lived call or program on a node beside all calls, such as a daemon or a web server.
 
@@ -1008,6 +1021,8 @@ class ComputePool(Executor):
                 how often. The pause before grows from 0.5 s to 30 s. If its node is lost, the service starts on a node
                 that joins in its place. Default False.
             name: the name of the service in messages. Default None: that of the function or program.
+            busy: True counts the service as work: its node is not idle while it runs, and `linger=` of the pool does
+                not end it. Default False.
 
         Returns:
             a `Service`; for "all" or a list, a list of them, ordered by node number.
@@ -1024,14 +1039,15 @@ class ComputePool(Executor):
         again = restarts_asked(restart)
         if name is not None and not (isinstance(name, str) and name):
             raise UsageError(f"name must be a text that names the service in messages, not {name!r}")
+        switch("busy", busy)
         named: NamedNodes = call.options.node if node is None else node_asked(node)
         engine = self._working()
         if not isinstance(named, (str, tuple)):
-            return engine.services.start(call, named or 0, again, name)
+            return engine.services.start(call, named or 0, again, name, busy=busy)
         started: list[Service[T]] = []
         try:
             for each, world in self._worlds(named).items():
-                started.append(engine.services.start(call, each, again, name, world))
+                started.append(engine.services.start(call, each, again, name, world, busy))
         except BaseException:
             for service in started:
                 engine.services.stop(service)
