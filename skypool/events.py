@@ -35,10 +35,14 @@ class PoolPhase(Event):
     Attributes:
         phase: "launching", "ready", "draining" (its machines are being ended) or "ended".
         detail: the error that ends the pool, as text; "" if there is none.
+        usd: in the phase "ended", what the pool has cost in US dollars; None if that is not known, and before.
+        idle_usd: the part of `usd` that was paid for idle time; None if that is not known, and before.
     """
 
     phase: str
     detail: str = ""
+    usd: float | None = None
+    idle_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

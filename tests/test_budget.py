@@ -76,15 +76,17 @@ def test_a_receipt_is_a_table() -> None:
             NOON + 3580,
             NOON + 3600,
             billed_from=NOON + 3580,
+            idle_at=NOON + 3590,
+            idle_usd_then=0.0001,
         ),
     )
     assert str(sky.Receipt("train", lines, NOON + 3600)) == (
         """\
 pool train, 2026-08-20 13:00 UTC
-node  instance      provider  type   place    market         time    USD/h      USD
-   0  i-1           fake      gpu    north-a  spot        0:45:00  32.7700  24.5775
-  11  i-0123456789  fake      small  north    on-demand  0:01:00*   0.1000   0.0017
-      total                                                                 24.5792
+node  instance      provider  type   place    market         time    USD/h      USD  idle USD
+   0  i-1           fake      gpu    north-a  spot        0:45:00  32.7700  24.5775   unknown
+  11  i-0123456789  fake      small  north    on-demand  0:01:00*   0.1000   0.0017    0.0004
+      total                                                                 24.5792   unknown
 * not ended: 1 of 2, 0.1000 USD/h
 not included: network traffic, storage that outlives its machine, taxes"""
     )

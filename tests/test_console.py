@@ -508,6 +508,23 @@ def test_a_lost_node_says_why_once() -> None:
     assert told(words, pool_phase("ended", detail=why)) == ["ended after 0.0 s; 1 node lost"]
 
 
+@pytest.mark.parametrize(
+    ("usd", "idle_usd", "said"),
+    [
+        (72.89, 4.375, "; spent 72.8900 USD, idle 4.3750 USD"),
+        (72.89, 0.0, "; spent 72.8900 USD, idle 0.0000 USD"),
+        (72.89, None, "; spent 72.8900 USD, idle unknown"),
+        (0.0, 0.0, ""),
+        (None, None, ""),
+    ],
+)
+def test_the_last_line_has_the_cost_and_its_idle_share(usd: float | None, idle_usd: float | None, said: str) -> None:
+    end = events.PoolPhase(pool="p", phase="ended", usd=usd, idle_usd=idle_usd, time=90.0)
+    assert (
+        told(Words(), events.PoolPhase(pool="p", phase="launching", time=0.0), end)[-1] == f"ended after 1:30 min{said}"
+    )
+
+
 def test_a_node_that_could_not_be_ended_is_told_when_it_ends_with_a_pool() -> None:
     words = Words()
     told(words, phase("launching"), phase("ready", slots=1), pool_phase("draining"), phase("draining"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skypool as sky
-from skypool import clock
+from skypool import clock, events
 from skypool.calls.idle import FRESH, IdleTime
 from skypool.errors import PoolClosed
 from skypool.rental.budget import IdleSpan, Line
@@ -185,9 +185,12 @@ def test_a_pool_is_idle_until_its_first_call_and_between_calls(
         by_node = {each.node: each.idle_usd for each in receipt.lines}
         assert by_node == {0: pytest.approx(3.0, abs=CENT), 1: pytest.approx(6.0, abs=CENT)}
         assert receipt.usd == pytest.approx(12.0, abs=CENT)
-        assert Ledger.here().pools("p")[0].receipt(script.now).idle_usd == pytest.approx(9.0, abs=CENT)
+        assert Ledger.here().pools("p")[-1].receipt(script.now).idle_usd == pytest.approx(9.0, abs=CENT)
         script.pass_(100.0)
     assert pool.receipt.idle_usd == pytest.approx(11.0, abs=CENT)
+    [end] = [each for each in pool.heard(events.PoolPhase) if each.phase == "ended"]
+    assert (end.usd, end.idle_usd) == (pytest.approx(14.0, abs=CENT), pytest.approx(11.0, abs=CENT))
+    assert str(pool.receipt).count(" 11.0000") == 1
     assert [each.idle_seconds for each in pool.receipt.lines] == [pytest.approx(400.0), pytest.approx(700.0)]
 
 

@@ -16,10 +16,12 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.agent.lease import Lease
+from skypool.cli.money import explanations
 from skypool.pool.linger import SLACK
 from skypool.rental.ledger import Ledger
+from skypool.rental.records import Record
 from skypool.testing import FakeCloud
-from tests.conftest import eventually, nodes
+from tests.conftest import eventually, nodes, processes_of
 from tests.test_idle import CENT, Script, cloud, script
 from tests.watched import Watched
 from tests.work import add, where
@@ -112,6 +114,7 @@ def test_a_node_that_works_without_its_client_tells_the_guard(moment: Moment, tm
 # --- scripted worlds -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pool_ends_itself_after_half_an_hour_without_work_and_its_receipt_is_right(
     cloud: FakeCloud, script: Script, tmp_path: Path
 ) -> None:
@@ -167,15 +170,62 @@ def test_a_budget_and_a_lifetime_end_a_pool_before_its_linger(cloud: FakeCloud, 
         assert len(ends) == 1
 
 
+# --- services ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_service_is_work_only_if_it_is_busy(cloud: FakeCloud, script: Script, tmp_path: Path, busy: bool) -> None:
+    with Watched(cloud, name="p", linger="30m") as pool:
+        script.pass_(100.0)
+        service = pool.service(where(str(tmp_path / "go")), busy=busy)
+        script.pass_(2000.0)
+        if not busy:
+            eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
+            assert pool.receipt.idle_usd == pytest.approx(21.0, abs=CENT)
+            return
+        assert pool.receipt.idle_usd == pytest.approx(1.0, abs=CENT)
+        assert pool._begun is not None
+        assert pool._begun.linger.idle == 0.0
+        (tmp_path / "go").touch()
+        assert service.result(BOUND) == 0
+        script.pass_(1500.0)
+        assert pool.receipt.idle_usd == pytest.approx(16.0, abs=CENT)
+        assert pool.phase == "ready"
+        script.pass_(301.0)
+        eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
+
+
+def test_busy_is_true_or_false() -> None:
+    with pytest.raises(sky.UsageError, match="busy must be True or False, not 1"):
+        sky.ComputePool(console="off").service(where(), busy=1)  # type: ignore[call-overload]
+
+
+@pytest.mark.slow
+def test_a_busy_service_of_a_killed_client_is_work_and_stays_so(tmp_path: Path) -> None:
+    process = client("serving", "service", str(tmp_path / "go"))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(3 + SLACK + 4)  # not for luck: the node lives on
+    with sky.ComputePool.attach("serving", console="off") as pool:
+        assert pool._begun is not None
+        assert pool._begun.linger.idle == 0.0
+        [service] = pool.services
+        service.close()
+        eventually(lambda: pool._begun is not None and pool._begun.linger.idle > 0.0, BOUND, "idleness")
+
+
 # --- without a client ----------------------------------------------------------------------------------------
 
 CLIENT = """
     import os, sys, time
     import skypool as sky
-    from tests.work import add, outlast
+    from tests.work import add, outlast, where
     pool = sky.ComputePool(name=sys.argv[1], slots=1, linger=3, liveness=5, console="off").start()
     assert add(1) >> pool == 2
-    if len(sys.argv) > 2:
+    if sys.argv[2:3] == ["service"]:
+        pool.service(where(sys.argv[3]), busy=True)
+        time.sleep(1)
+    elif len(sys.argv) > 2:
         call = outlast(*sys.argv[2:]) > pool
         while not os.path.exists(sys.argv[3]):
             time.sleep(0.05)
@@ -206,3 +256,84 @@ def test_a_call_of_a_killed_client_is_work(tmp_path: Path) -> None:
     began = time.monotonic()
     eventually(lambda: not nodes("working"), BOUND, "the end of the node")
     assert time.monotonic() - began > 1.0
+
+
+# --- after the block -----------------------------------------------------------------------------------------
+
+
+def record(name: str) -> Record:
+    return Ledger.here().pools(name)[-1]
+
+
+def until_over(name: str) -> None:
+    """Wait until the nodes are gone, and the process that waits for that has proved and recorded it."""
+    eventually(lambda: not nodes(name), BOUND, "the end of the node")
+    eventually(lambda: record(name).ended is not None, BOUND, "the record of the end")
+    eventually(lambda: not processes_of(f"reaper_process\0{name}"), BOUND, "the end of the process that waits")
+
+
+def test_machines_stay_after_the_block_and_come_back_at_once() -> None:
+    told: list[events.Event] = []
+    with sky.ComputePool(name="stays", slots=1, linger="30m", console="off") as pool:
+        pool.events.listen(told.append)
+        assert add(1) >> pool == 2
+        there = nodes("stays")
+    assert nodes("stays") == there != []
+    assert pool.phase == "ended"
+    with pytest.raises(sky.PoolClosed):
+        add(1) >> pool
+    [said] = [each.text for each in told if isinstance(each, events.Notice)]
+    assert re.match(r"1 machine stays until \d\d:\d\d:\d\d \(linger\): ComputePool.attach\('stays'\) takes over", said)
+    assert record("stays").state(time.time()) == "left"
+    assert "its machines stay until" in explanations(record("stays"), time.time())[0]
+    assert 1790 < record("stays").lasts - time.time() <= 1800
+    with pytest.raises(sky.UsageError, match=r"take it over with ComputePool.attach\('stays'\)"):
+        sky.ComputePool(name="stays", console="off").start()
+    with sky.ComputePool.attach("stays", console="off") as again:
+        assert again.inherited == []
+        assert record("stays").state(time.time()) == "live"
+        assert add(2) >> again == 3
+        assert nodes("stays") == there
+    until_over("stays")
+
+
+@pytest.mark.slow
+def test_machines_that_nobody_takes_over_end_in_time_and_cost_nothing_more(cloud: FakeCloud) -> None:
+    with sky.ComputePool(cloud, name="unclaimed", slots=1, linger=3, console="off") as pool:
+        assert add(1) >> pool == 2
+    left = time.time()
+    assert len(cloud.instances(pool="unclaimed")) == 1
+    until_over("unclaimed")
+    assert time.time() - left >= 1.5
+    assert cloud.instances(pool="unclaimed") == []
+    [line] = record("unclaimed").lines
+    assert line.ended
+    assert 1.5 <= line.until - left < 30
+    assert line.idle_usd == pytest.approx(line.usd, abs=CENT)
+
+
+@pytest.mark.slow
+def test_machines_stay_after_an_error_and_end_after_ctrl_c(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), sky.ComputePool(name="err", slots=1, linger=60, console="off") as pool:
+        call = pool.send(where(str(tmp_path / "never")))
+        raise ZeroDivisionError
+    with pytest.raises(sky.PoolClosed):
+        call.result(BOUND)
+    assert len(nodes("err")) == 1
+    with pytest.raises(KeyboardInterrupt), sky.ComputePool.attach("err", linger=60, console="off") as again:
+        assert add(1) >> again == 2  # the call of before was stopped, and has left its slot
+        raise KeyboardInterrupt
+    until_over("err")
+
+
+@pytest.mark.slow
+def test_budget_and_lifetime_end_machines_that_stay(cloud: FakeCloud) -> None:
+    """36 USD/h is a cent a second; the first hour must be paid for, and most of it is."""
+    with sky.ComputePool(cloud, name="poor", slots=1, linger="2h", max_lifetime="30m", budget=36.5, console="off") as p:
+        assert add(1) >> p == 2
+    assert 1700 < record("poor").lasts - time.time() <= 1800
+    with sky.ComputePool.attach("poor", cloud, linger="2h", console="off"):
+        pass
+    assert 3500 < record("poor").lasts - time.time() <= 3650
+    sky.ComputePool.attach("poor", cloud, console="off").stop()
+    until_over("poor")

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import clock
-from skypool.errors import CapacityError, NoOffers, UsageError
+from skypool import clock, events
+from skypool.errors import CapacityError, NoOffers, PoolClosed, UsageError
 from skypool.metrics import devices, names, pools
 from skypool.metrics.exporter import exporters_asked
 from skypool.metrics.prometheus import label_of, name_of
@@ -285,6 +286,27 @@ def test_the_server_is_closed_when_a_pool_cannot_start(tmp_path: Path) -> None:
     eventually(lambda: not [each for each in threading.enumerate() if "metrics" in each.name], 30, "the thread's end")
 
 
+def test_a_pool_is_served_while_its_machines_boot(tmp_path: Path) -> None:
+    prometheus = sky.Prometheus(port=0)
+    with FakeCloud(tmp_path) as cloud:
+        cloud.control.delay(30.0, "describe", times=None)  # until then, the pool does not know how to reach the machine
+        pool = Watched(cloud, name="p", metrics=prometheus)
+
+        def start() -> None:
+            with contextlib.suppress(PoolClosed):  # it may be stopped before it is ready
+                pool.start()
+
+        starting = threading.Thread(target=start)
+        starting.start()
+        eventually(lambda: "booting" in [each.phase for each in pool.heard(events.NodePhase)])
+        eventually(lambda: lines(scraped(prometheus), "skypool_nodes", 'skypool_state="booting"')[0].endswith(" 1.0"))
+        assert lines(scraped(prometheus), "skypool_cost_usd_per_hour", 'skypool_node="0"')
+        cloud.control.relent()
+        pool.stop()
+        starting.join(60)
+    assert [each.text for each in pool.heard(events.Notice) if "metrics" in each.text] == []
+
+
 def test_orders_are_counted_by_outcome(tmp_path: Path) -> None:
     prometheus = sky.Prometheus(port=0)
     stock = [Stock("cheap", usd_per_hour=1.0), Stock("dear", usd_per_hour=2.0)]
@@ -297,12 +319,23 @@ def test_orders_are_counted_by_outcome(tmp_path: Path) -> None:
     assert 'skypool_offer="dear",skypool_outcome="rented"' in found[1]
 
 
-def test_values_of_strangers_are_marked_as_claims() -> None:
+@pytest.mark.slow
+def test_values_of_strangers_are_marked_as_claims_and_old_ones_are_left_out() -> None:
     prometheus = sky.Prometheus(port=0)
     with sky.ComputePool(console="off", trust="data", metrics=prometheus) as pool:
         eventually(lambda: pool.samples.latest(), 60, "a sample")
         [memory] = lines(scraped(prometheus), "skypool_node_memory_limit_bytes")
         assert 'skypool_claimed="true"' in memory
+        agent = pool.submit(os.getppid).result(60)
+        os.kill(agent, signal.SIGSTOP)  # so that the link cannot come back
+        link = pool._engine._links[0]  # type: ignore[union-attr]  # it has started
+        link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
+        eventually(lambda: pool.nodes[0].startswith("unreachable"), 60, "the broken link")
+        text = scraped(prometheus)
+        os.kill(agent, signal.SIGCONT)
+        assert lines(text, "skypool_nodes", 'skypool_state="unreachable"')[0].endswith(" 1.0")
+        assert lines(text, "skypool_node_memory_limit_bytes") == []
+        assert lines(text, "skypool_node_slots")
 
 
 def test_without_metrics_nothing_is_imported_and_no_thread_runs() -> None:
@@ -330,6 +363,25 @@ def program(name: str) -> str:
     return found
 
 
+GUIDE = (Path(__file__).parents[1] / "docs" / "guides" / "metrics.md").read_text()
+
+
+def guide_queries() -> list[tuple[str, str]]:
+    """Return the queries of the guide, each with what it shows."""
+    found = re.findall(r"^\| ([^|]*) \| `([^`]*skypool_[^`]*|[^`]*hw_[^`]*)` \|$", GUIDE, re.MULTILINE)
+    assert len(found) > 10
+    return [(query, shows) for shows, query in found]
+
+
+def test_the_configuration_of_the_guide_is_one_of_prometheus(tmp_path: Path) -> None:
+    [config] = re.findall(r"^```yaml\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "prometheus.yml"
+    file.write_text(config)
+    argv = [program("promtool"), "check", "config", str(file)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 class Server:
     """A Prometheus that scrapes one address.
 
@@ -341,7 +393,7 @@ class Server:
     def __init__(self, target: str, folder: Path) -> None:
         config = folder / "prometheus.yml"
         config.write_text(
-            "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
+            "global: {scrape_interval: 300ms, scrape_timeout: 300ms}\n"
             f"scrape_configs: [{{job_name: skypool, static_configs: [{{targets: ['{target}']}}]}}]\n"
         )
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -362,6 +414,8 @@ class Server:
         try:
             with urllib.request.urlopen(url, timeout=30) as reply:
                 said = json.load(reply)
+        except urllib.error.HTTPError as e:
+            raise AssertionError(f"{query} is refused: {e.read().decode()}") from e
         except urllib.error.URLError:
             assert self.process.poll() is None, self.log.read_text()
             return {}
@@ -377,7 +431,7 @@ class Server:
             return seen == [pytest.approx(each, abs=1e-6) for each in expected]
 
         try:
-            eventually(same, 20, query)
+            eventually(same, 60, query)
         except AssertionError as e:
             raise AssertionError(f"{query} has {seen}, not {expected}: {self.ask('up')}") from e
 
@@ -448,6 +502,12 @@ def test_prometheus_scrapes_a_pool_and_its_queries_give_what_the_pool_saw(
             }
             assert label_of("hw.gpu.task") in text
 
+            for query, _ in guide_queries():
+                if not any(sign in query for sign in ("<", ">", "== 1", "refused")):
+                    eventually(lambda query=query: server.ask(query), 60, query)  # type: ignore[misc]
+                else:  # nothing is wrong here, but the query must be one
+                    server.ask(query)
+
             nvml.xid(0, 45)  # an error of a program: the GPU goes on
             server.until('hw_errors_total{error_type="xid",hw_name="cuda 0"}', 1)
             server.until('skypool_device_xids_total{skypool_xid="45"}', 1)
@@ -465,3 +525,4 @@ def test_prometheus_scrapes_a_pool_and_its_queries_give_what_the_pool_saw(
             (tmp_path / "go").touch()
             assert call.result(60) == 0
             assert [each.idle_usd for each in pool.receipt.lines if each.node == 0] == [pytest.approx(1.0)]
+        assert [each.text for each in pool.heard(events.Notice) if "metrics" in each.text] == []

@@ -145,6 +145,16 @@ def test_a_network_cut_during_the_bootstrap_takes_the_machine_along(site: Site) 
 
 
 @pytest.mark.slow
+def test_a_machine_stays_for_its_linger_beyond_its_lease_and_then_ends_itself(site: Site) -> None:
+    """Its node asks the guard for more, a lease at most each time, although no client is there."""
+    with site.pool(linger=3 * LEASE) as pool:
+        assert long(1) >> pool == site.machine.hostname
+    time.sleep(2 * LEASE)  # not for luck: the machine lives on
+    assert site.machine.is_running
+    assert site.until_off() < LEASE + LATE
+
+
+@pytest.mark.slow
 def test_what_the_client_allows_ends_machine_and_work_and_may_be_raised_again(site: Site) -> None:
     with site.pool(liveness=3) as pool:
         call = long(100) > pool

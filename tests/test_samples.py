@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +46,6 @@ GOOD = DeviceSample(
 
 
 def with_(**values: Any) -> DeviceSample:
-    from dataclasses import replace
-
     return replace(GOOD, **values)
 
 
@@ -108,10 +107,10 @@ def test_a_sample_with_a_wrong_field_is_refused(said: Any) -> None:
 
 
 def test_control_characters_of_a_sample_are_removed() -> None:
-    sample = {"devices": [{"kind": "cuda", "index": 0, "unknown": "\x1b[31mred"}], "claimed": True, "node": 9}
+    sample = {"devices": [{"kind": "cuda", "index": 0, "unknown": "\x1b[31mred\n\tnode 7"}], "claimed": True, "node": 9}
     pong = {"busy": 0, "waiting": 0, "done": 0, "running": [], "cpu_busy": 0, "samples": [sample]}
     said: Any = message_of(parse_frame(memoryview(encode(Kind.PONG, pong))))
-    assert "\x1b" not in said.samples[0].devices[0].unknown
+    assert said.samples[0].devices[0].unknown == "red node 7"
     assert (said.samples[0].node, said.samples[0].claimed) == (0, False), "a node cannot speak for another"
 
 
@@ -149,6 +148,12 @@ def test_a_device_is_judged_by_what_it_reports(seen: DeviceSample, state: str, r
     found = HealthOfNode().judge(NodeSample(devices=(seen,)))
     assert found.state == state
     assert reason in "; ".join(found.reasons)
+    judging = HealthOfNode()
+    for before in (GOOD, GOOD):
+        judging.judge(NodeSample(devices=(replace(before, kind=seen.kind),)))
+    later = judging.judge(NodeSample(devices=(seen,)))
+    assert later.state in (state, "unhealthy"), "what gets worse may count for more"
+    assert judging.judge(NodeSample(devices=(seen,))).state == later.state
 
 
 def test_what_gets_worse_while_the_pool_runs_makes_a_device_unhealthy_for_good() -> None:
@@ -641,6 +646,35 @@ def test_a_gpu_that_falls_off_the_bus_is_seen_by_the_pool_and_the_node_is_replac
     changes = [each for each in heard if isinstance(each, events.HealthChanged)]
     assert [(each.node, each.state) for each in changes[:2]] == [(0, "ok"), (0, "unhealthy")]
     assert "XID 79" in changes[1].reasons[0]
+
+
+@pytest.mark.slow
+def test_what_a_card_reports_reaches_console_and_report(nvml: FakeNvml, capfd: pytest.CaptureFixture[str]) -> None:
+    def state() -> tuple[str, str]:
+        found = pool.samples.health()[0]
+        return found.state, "; ".join(found.reasons)
+
+    with sky.ComputePool(console="plain", name="told", nodes=1, slots=1) as pool:
+        assert state() == ("ok", "")
+        nvml.say(0, busy=88)
+        nvml.xid(0, 94)
+        eventually(lambda: state()[0] == "degraded", 60, "XID 94")
+        nvml.say(0, hang=1)
+        eventually(lambda: "the monitor hangs" in state()[1], 60, "the hang")
+        assert pool.submit(os.getpid).result(60)
+        nvml.say(0, hang=0)
+        eventually(lambda: "the monitor hangs" not in state()[1], 60, "the end of the hang")
+        pool.samples.history()
+        page = pool.report().html
+        nvml.say(0, lost=1)
+        eventually(lambda: state()[0] == "unhealthy", 60, "the loss")
+    printed = capfd.readouterr().err
+    last = pool.report().html
+    for said in (printed, page):
+        assert "XID 94" in said
+        assert "the monitor hangs" in said
+    for said in (printed, last):
+        assert "the device is lost" in said
 
 
 def test_a_node_whose_samples_are_off_measures_nothing(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,9 @@ def repeatable(screen: str) -> str:
         lambda m: f"{m[1]} after {'4.2 s' if m[1] == 'ready' else '1:02 min'}",
         said,
     )
+    for pool, rate in ("train", "47.84"), ("embed", "2.99"):
+        costs = rf"\g<1>; spent {SPENT[rate]} USD, idle {SAVED[rate]} USD"
+        said = re.sub(rf"({pool}  ended after \S+ \S+); spent [\d.]+ USD, idle [\d.]+ USD", costs, said)
     said = re.sub(r"\d+ CPU slots?\)", "8 CPU slots)", said)
     said = re.sub(r"\d+ CPU slots?$", "16 CPU slots", said, flags=re.MULTILINE)
     said = re.sub(r"spent [\d.]+ USD  rate (\S+) USD/h", lambda m: f"spent {SPENT[m[1]]} USD  rate {m[1]} USD/h", said)
@@ -236,8 +239,8 @@ def test_the_terminal_has_only_the_output_after_the_end_of_the_pools(screens: di
     shown = repeatable(screens["live"])
     assert "[train 0] step 1200 loss 2.30" in shown
     assert sorted(shown.splitlines()[-2:]) == [
-        "14:07:52 embed  ended after 1:02 min",
-        "14:07:52 train  ended after 1:02 min",
+        "14:07:52 embed  ended after 1:02 min; spent 0.0507 USD, idle 0.0507 USD",
+        "14:07:52 train  ended after 1:02 min; spent 0.8211 USD, idle 0.4223 USD",
     ]
     assert "GPU" not in shown
 

@@ -194,6 +194,7 @@ class Dispatch:
             else:
                 pending.at = pending.node
                 node_queue.services.underway[pending.id] = pending  # `resume` sends what the node does not know
+                node_queue.note_idle()
 
     def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
         """Send a call to one of these nodes, or queue it for them. End it with an error if all of them are leaving.
@@ -556,6 +557,7 @@ class Dispatch:
                     options = Options(devices=0 if id_ in on_cpu else None)
                     pending = PendingCall(Code("", name, ()), [], future, options, node=node, id=id_, at=node)
                     pending.service = id_ in services
+                    pending.busy = id_ in services and id_ not in welcome.quiet
                     self._connect(pending)
                     node_queue.lane(pending).underway[id_] = pending
                     if not pending.service:
@@ -987,7 +989,7 @@ class Dispatch:
                     elif isinstance(said, (ItemWanted, Yielded)):
                         self._progress.on_items(node_queue, said, buffers)
                 self._fill(node_queue)
-                if node_queue.idle.calls:
+                if node_queue.idle.calls or node_queue.idle.held:
                     node_queue.note_idle()
             for pending, end in ended:
                 pending.finish(end)

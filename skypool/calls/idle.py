@@ -47,9 +47,10 @@ class IdleTime:
         calls: True while a call runs.
         since: the time since when the node has had no work; None while it has. Work is a call, or what `hold` notes.
         worked: the time at which the last work ended; None before the first.
+        held: True while something else than calls counts as work.
     """
 
-    __slots__ = ("_at", "_began", "_held", "_low_until", "_seconds", "calls", "since", "worked")
+    __slots__ = ("_at", "_began", "_low_until", "_seconds", "calls", "held", "since", "worked")
 
     def __init__(self, now: float) -> None:
         self.since: float | None = now
@@ -57,7 +58,7 @@ class IdleTime:
         self._began = self._at = now
         self._seconds = 0.0
         self.calls = False
-        self._held = False
+        self.held = False
         self._low_until = -math.inf
 
     def begin(self, now: float) -> None:
@@ -72,12 +73,12 @@ class IdleTime:
 
     def gone(self, now: float) -> None:
         """Note that the node gets no more calls and has none left. It is idle from now on, until its machine ends."""
-        self.calls = self._held = False
+        self.calls = self.held = False
         self._change(now)
 
     def hold(self, now: float, held: bool) -> None:
         """Note if something else than calls counts as work from now on, such as a service with `busy=True`."""
-        self._held = held
+        self.held = held
         self._change(now)
 
     def measured(self, now: float, low: bool) -> None:
@@ -97,7 +98,7 @@ class IdleTime:
         return Idleness(self._began, self._at, self._seconds, is_idle, self.since)
 
     def _change(self, now: float) -> None:
-        works = self.calls or self._held
+        works = self.calls or self.held
         if works is (self.since is None):
             return
         self._advance(now)

@@ -298,7 +298,13 @@ class NodeQueue:
         return not any(lane.underway for lane in self.lanes)
 
     def note_idle(self) -> None:
-        """Note in `idle` if calls run now. `send` notes that a call begins; this is for all other changes."""
+        """Note in `idle` if calls, or services that count as work, run now.
+
+        `send` notes that a call begins. This is for all other changes.
+        """
+        held = any(each.busy for each in self.services.underway.values())
+        if held is not self.idle.held:
+            self.idle.hold(clock.now(), held)
         if any(lane.underway for lane in self.lanes):
             if not self.idle.calls:
                 self.idle.begin(clock.now())
@@ -355,6 +361,8 @@ class NodeQueue:
                 out.append(_frame_of(group))
             else:
                 self._send_one(first, out)
+        if lane is self.services:
+            self.note_idle()
         if out:
             self.link.send(out)
 

@@ -64,6 +64,7 @@ class PendingCall:
             long these calls take.
         service: True for a call that takes no slot (the part of a node that runs one call at a time): a service of
             `pool.service`, or a test of its port. Such a call is sent to its node at once, and never queued.
+        busy: True for a service that counts as work, so that its node is not idle. Other calls always count.
         id: the id of the call; a new one for each run.
         at: the number of the node that the call was sent to; -1 while the call waits.
         attempt: the number of this run of the call, from 1. Runs that ended because a machine was taken back count too.
@@ -83,6 +84,7 @@ class PendingCall:
     gang: int | None = None
     member: Member | None = None
     service: bool = False
+    busy: bool = False
     id: int = 0
     at: int = -1
     attempt: int = 1
@@ -105,7 +107,7 @@ class PendingCall:
         options = self.options
         if self.world is None and not self.service and not isinstance(self.outlet, Items):
             return options.header
-        more: dict[str, Any] = {"service": True} if self.service else {}
+        more: dict[str, Any] = {"service": True, "busy": self.busy} if self.service else {}
         if self.world is not None:
             more["world"] = self.world
             if options.output == "head" and self.world[0]:

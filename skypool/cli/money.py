@@ -19,7 +19,7 @@ from skypool.checks import seconds
 from skypool.cli import output
 from skypool.errors import SkypoolError, UsageError
 from skypool.observers import client
-from skypool.rental.budget import Line, by_day
+from skypool.rental.budget import Line, Receipt, amount, by_day
 from skypool.rental.gc import GRACE
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record
@@ -47,7 +47,7 @@ def ps(as_json: AsJson = False) -> None:
     if as_json:
         output.data([{**_pool_data(each, now), **_seen_data(seen.get(each.session))} for each in there])
     elif there:
-        output.table(_POOL, [_pool_row(each, now) for each in there], numbers=_POOL[3:8])
+        output.table(_POOL, [_pool_row(each, now) for each in there], numbers=_POOL[3:9])
         rows = [_node_row(each.pool, node) for each in there for node in _nodes(seen.get(each.session))]
         if rows:
             output.say("")
@@ -122,14 +122,15 @@ def _node_row(pool: str, node: Mapping[str, Any]) -> list[str]:
 
 
 _NODE = ["pool", "node", "state", "machine", "hardware", "address", "running", "waiting", "functions"]
-_POOL = ["pool", "state", "client", "nodes", "age", "USD/h", "USD", "of budget", "providers"]
+_POOL = ["pool", "state", "client", "nodes", "age", "USD/h", "USD", "idle USD", "of budget", "providers"]
 
 
 def _pool_row(record: Record, now: float) -> list[str]:
     receipt = record.receipt(now)
     budget = "" if record.budget is None else f"{receipt.usd / record.budget.max_usd:.0%} of {record.budget.max_usd:g}"
     age = str(timedelta(seconds=round(now - record.started)))
-    figures = [str(len(record.running)), age, f"{receipt.usd_per_hour:.4f}", f"{receipt.usd:.4f}", budget]
+    costs = [f"{receipt.usd_per_hour:.4f}", f"{receipt.usd:.4f}", amount(receipt.idle_usd)]
+    figures = [str(len(record.running)), age, *costs, budget]
     client = f"{record.client.pid} on {record.client.host}"
     return [record.pool, record.state(now), client, *figures, " ".join(_providers(record))]
 
@@ -149,6 +150,12 @@ def explanations(record: Record, now: float) -> list[str]:
         ways = f"`skypool down {record.pool}` ends them and checks that"
         if record.ended is not None:
             said.append(f"the pool has ended, but perhaps not all of its machines; {ways}")
+        elif record.is_staying and now < record.lasts:
+            until = datetime.fromtimestamp(record.lasts, UTC).strftime("%H:%M UTC")
+            said.append(
+                f"its `with` block was left, and its machines stay until {until} (linger). Until then, "
+                f"ComputePool.attach({record.pool!r}) takes the machines over; {ways}"
+            )
         elif now < record.lasts:
             until = datetime.fromtimestamp(record.lasts, UTC).strftime("%H:%M UTC")
             said.append(
@@ -183,6 +190,7 @@ def _pool_data(record: Record, now: float) -> dict[str, object]:
         "age": round(now - record.started, 3),
         "usd_per_hour": receipt.usd_per_hour,
         "usd": receipt.usd,
+        "idle_usd": receipt.idle_usd,
         "budget": record.budget and {"max_usd": record.budget.max_usd, "warn": record.budget.warn},
         "providers": _providers(record),
         "instances": [_instance_data(each) for each in record.running],
@@ -205,6 +213,7 @@ def _instance_data(line: Line) -> dict[str, object]:
         "launched": _iso(line.launched),
         "usd_per_hour": line.usd_per_hour,
         "usd": line.usd,
+        "idle_usd": line.idle_usd,
     }
 
 
@@ -227,14 +236,21 @@ def cost(
     rows = _by_pool(records, start, now) if by == "pool" else _by_day(records, start)
     total = sum(usd for _, usd in rows)
     names = _HEADINGS[by]
+    idle = [_idle(each, start) for each in records]
     if as_json:
-        lines = [dict(zip(names, [*cells, usd], strict=True)) for cells, usd in rows]
-        output.data({"since": _iso(start) if start else None, "by": by, "lines": lines, "usd": total})
+        lines: list[dict[str, object]] = [dict(zip(names, [*cells, usd], strict=True)) for cells, usd in rows]
+        if by == "pool":
+            lines = [{**line, "idle_usd": usd} for line, usd in zip(lines, idle, strict=True)]
+        all_idle = {"idle_usd": _sum(idle)} if by == "pool" else {}
+        output.data({"since": _iso(start) if start else None, "by": by, "lines": lines, "usd": total, **all_idle})
         return
     table = [[*map(str, cells), f"{usd:.4f}"] for cells, usd in rows]
     table.append(["total", *[""] * (len(names) - 2), f"{total:.4f}"])
     headings = [each.replace("_", " ").replace("usd", "USD") for each in names]
-    output.table(headings, table, numbers=["instances", "instance hours", "USD"])
+    if by == "pool":
+        headings.append("idle USD")
+        table = [[*row, amount(usd)] for row, usd in zip(table, [*idle, _sum(idle)], strict=True)]
+    output.table(headings, table, numbers=["instances", "instance hours", "USD", "idle USD"])
 
 
 _HEADINGS = {"pool": ["pool", "started", "state", "instances", "instance_hours", "usd"], "day": ["day", "usd"]}
@@ -244,6 +260,22 @@ _Rows = list[tuple[tuple[object, ...], float]]
 
 def _part(line: Line, start: float) -> bool:
     return line.begins + line.seconds > start
+
+
+def _idle(record: Record, start: float) -> float | None:
+    """Return what a pool has paid for idle time, in USD; None if that is not known.
+
+    It is not known for the part of a machine's time after `start`, in seconds since 1970, so a machine that was there
+    before makes it unknown.
+    """
+    lines = tuple(each for each in record.lines if _part(each, start))
+    return None if any(each.begins < start for each in lines) else Receipt("", lines, 0.0).idle_usd
+
+
+def _sum(amounts: Iterable[float | None]) -> float | None:
+    """Return the sum of amounts; None if one of them is not known."""
+    known = list(amounts)
+    return None if None in known else sum(each for each in known if each is not None)
 
 
 def _by_pool(records: Iterable[Record], start: float, now: float) -> _Rows:

@@ -31,7 +31,8 @@ HELP = """[b]up, down[/b]  choose a pool, or scroll its nodes
 [b]left 9:35[/b] the process of the pool is gone, and its
           lease is over in 9:35 minutes
 [b]no answer[/b] the process is stopped or busy
-[b]idle[/b]      cost of the time in which no call ran
+[b]idle[/b]      cost of the time in which no call ran,
+          or all devices were under 5 %
 [b]GPU ▂▅█[/b]   a bar for each device, and the mean
 [b]mem[/b]       used and whole memory of all devices
 [b]claimed[/b]   the machine is not trusted, and its

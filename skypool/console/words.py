@@ -192,7 +192,7 @@ class Words:
         self._ending = self._ending or e.phase in ("draining", "ended")
         if e.phase == "ended":
             yield from self._summaries(float("inf"))
-            yield f"ended{after}{self._losses()}"
+            yield f"ended{after}{self._losses()}{_costs(e)}"
         elif e.phase == "draining":
             yield self._news(f"ends: {brief(e.detail)}", e.detail)
         elif self._routine and e.phase == "ready":
@@ -332,6 +332,14 @@ def beside(cpu_slots: int) -> str:
 def many(n: int, thing: str) -> str:
     """Return a number with its noun: "0 nodes", "1 node", "2 nodes", "1,000 nodes". The plural is made with "s"."""
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def _costs(e: events.PoolPhase) -> str:
+    """Return what a pool has cost in words, with the idle share; "" if it cost nothing or that is not known."""
+    if not e.usd:
+        return ""
+    idle = "unknown" if e.idle_usd is None else f"{e.idle_usd:.4f} USD"
+    return f"; spent {e.usd:.4f} USD, idle {idle}"
 
 
 def _then(e: events.ServiceEnded) -> str:

@@ -156,7 +156,7 @@ class Seats:
                 return None
             node, place = seat
             made = call((place, self.places_of(node)))
-            service = self.pool.service(made, node=node, restart=True, name=f"{_WORKER}{worker}")
+            service = self.pool.service(made, node=node, restart=True, name=f"{_WORKER}{worker}", busy=True)
         except (sky.NodeInterrupted, sky.NodeRetired, sky.ConnectionLost):
             self.give_back(worker)
             return None
@@ -237,7 +237,7 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
         port, dashboard = self._seats.reports[node].ports
         self.address = f"tls://[{host}]:{port}" if ":" in host else f"tls://{host}:{port}"
         call = sky.compute(_dask_node.run_scheduler).with_options(devices=0)(port, dashboard, self._keys)
-        service = self._ends.enter_context(pool.service(call, node=node, name=SCHEDULER))
+        service = self._ends.enter_context(pool.service(call, node=node, name=SCHEDULER, busy=True))
         with ThreadPoolExecutor(3) as threads:
             here = threads.submit(self._forward, port, host)
             board = threads.submit(self._forward, dashboard, _LOCAL)

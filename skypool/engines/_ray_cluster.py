@@ -126,7 +126,7 @@ class RayCluster:
         self._gcs = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._dashboard = dashboard
         call = sky.compute(_ray_node.run_head)(self._daemons(self.head), client, dashboard)
-        service = self._ends.enter_context(self.pool.service(call, node=self.head, name=HEAD))
+        service = self._ends.enter_context(self.pool.service(call, node=self.head, name=HEAD, busy=True))
         self._services[self.head] = service
         service.wait_ready(port, timeout)
         here = self._ends.enter_context(self.pool.forward(client, self.head, host="127.0.0.1"))
@@ -190,7 +190,7 @@ class RayCluster:
             if node not in self._reports:
                 self._check([node])
             function = sky.compute(_ray_node.run_worker).with_options(grace=self._drain + _CLOSING)
-            service = self.pool.service(function(self._daemons(node)), node=node, name=f"{_WORKER}{node}")
+            service = self.pool.service(function(self._daemons(node)), node=node, name=f"{_WORKER}{node}", busy=True)
         except (sky.NodeInterrupted, sky.NodeRetired, sky.ConnectionLost):
             return  # the node leaves, or was lost: another one takes its place
         except sky.UsageError:

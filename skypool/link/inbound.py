@@ -78,6 +78,7 @@ class Welcome:
         health: the state of the machine, such as its devices and free disk space.
         trust: "full" if the node pickles results, "data" if it writes them in a format that cannot run code.
         services: the ids of the calls that are services, which take no slot.
+        quiet: the ids of the services that do not count as work.
         epoch: how many clients have owned the node so far. The agent refuses a client with a lower epoch.
     """
 
@@ -94,6 +95,7 @@ class Welcome:
     trust: str = "full"
     services: tuple[int, ...] = ()
     epoch: int = 0
+    quiet: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -641,6 +643,7 @@ def _welcome(f: Frame) -> Welcome:
         "data" if h.get("trust") == "data" else "full",
         tuple(_numbers(what, h, "services")) if "services" in h else (),
         _number(what, h, "epoch") if "epoch" in h else 0,
+        tuple(_numbers(what, h, "quiet")) if "quiet" in h else (),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import unquote
@@ -101,14 +102,15 @@ def _point(measurement: Measurement, began: int, now: int) -> Any:
 
 
 def _pairs(attributes: Attributes) -> list[Any]:
-    from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-
-    return [KeyValue(key=key, value=_value(value)) for key, value in attributes.items()]
+    return [_pair(key, value) for key, value in attributes.items()]
 
 
-def _value(value: str | int | bool) -> Any:
-    from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+@lru_cache(maxsize=8192, typed=True)  # the same pairs come again in most measurements, and messages copy them
+def _pair(key: str, value: str | int | bool) -> Any:
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
     if isinstance(value, bool):
-        return AnyValue(bool_value=value)
-    return AnyValue(int_value=value) if isinstance(value, int) else AnyValue(string_value=value)
+        return KeyValue(key=key, value=AnyValue(bool_value=value))
+    if isinstance(value, int):
+        return KeyValue(key=key, value=AnyValue(int_value=value))
+    return KeyValue(key=key, value=AnyValue(string_value=value))

@@ -59,6 +59,7 @@ class Prometheus(Exporter):
         self._port = port
         self._lock = threading.Lock()
         self._sources: list[Source] = []
+        self._told: set[Source] = set()
         self._server: Server | None = None
         self._process = os.getpid()
 
@@ -113,6 +114,7 @@ class Prometheus(Exporter):
             if self._process != os.getpid() or source not in self._sources:
                 return
             self._sources.remove(source)
+            self._told.discard(source)
             if self._sources:
                 return
             server, self._server = self._server, None
@@ -120,7 +122,17 @@ class Prometheus(Exporter):
             server.close()
 
     def _measurements(self) -> list[Measurement]:
-        return [one for source in list(self._sources) for one in source.read()]
+        return [one for source in list(self._sources) for one in self._read(source)]
+
+    def _read(self, source: Source) -> list[Measurement]:
+        """Return the measurements of a pool. After an error, return [], and tell the user the first time."""
+        try:
+            return source.read()
+        except Exception as e:  # noqa: BLE001 - the user is told, and other pools are served all the same
+            if source not in self._told:
+                self._told.add(source)
+                source.notice(f"metrics cannot be read: {type(e).__name__}: {e}")
+            return []
 
 
 class _Collector:

@@ -23,8 +23,10 @@ from skypool.errors import (
     BudgetExceeded,
     ConnectionLost,
     LaunchError,
+    LedgerError,
     NodeUnhealthy,
     PoolClosed,
+    SkypoolError,
     StillRunning,
     TakenOver,
     UsageError,
@@ -54,6 +56,7 @@ from skypool.pool.services import Services
 from skypool.pool.spot import Departures
 from skypool.pool.states import Phase
 from skypool.pool.trust_levels import TrustLevels
+from skypool.rental.budget import Receipt
 from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
@@ -172,6 +175,7 @@ class PoolEngine:
             self._trust_levels.is_stranger,
             self.emit,
         )
+        self._paid: Receipt | None = None  # when machines were ended last
         self._closing: asyncio.Task[None] | None = None
         self._given_away: frozenset[int] | None = None  # nodes of a new owner; None while this process is the owner
         self._tasks: set[asyncio.Task[None]] = set()
@@ -215,7 +219,7 @@ class PoolEngine:
             rental=self.rental,
             idle=self.idle,
             health=self.health,
-            is_stranger=self._trust_levels.is_stranger,
+            is_stranger=self._trust_levels.is_known_stranger,
             notice=self._notice,
         )
         self._network: NetworkCheck | None = None
@@ -379,6 +383,52 @@ class PoolEngine:
                 f"down {name}` to try again",
                 left,
             )
+
+    async def leave(self, seconds: float) -> None:
+        """End all calls and services, and leave the ready nodes to a process that takes the pool over, for a while.
+
+        A separate process ends their machines when the time is over. Machines that are not ready, or cannot be told,
+        end now. If the pool is ending or has ended, or if no machine can stay, do as `stop` does.
+
+        Args:
+            seconds: the time for which the machines stay. Budget and lifetime may end them earlier.
+
+        Raises:
+            StillRunning, ErrorGroup: the end of some machines is not confirmed.
+        """
+        name = self.terms.name
+        if self.state.phase is not Phase.READY or self._given_away is not None:
+            await self.stop()
+            return
+        for node, link in self._links.items():
+            services = {each.id for each in self.dispatch.services_on(node)}
+            for call in [each for each in self.dispatch.awaited(node) if each not in services]:
+                link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
+            self.dispatch.acknowledge(node)
+        reason = PoolClosed(
+            f"this process has left pool {name!r}; ComputePool.attach({name!r}) takes its machines over"
+        )
+        self.dispatch.end_calls(reason)
+        await self.services.close()
+        self.dispatch.close(reason)
+        await asyncio.to_thread(self.idle.record)
+        try:
+            seconds, notice = await asyncio.to_thread(self.rental.leave, seconds)
+        except SkypoolError as e:
+            self._notice(str(e))
+            await self.stop()
+            return
+        ready = [each.node for each in self.state.nodes.values() if each.phase is Phase.READY and not each.is_leaving]
+        links = {node: self._links[node] for node in ready if node in self._links}
+        told = dict(zip(links, await asyncio.gather(*(each.leave(seconds) for each in links.values())), strict=True))
+        self._given_away = frozenset(
+            node for node in links if all(told.get(each.node) for each in self.state.slice_of(node))
+        )
+        if not self._given_away:  # otherwise they are closed with the record in the ledger
+            self._given_away = None
+        else:
+            self._notice(notice)
+        await self.stop()
 
     def _unproved(self) -> list[StillRunning]:
         """Return the errors of machines whose end is not confirmed; [] if there are none.
@@ -605,7 +655,11 @@ class PoolEngine:
                 self._spawn(self._terminate(nodes))
             case states.Announce(phase):
                 detail = str(self.state.error) if self.state.error else ""
-                self.emit(events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail))
+                paid = self._paid if phase is Phase.ENDED else None
+                usd, idle_usd = (None, None) if paid is None else (paid.usd, paid.idle_usd)
+                self.emit(
+                    events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail, usd=usd, idle_usd=idle_usd)
+                )
                 if phase in (Phase.DRAINING, Phase.ENDED):
                     self.rental.stopping.set()
                     error = self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
@@ -853,10 +907,18 @@ class PoolEngine:
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
         unproved = await asyncio.to_thread(self.rental.terminate, list(left.values()), silent)
+        self._paid = await asyncio.to_thread(self._receipt)
         for node in sorted(left.keys() - unproved.keys()):
             del left[node]
             self.apply(states.Terminated(node))
         return unproved
+
+    def _receipt(self) -> Receipt | None:
+        """Return the receipt of the pool; None if the ledger cannot be read."""
+        try:
+            return self.rental.receipt
+        except LedgerError:
+            return None
 
     async def _leave(self, node: int) -> None:
         self.health.store.forget(node)

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
 from skypool.calls.parts import ListFuture, StreamParts
 from skypool.calls.pending import PendingCall, World
-from skypool.checks import Duration, number, seconds, whole
+from skypool.checks import Duration, number, seconds, switch, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
@@ -125,7 +125,9 @@ class ComputePool(Executor):
         max_lifetime: the time after which each node ends itself, also while it works. Default None: no limit.
         linger: the time that the pool lives without work: no call waits or runs, and no service with `busy=True`. The
             pool then ends itself. If this process is killed, each node ends itself that long after its last work, or
-            when its lease is over if that is sooner. Default None: no limit, but one hour in a notebook.
+            when its lease is over if that is sooner. After a `with` block, the machines stay for that time, so that
+            `attach` gets them back quickly. Default None: no limit, but one hour in a notebook; after a `with` block
+            the machines end at once.
         liveness: the time without any message from a node after which the node is given up. The node's calls then raise
             ConnectionLost, unless the calls may run again on another node. Default 90 s.
         grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout`. Default 5 s.
@@ -209,6 +211,7 @@ class ComputePool(Executor):
             maximum=maximum,
             lease=seconds("lease", lease),
             lifetime=None if max_lifetime is None else seconds("max_lifetime", max_lifetime),
+            stay=linger_asked(linger) or 0.0,
             linger=IN_NOTEBOOK if linger is None and in_notebook() else linger_asked(linger),
             liveness=seconds("liveness", liveness),
             grace=seconds("grace", grace),
@@ -334,8 +337,12 @@ class ComputePool(Executor):
         Raises:
             StillRunning, ErrorGroup: the end of some machines is not confirmed, so they may still cost money.
         """
+        self._run_out(engine, engine.stop())
+
+    def _run_out(self, engine: PoolEngine, work: Coroutine[Any, Any, None]) -> None:
+        """Run the coroutine that stops or leaves an engine, and forget the engine. See `_end`."""
         try:
-            Loop.shared().run(engine.stop())
+            Loop.shared().run(work)
         except (KeyboardInterrupt, SystemExit):
             self.events.emit(events.Notice(pool=self.name, text=engine.rental.terminate_in_background()))
             raise
@@ -388,11 +395,30 @@ class ComputePool(Executor):
     ) -> None:
         """Wait for the calls, then end the pool. If the `with` block raised, end the calls at once. See `shutdown`.
 
-        The exception of the block is raised further.
+        The exception of the block is raised further. With `linger=`, the machines stay for that time, except after
+        Ctrl-C and SystemExit.
         """
         if self in calls.current:
             calls.current.remove(self)
-        self.shutdown(cancel_futures=kind is not None)
+        self._leave(kind)
+
+    def _leave(self, kind: type[BaseException] | None) -> None:
+        """End the pool, or leave its machines for the time `linger=`, if the user gave one.
+
+        Args:
+            kind: the exception that the `with` block raised; None if it raised none.
+        """
+        engine = self._engine
+        stays = engine is not None and self._terms.stay and (kind is None or issubclass(kind, Exception))
+        if engine is None or not stays or shutdown.is_elsewhere(engine):
+            self.shutdown(cancel_futures=kind is not None)
+            return
+        while kind is None and engine.dispatch.unfinished:
+            threading.Event().wait(0.02)
+        with self._starting:
+            is_ours, self._engine, self._ended = self._engine is engine, None, True
+        if is_ours:
+            self._run_out(engine, engine.leave(self._terms.stay))
 
     async def __aenter__(self) -> ComputePool:
         """Start the pool in another thread, wait until it is ready, and return it. The event loop is not blocked.
@@ -423,7 +449,7 @@ class ComputePool(Executor):
         """
         if self in calls.current:
             calls.current.remove(self)
-        await asyncio.to_thread(self.shutdown, cancel_futures=kind is not None)
+        await asyncio.to_thread(self._leave, kind)
 
     def _working(self) -> PoolEngine:
         """Return the engine of the pool: the part that rents and runs the machines.
@@ -954,13 +980,26 @@ class ComputePool(Executor):
         node: Literal["all"] | Sequence[int],
         restart: bool | int = False,
         name: str | None = None,
+        busy: bool = False,
     ) -> list[Service[T]]: ...
     @overload
     def service(
-        self, call: Call[T], *, node: int | None = None, restart: bool | int = False, name: str | None = None
+        self,
+        call: Call[T],
+        *,
+        node: int | None = None,
+        restart: bool | int = False,
+        name: str | None = None,
+        busy: bool = False,
     ) -> Service[T]: ...
     def service(
-        self, call: Call[T], *, node: NodesAsked = None, restart: bool | int = False, name: str | None = None
+        self,
+        call: Call[T],
+        *,
+        node: NodesAsked = None,
+        restart: bool | int = False,
+        name: str | None = None,
+        busy: bool = False,
     ) -> Service[T] | list[Service[T]]:
         """Start a long-lived call or program on a node beside all calls, such as a daemon or a web server.
 
@@ -982,6 +1021,8 @@ class ComputePool(Executor):
                 how often. The pause before grows from 0.5 s to 30 s. If its node is lost, the service starts on a node
                 that joins in its place. Default False.
             name: the name of the service in messages. Default None: that of the function or program.
+            busy: True counts the service as work: its node is not idle while it runs, and `linger=` of the pool does
+                not end it. Default False.
 
         Returns:
             a `Service`; for "all" or a list, a list of them, ordered by node number.
@@ -998,14 +1039,15 @@ class ComputePool(Executor):
         again = restarts_asked(restart)
         if name is not None and not (isinstance(name, str) and name):
             raise UsageError(f"name must be a text that names the service in messages, not {name!r}")
+        switch("busy", busy)
         named: NamedNodes = call.options.node if node is None else node_asked(node)
         engine = self._working()
         if not isinstance(named, (str, tuple)):
-            return engine.services.start(call, named or 0, again, name)
+            return engine.services.start(call, named or 0, again, name, busy=busy)
         started: list[Service[T]] = []
         try:
             for each, world in self._worlds(named).items():
-                started.append(engine.services.start(call, each, again, name, world))
+                started.append(engine.services.start(call, each, again, name, world, busy))
         except BaseException:
             for service in started:
                 engine.services.stop(service)

@@ -118,7 +118,13 @@ class Services:
     # --- starting --------------------------------------------------------------------------------------------
 
     def start(
-        self, call: Call[T], node: int, restart: int, name: str | None = None, world: World | None = None
+        self,
+        call: Call[T],
+        node: int,
+        restart: int,
+        name: str | None = None,
+        world: World | None = None,
+        busy: bool = False,
     ) -> Service[T]:
         """Start a service on a node, and return it. This does not wait until its process runs.
 
@@ -129,6 +135,7 @@ class Services:
             name: the name of the service; None for that of the function.
             world: for one of several services that were started together: its position among them, and the addresses of
                 their nodes.
+            busy: True if the service counts as work.
 
         Raises:
             PickleError: the function or an argument cannot be pickled.
@@ -146,7 +153,7 @@ class Services:
         if feeds:
             raise UsageError(f"a service cannot have an iterator as an argument; pass {call.function.name} a list")
         first = PendingCall(
-            call.function.code(), payload, CallFuture(), call.options, node=node, world=world, service=True
+            call.function.code(), payload, CallFuture(), call.options, node=node, world=world, service=True, busy=busy
         )
         service: Service[T] = Service(name or call.function.name, node, restart, first, self)
         self._listen()

@@ -106,6 +106,10 @@ class TrustLevels:
         """
         return self._readers[node] is not None
 
+    def is_known_stranger(self, node: int) -> bool:
+        """Return True as `is_stranger` does, and False for a node for which `judge` was not called yet."""
+        return self._readers.get(node) is not None
+
     def trusts(self) -> set[Trust]:
         """Return the decisions for all nodes so far. Any thread may call this."""
         return {said.trust for _, said in list(self._words.values())}

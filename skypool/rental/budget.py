@@ -208,7 +208,7 @@ class Receipt:
 
     def __str__(self) -> str:
         rows = [_row(each) for each in self.lines]
-        rows.append(["", "total", "", "", "", "", "", "", f"{self.usd:.4f}"])
+        rows.append(["", "total", "", "", "", "", "", "", f"{self.usd:.4f}", amount(self.idle_usd)])
         told = [f"pool {self.pool}, {_clock(self.at)}", *_aligned([_HEADINGS, *rows])]
         open_lines = [each for each in self.lines if not each.ended]
         if open_lines:
@@ -223,14 +223,19 @@ class Receipt:
 
 LEFT_OUT = "not included: network traffic, storage that outlives its machine, taxes"
 """Note on costs that no receipt and no budget includes, as no provider reports them while a machine runs."""
-_HEADINGS = ["node", "instance", "provider", "type", "place", "market", "time", "USD/h", "USD"]
-_NUMBERS = {"node", "time", "USD/h", "USD"}
+_HEADINGS = ["node", "instance", "provider", "type", "place", "market", "time", "USD/h", "USD", "idle USD"]
+_NUMBERS = {"node", "time", "USD/h", "USD", "idle USD"}
+
+
+def amount(usd: float | None) -> str:
+    """Return US dollars as text, such as "1.2100"; "unknown" for None."""
+    return "unknown" if usd is None else f"{usd:.4f}"
 
 
 def _row(line: Line) -> list[str]:
     time = str(timedelta(seconds=round(line.seconds))) + ("" if line.ended else "*")
     names = [line.provider, line.type, line.place, line.market]
-    return [str(line.node), line.id, *names, time, f"{line.usd_per_hour:.4f}", f"{line.usd:.4f}"]
+    return [str(line.node), line.id, *names, time, f"{line.usd_per_hour:.4f}", f"{line.usd:.4f}", amount(line.idle_usd)]
 
 
 def _clock(time: float) -> str:

@@ -130,7 +130,7 @@ class Ledger:
             _prune(book, now - KEEP)
             client = me.host, me.pid, me.birth
             times = now, now, lease
-            row = session, pool, *client, *times, *limits, notes, None, None, "", best_effort
+            row = session, pool, *client, *times, *limits, notes, None, None, "", best_effort, None
             book.execute(f"INSERT INTO pools VALUES ({', '.join('?' * len(row))})", row)
 
         self._file.write(work, thoroughly=True, holds=lambda _: session)
@@ -164,7 +164,8 @@ class Ledger:
                     f"pool {pool!r} is still run by {record.client}; end that process before you take the pool over"
                 )
             book.execute(
-                "UPDATE pools SET host = ?, pid = ?, birth = ?, beat = ?, lease = ?, ending = NULL WHERE session = ?",
+                "UPDATE pools SET host = ?, pid = ?, birth = ?, beat = ?, lease = ?, ending = NULL, stays = NULL "
+                "WHERE session = ?",
                 (me.host, me.pid, me.birth, now, lease or record.lease, record.session),
             )
             return record
@@ -463,7 +464,10 @@ class Ledger:
         """
         now = clock.now()
         marks = ", ".join("?" * len(seen))
-        at_last = "max(launched, min(?, (SELECT beat + lease FROM pools WHERE pools.session = instances.session)))"
+        at_last = (
+            "max(launched, min(?, "
+            "(SELECT COALESCE(stays, beat + lease) FROM pools WHERE pools.session = instances.session)))"
+        )
         self._note(
             (f"UPDATE instances SET ended = ? WHERE {_OF_POOL} AND ended IS NULL AND id IN ({marks})",
              (now, pool, provider, *seen)),
@@ -510,6 +514,28 @@ class Ledger:
         me = Process.this()
         sql = "UPDATE pools SET ending = COALESCE(ending, ?), host = ?, pid = ?, birth = ?"
         self._note((f"{sql} WHERE pool = ? AND ended IS NULL", (time.time(), me.host, me.pid, me.birth, pool)))
+
+    def leave(self, session: str, until: float) -> None:
+        """Record that this process leaves a pool, whose machines stay until this time (in seconds since 1970).
+
+        Another process may take the pool over at once. Does not raise if the ledger cannot be written.
+        """
+        sql = "UPDATE pools SET stays = ? WHERE session = ? AND ending IS NULL AND ended IS NULL"
+        self._note((sql, (until, session)))
+
+    def end_stay(self, session: str) -> bool:
+        """Record that this process begins to end a pool whose machines stayed. Return False if it must not end it.
+
+        That is so if another process has taken the pool over, or ends it, or has ended it.
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+        """
+        me = Process.this()
+        sql = "UPDATE pools SET ending = ?, host = ?, pid = ?, birth = ? WHERE session = ?"
+        sql += " AND stays IS NOT NULL AND ending IS NULL AND ended IS NULL"
+        values = time.time(), me.host, me.pid, me.birth, session
+        return self._file.write(lambda book: book.execute(sql, values).rowcount == 1)
 
     def end(self, session: str, error: str = "") -> None:
         """Record that a pool is over. Instances that were not recorded as ended stay on record as running.

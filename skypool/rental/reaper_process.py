@@ -1,5 +1,7 @@
 """Terminates all machines of a pool in a process of its own, which outlives the client and its terminal.
 
+The process may first wait until the time is over for which the machines stay after a `with` block.
+
 `terminate_in_background` starts the process, and `main` is what the process runs.
 """
 
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from skypool.drivers.contract import Driver
-from skypool.errors import SkypoolError
+from skypool.errors import LedgerError, SkypoolError
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
 
@@ -25,11 +27,13 @@ _PATIENCE = 24 * 3600.0
 """Seconds for which the process tries. In a day the user may renew credentials, or be back at work."""
 _MONTH = 30 * 86400.0
 """Seconds for which logs are kept."""
+_LOOK = 2.0
+"""Most seconds between two looks at a pool whose machines stay."""
 _READY = b"ready\n"
 """Line that the process writes to its stdout once it has read its task."""
 
 
-def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str) -> int:
+def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str, *, staying: bool = False) -> int:
     """Start a process that terminates all machines of a pool, and return its pid once it is at work.
 
     The new process outlives this process and its terminal. It tries for up to a day, and writes a log to
@@ -40,6 +44,8 @@ def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str) 
         drivers: providers that may have machines of the pool.
         pool: name of the pool.
         session: id of this run of the pool in the ledger (the local database of rented machines).
+        staying: True if the machines stay until the time that the ledger has. The process then waits until that time,
+            and does nothing if another process takes the pool over or ends it. Default False.
 
     Raises:
         SkypoolError: the process could not be started. Machines that can end themselves do so when their lease is over.
@@ -49,7 +55,7 @@ def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str) 
     file = log_of(pool, session)
     try:
         process = _started(pool, file)
-        said = _told(process, cloudpickle.dumps((tuple(drivers), pool, session)))
+        said = _told(process, cloudpickle.dumps((tuple(drivers), pool, session, staying)))
     except OSError as e:
         raise SkypoolError(_not_begun(pool, f"{e}; see {file}")) from e
     if said != _READY:
@@ -136,18 +142,24 @@ def _opened_log(file: Path) -> int:
 def main() -> int:
     """Run the process that `terminate_in_background` starts. Return its exit status.
 
-    The process reads its pickled task from stdin: drivers, pool name and session. It then writes the line "ready" to
-    stdout. After that, stdout goes to the log, as stderr does from the start. Blocks until the machines have ended, or
-    for up to a day.
+    The process reads its pickled task from stdin: the arguments of `terminate_in_background`. It then writes the line
+    "ready" to stdout. After that, stdout goes to the log, as stderr does from the start. Blocks until the machines have
+    ended, or for up to a day. If the machines stay for a while, it first waits until that time is over.
 
     Returns:
-        0 if every machine has ended, otherwise 1.
+        0 if every machine has ended or another process has the pool, otherwise 1.
     """
-    drivers, pool, session = pickle.load(sys.stdin.buffer)
+    drivers, pool, session, staying = pickle.load(sys.stdin.buffer)
     ledger = Ledger.here(_log)
-    ledger.ending(pool)
+    if not staying:
+        ledger.ending(pool)
     os.write(1, _READY)
     os.dup2(2, 1)
+    if staying:
+        _log(f"process {os.getpid()} waits until the machines of pool {pool} need not stay any longer")
+        if not _stayed(ledger, session):
+            _log(f"another process has pool {pool}, or has ended it")
+            return 0
     _log(f"process {os.getpid()} ends pool {pool} at {', '.join(each.name for each in drivers)}")
     try:
         terminate_all(drivers, pool, ledger, session, patience=_PATIENCE, stubborn=True, say=_log)
@@ -156,6 +168,23 @@ def main() -> int:
         return 1
     _log(f"every machine of pool {pool} has ended")
     return 0
+
+
+def _stayed(ledger: Ledger, session: str) -> bool:
+    """Wait until machines need not stay any longer. Return False if this process must not end them.
+
+    That is so if another process takes the pool over or ends it. If the ledger cannot be read, that is not known: then
+    the machines end themselves, or `skypool gc` ends them.
+    """
+    try:
+        while (record := ledger.record(session)) is not None and record.is_staying:
+            left = record.lasts - time.time()
+            if left <= 0:
+                return ledger.end_stay(session)
+            time.sleep(min(left, _LOOK))
+    except LedgerError as e:
+        _log(f"gave up: {e}")
+    return False
 
 
 def _log(text: str) -> None:

@@ -72,6 +72,8 @@ class Record:
         lines: the pool's instances and their costs, ordered by launch.
         intents: the pool's orders (requests for machines) without an answer, ordered by time.
         notes: the pool's drivers and their settings, as JSON objects.
+        stays: the time until which the pool's machines stay without `client`, because its `with` block was left and it
+            has `linger=`; None before that, and again after a process took the pool over.
     """
 
     pool: str
@@ -87,6 +89,7 @@ class Record:
     lines: tuple[Line, ...]
     intents: tuple[Intent, ...]
     notes: tuple[DriverNote, ...]
+    stays: float | None = None
 
     @property
     def running(self) -> tuple[Line, ...]:
@@ -97,12 +100,20 @@ class Record:
     def lasts(self) -> float:
         """The time, in seconds since 1970, when the lease is over if the client gives no further sign of life.
 
-        By then, machines that can end themselves have ended.
+        By then, machines that can end themselves have ended. For machines that stay without their client, it is the
+        end of that time.
         """
-        return self.beat + self.lease
+        return self.beat + self.lease if self.stays is None else self.stays
+
+    @property
+    def is_staying(self) -> bool:
+        """True if the client has left, and the machines stay until `lasts` for a process that takes them over."""
+        return self.stays is not None and self.ending is None and self.ended is None
 
     def client_lives(self, now: float) -> bool:
         """Return True if a process still runs or ends the pool. Return False for a pool that has ended.
+
+        Also return False if the machines stay although the client has left them.
 
         A process on another host cannot be checked. Such a process counts as alive until `lasts`, one lease after its
         last sign of life.
@@ -110,7 +121,7 @@ class Record:
         Args:
             now: the time in seconds since 1970.
         """
-        lives = self.client.lives()
+        lives = False if self.is_staying else self.client.lives()
         return self.ended is None and (now < self.lasts if lives is None else lives)
 
     def has(self, instance: Instance) -> bool:
@@ -248,7 +259,8 @@ def _intent(row: Sequence[Any]) -> Intent:
 
 
 def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent, ...]) -> Record:
-    session, pool, host, pid, birth, started, beat, lease, max_usd, warn, notes, ending, ended, error, best_effort = row
+    session, pool, host, pid, birth, started, beat, lease, max_usd, warn, notes, ending, ended, error, *more = row
+    best_effort, stays = more
     return Record(
         pool=_name(pool),
         session=_name(session),
@@ -263,6 +275,7 @@ def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent
         lines=lines,
         intents=intents,
         notes=tuple(_note(each) for each in _plain(notes, list)),
+        stays=None if stays is None else _time(stays),
     )
 
 

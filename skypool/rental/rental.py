@@ -497,6 +497,45 @@ class Rental:
         pid = reaper_process.terminate_in_background(self._terms.drivers, name, self.session)
         return f"process {pid} goes on ending the machines of pool {name!r}; `skypool ps` shows when it has finished"
 
+    def leave(self, seconds: float) -> tuple[float, str]:
+        """Record that this process leaves the pool, whose machines stay. Start a process that ends them afterwards.
+
+        Blocks. The nodes are not told.
+
+        Args:
+            seconds: the time for which the machines stay. It is cut to the rest of budget and lifetime.
+
+        Returns:
+            The seconds for which the machines stay, and a notice for the user.
+
+        Raises:
+            SkypoolError: the process could not be started, or the ledger does not have the pool.
+        """
+        name, ledger = self._terms.name, self._holdings.ledger
+        if ledger is None:
+            raise SkypoolError(f"the ledger does not have pool {name!r}, so its machines cannot stay: they end now")
+        receipt = self.receipt
+        lines = [each for each in receipt.lines if not each.ended]
+        lifetime = math.inf if self._terms.lifetime is None else self._terms.lifetime
+        over = min((each.launched + lifetime for each in lines), default=math.inf) - clock.now()
+        seconds = max(0.0, min(seconds, self._left(), over))
+        for driver in self._terms.drivers:
+            if driver.name in self._holdings.tried and isinstance(driver, Renews):
+                try:
+                    driver.renew(name, _from_now(seconds + _BOOT))
+                except Exception as e:  # noqa: BLE001 - the machines stay all the same, and `gc` may end them earlier
+                    self._tell(f"the tags of the machines of {driver.name} could not be renewed: {e}")
+        until = time.time() + seconds
+        ledger.leave(self.session, until)
+        reaper_process.terminate_in_background(self._terms.drivers, name, self.session, staying=True)
+        clock_time = time.strftime("%H:%M:%S", time.localtime(until))
+        rate = f", at {receipt.usd_per_hour:.4f} USD/h" if receipt.usd_per_hour else ""
+        machines = "1 machine stays" if len(lines) == 1 else f"{len(lines)} machines stay"
+        return seconds, (
+            f"{machines} until {clock_time} (linger){rate}: ComputePool.attach({name!r}) takes over what is there, and "
+            f"`skypool down {name}` ends it earlier"
+        )
+
     # --- notices for the user --------------------------------------------------------------------------------
 
     def _tell(self, text: str, detail: str = "") -> None:

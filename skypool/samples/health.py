@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 from skypool.samples import xid
@@ -89,6 +90,7 @@ class HealthOfNode:
 
     def __init__(self) -> None:
         self._past: dict[tuple[str, int], _Past] = {}
+        self._judged: dict[tuple[str, int], tuple[tuple[object, ...], DeviceHealth]] = {}
 
     def judge(self, sample: NodeSample) -> NodeHealth:
         """Return the health of the node after a sample. The sample must be later than those before.
@@ -99,11 +101,25 @@ class HealthOfNode:
         devices = []
         for each in sample.devices:
             key = (each.kind, each.index)
+            seen = _relevant(each)
+            known = self._judged.get(key)
+            if known is not None and known[0] == seen and not each.xids:  # nothing has changed, as in most samples
+                devices.append(known[1])
+                continue
             past = _remembered(self._past.get(key, _Past()), each)
+            found = judge(each, past.found)
+            devices.append(found)
             if key in self._past or len(self._past) < _MOST_DEVICES:
                 self._past[key] = past
-            devices.append(judge(each, past.found))
+                self._judged[key] = seen, found
         return NodeHealth(sample.node, worst([each.state for each in devices]), tuple(devices), sample.claimed)
+
+
+_relevant = attrgetter(
+    "unknown", "lost", "recovery", "remap_failed", "remap_pending", "ecc_uncorrected", "pcie_width", "pcie_width_max",
+    "nvlinks", "nvlinks_all", "xids_watched",
+)  # fmt: skip
+"""Returns the fields of a device's sample on which its health depends, except for XID codes."""
 
 
 def worst(states: Sequence[State]) -> State:

@@ -256,7 +256,8 @@ def _flag(name: str, value: object, _: Callable[[str], str]) -> bool:
 def _text(name: str, value: object, printable: Callable[[str], str]) -> str:
     if type(value) is not str:
         raise ValueError(f"the field {name!r} is no text")
-    return printable(value[:_LONGEST])
+    text = printable(value[:_LONGEST])
+    return text if text.isprintable() else " ".join(text.split())  # one line, so that it cannot look like others
 
 
 def _texts(name: str, value: object, printable: Callable[[str], str]) -> tuple[str, ...]:

@@ -102,19 +102,64 @@ def train() -> list[int]:
     return found
 
 
-def hungry(seconds: float) -> None:
-    """Ask for more than there is for some time.
+def slow_squares(count: int, seconds: float) -> list[int]:
+    """Return squares of numbers, each from a task that takes some time.
 
     Args:
-        seconds: how long to ask.
+        count: how many numbers there are.
+        seconds: how long each task takes.
     """
     ray = imported("ray")
 
     ray.init(log_to_driver=False)
-    refs = [ray.remote(num_cpus=64)(lambda: None).remote() for _ in range(2)]
-    time.sleep(seconds)
-    for ref in refs:
-        ray.cancel(ref)
+
+    def slow_square(number: int) -> int:
+        time.sleep(seconds)
+        return number * number
+
+    task = ray.remote(max_retries=-1)(slow_square)
+    found: list[int] = ray.get([task.remote(number) for number in range(count)])
+    return found
+
+
+def sleep_at(address: str, seconds: float) -> tuple[str, int]:
+    """Return where a task that takes some time has ended, and how often it has begun.
+
+    Args:
+        address: the address of the node that it is sent to.
+        seconds: how long it takes.
+    """
+    ray, strategies = imported("ray"), imported("ray.util.scheduling_strategies")
+    ray.init(log_to_driver=False)
+
+    @ray.remote(num_cpus=0)
+    class Begun:
+        def __init__(self) -> None:
+            self.times = 0
+
+        def add(self) -> int:
+            self.times += 1
+            return self.times
+
+    def sleepy(begun: Any) -> tuple[str, int]:
+        times = imported("ray").get(begun.add.remote())
+        time.sleep(seconds)
+        return str(imported("ray").util.get_node_ip_address()), times
+
+    ids = {each["NodeManagerAddress"]: each["NodeID"] for each in ray.nodes() if each["Alive"]}
+    here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    there = strategies.NodeAffinitySchedulingStrategy(ids[address], soft=False)
+    actor: Any = Begun
+    task = ray.remote(max_retries=0)(sleepy)
+    begun = actor.options(scheduling_strategy=here).remote()
+    found: tuple[str, int] = ray.get(task.options(scheduling_strategy=there).remote(begun))
+    return found
+
+
+@sky.compute(devices=0)
+def own_address() -> str:
+    """Return the address at which other nodes reach this one."""
+    return sky.instance_info().address
 
 
 @sky.compute(devices=0)

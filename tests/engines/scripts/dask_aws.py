@@ -15,9 +15,10 @@ import time
 from typing import Any
 
 import distributed
-from dask_lab import ask, host
-from dask_pool import ready, until
+from dask_lab import host
+from dask_pool import until
 from distributed import Client, wait
+from lab_program import ask, ready
 
 import skypool as sky
 

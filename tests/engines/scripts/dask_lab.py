@@ -9,7 +9,6 @@ is asked to and then answers with a line. tests/soak/dask.py is that program.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -19,69 +18,23 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.array
 import dask.dataframe
 import numpy as np
 import pandas as pd
-import psutil
 from dask_pool import until
 from distributed import Client, wait
+from lab_program import SpotHosts, Told, ask, ports, ready, say
 
 import skypool as sky
-from skypool.model import Access, Instance
-from skypool_aws import _WATCH as WATCH
 
 NODES = 4
 WITHIN = 100.0
 """Seconds within which anything must have happened. Eight processes start at once on a computer with two cores."""
 PATIENT = 120.0
 """Seconds within which all workers of a new cluster must be connected."""
-
-
-@dataclass(frozen=True)
-class SpotHosts(sky.SSH):
-    """Hosts that hear of their end as machines of AWS do: from a metadata service."""
-
-    def access(self, instance: Instance) -> Access:
-        return replace(super().access(instance), watch=WATCH)
-
-
-def say(words: dict[str, Any]) -> None:
-    sys.__stdout__.write(f"@{json.dumps(words)}\n")
-    sys.__stdout__.flush()
-
-
-def ask(words: dict[str, Any]) -> None:
-    """Have the program that started this one do something, and wait until it is done."""
-    say(words)
-    assert sys.stdin.readline() == "done\n"
-
-
-def ready(pool: sky.ComputePool) -> list[int]:
-    return [node for node, state in pool.nodes.items() if state == "ready"]
-
-
-def ports() -> int:
-    """Return how many ports of this computer this process, and those that it has started, listen at."""
-    own, count = psutil.Process(), 0
-    for process in (own, *own.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            count += sum(each.status == psutil.CONN_LISTEN for each in process.net_connections("tcp"))
-    return count
-
-
-class Told(logging.Handler):
-    """A handler that keeps what the cluster has told the user as a warning."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 class Steps:
@@ -235,7 +188,7 @@ class Steps:
         except Exception as e:  # noqa: BLE001 - it is Dask's, and shown
             say({"a future raises": f"{type(e).__name__}: {e}"})
         assert self.pool.services == []
-        ask({"do": "check dask gone"})
+        ask({"do": "check cluster gone"})
         self.close()
         self.until(lambda: len(ready(self.pool)) == NODES, "the next machine")
         self.start()
@@ -270,7 +223,7 @@ def main(settings: dict[str, Any]) -> None:
             steps.close()
         assert pool.services == []
         assert ports() == before, f"{ports()} ports are open, not {before}"
-        ask({"do": "check dask gone"})
+        ask({"do": "check cluster gone"})
     say({"end": "fine"})
 
 
