@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -318,12 +319,23 @@ def test_orders_are_counted_by_outcome(tmp_path: Path) -> None:
     assert 'skypool_offer="dear",skypool_outcome="rented"' in found[1]
 
 
-def test_values_of_strangers_are_marked_as_claims() -> None:
+@pytest.mark.slow
+def test_values_of_strangers_are_marked_as_claims_and_old_ones_are_left_out() -> None:
     prometheus = sky.Prometheus(port=0)
     with sky.ComputePool(console="off", trust="data", metrics=prometheus) as pool:
         eventually(lambda: pool.samples.latest(), 60, "a sample")
         [memory] = lines(scraped(prometheus), "skypool_node_memory_limit_bytes")
         assert 'skypool_claimed="true"' in memory
+        agent = pool.submit(os.getppid).result(60)
+        os.kill(agent, signal.SIGSTOP)  # so that the link cannot come back
+        link = pool._engine._links[0]  # type: ignore[union-attr]  # it has started
+        link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
+        eventually(lambda: pool.nodes[0].startswith("unreachable"), 60, "the broken link")
+        text = scraped(prometheus)
+        os.kill(agent, signal.SIGCONT)
+        assert lines(text, "skypool_nodes", 'skypool_state="unreachable"')[0].endswith(" 1.0")
+        assert lines(text, "skypool_node_memory_limit_bytes") == []
+        assert lines(text, "skypool_node_slots")
 
 
 def test_without_metrics_nothing_is_imported_and_no_thread_runs() -> None:
@@ -381,7 +393,7 @@ class Server:
     def __init__(self, target: str, folder: Path) -> None:
         config = folder / "prometheus.yml"
         config.write_text(
-            "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
+            "global: {scrape_interval: 300ms, scrape_timeout: 300ms}\n"
             f"scrape_configs: [{{job_name: skypool, static_configs: [{{targets: ['{target}']}}]}}]\n"
         )
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -419,7 +431,7 @@ class Server:
             return seen == [pytest.approx(each, abs=1e-6) for each in expected]
 
         try:
-            eventually(same, 20, query)
+            eventually(same, 60, query)
         except AssertionError as e:
             raise AssertionError(f"{query} has {seen}, not {expected}: {self.ask('up')}") from e
 
@@ -492,7 +504,7 @@ def test_prometheus_scrapes_a_pool_and_its_queries_give_what_the_pool_saw(
 
             for query, _ in guide_queries():
                 if not any(sign in query for sign in ("<", ">", "== 1", "refused")):
-                    eventually(lambda query=query: server.ask(query), 20, query)  # type: ignore[misc]
+                    eventually(lambda query=query: server.ask(query), 60, query)  # type: ignore[misc]
                 else:  # nothing is wrong here, but the query must be one
                     server.ask(query)
 

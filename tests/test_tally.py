@@ -32,6 +32,11 @@ def test_calls_are_counted_by_outcome_and_wall_time() -> None:
     assert office.dispatch.tally.counts() == counts
 
 
+def test_the_bounds_of_the_classes_are_1_and_2_5_and_5_of_each_power_of_ten() -> None:
+    assert BOUNDS[:4] == (0.0001, 0.00025, 0.0005, 0.001)
+    assert list(BOUNDS) == sorted(set(BOUNDS))
+
+
 def test_records_that_nobody_takes_are_bounded_and_the_slowest_stay() -> None:
     office = Office(1)
     tally = office.dispatch.tally
