@@ -9,7 +9,19 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import accelerators, core, dask_start, gangs, joblib_tasks, launch, plan, remote, samples, trust
+from tests.benchmarks import (
+    accelerators,
+    core,
+    dask_start,
+    gangs,
+    joblib_tasks,
+    launch,
+    plan,
+    ray_start,
+    remote,
+    samples,
+    trust,
+)
 
 
 def main() -> None:
@@ -17,7 +29,7 @@ def main() -> None:
     table = Table(
         "what", "figure", "baseline", "ratio (aim)", title=f"{os.cpu_count()} cores, Python {sys.version.split()[0]}"
     )
-    rooms = (core, gangs, trust, accelerators, plan, launch, remote, samples, joblib_tasks, dask_start)
+    rooms = (core, gangs, trust, accelerators, plan, launch, remote, samples, joblib_tasks, dask_start, ray_start)
     parts: list[Iterable[tuple[str, str, str, str]]] = [room.rows() for room in rooms]
     for part in parts:
         for row in part:
