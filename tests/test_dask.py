@@ -169,7 +169,7 @@ def test_what_cannot_run_is_refused_before_anything_is_rented() -> None:
 def test_ports_at_addresses_of_the_internet_are_refused(address: str, is_refused: bool) -> None:
     pool = sky.ComputePool(name="mine", console="off")
     if is_refused:
-        with pytest.raises(sky.UsageError, match=rf"node 1 at {address}, an address of the internet"):
+        with pytest.raises(sky.UsageError, match=rf"node 1 at {address}, a public address"):
             _trust.refuse_public_address(pool, 1, address, "Dask")
     else:
         _trust.refuse_public_address(pool, 1, address, "Dask")

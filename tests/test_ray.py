@@ -56,8 +56,8 @@ def test_an_image_with_another_version_is_refused_before_anything_is_rented(monk
         ({"ray": "2.61.0"}, "", r"has Ray 2\.61\.0, but the node of the head has 2\.60\.0"),
         ({"ray": "2.61.0"}, "2.60.1", r"has Ray 2\.61\.0, but this process has 2\.60\.1"),
         ({"ray": "2.51.0"}, "2.51.0", r"2\.60 or newer is needed"),
-        ({"address": "52.4.7.12"}, "", r"at 52\.4\.7\.12, an address of the internet"),
-        ({"public": ("52.4.7.12",)}, "", r"has 52\.4\.7\.12, an address of the internet.*firewalled=True"),
+        ({"address": "52.4.7.12"}, "", r"at 52\.4\.7\.12, a public address"),
+        ({"public": ("52.4.7.12",)}, "", r"has 52\.4\.7\.12, a public address.*firewalled=True"),
     ],
 )
 def test_a_node_that_ray_must_not_start_on_is_refused(

@@ -22,19 +22,19 @@ from skypool.engines import _dask_node, _pools, _trust, _versions
 
 _LOCAL = "127.0.0.1"
 EQUAL = ("distributed", "dask", "cloudpickle")
-"""The packages whose versions must be equal on the client and on the nodes."""
+"""The packages that must have the same version on this computer and on the nodes."""
 SCHEDULER = "dask-scheduler"
-"""The name of the service that is the scheduler."""
+"""The name of the scheduler's service."""
 _WORKER = "dask-worker-"
-"""The name of a worker's service begins so. The worker's own name follows."""
+"""The prefix of the name of a worker's service. The worker's own name follows."""
 _STARTING = 60.0
-"""Seconds within which the scheduler must listen."""
+"""Seconds to wait until the scheduler listens."""
 _CLOSING = 5.0
 """Seconds that a worker may take to end, beyond the seconds in which its data is copied."""
 _TOGETHER = 16
-"""The most workers that are sent to nodes at the same time."""
+"""The most workers that are started at the same time."""
 _LOOK = 0.2
-"""Seconds between two looks at the pool's nodes for one without a worker."""
+"""Seconds between two checks whether a node has a free place for a worker."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ Places = int | Literal["per-device"]
 """The number of workers on a node. "per-device" is one for each accelerator, and one on a node without."""
 
 WorkerCall = Callable[[tuple[int, int]], "sky.Call[None]"]
-"""A function that makes the call of a worker's service. It takes the place on the node and the number of its places."""
+"""A function that makes the call of a worker's service from a pair: the place on the node, and the number of places."""
 
 _Cluster: Any = SpecCluster  # distributed has types in part, and they are not complete enough for subclasses
 _Process: Any = ProcessInterface
@@ -50,16 +50,16 @@ _Adaptive: Any = Adaptive
 
 
 class Seats:
-    """The places on the nodes of a pool on which workers run. Any thread may use this.
+    """The places for workers on the nodes of a pool. Any thread may use this.
 
     Args:
         pool: the pool, which was started.
-        places: the number of workers on each node, as the user said.
+        places: the number of workers on each node, or "per-device".
 
     Attributes:
         head: the number of the node that runs the scheduler.
-        reports: what the nodes that were asked have said, by their number.
-        is_closing: True once the cluster ends. No node is retired then.
+        reports: the reports of the nodes that were asked, by the number of the node.
+        is_closing: True once the cluster is being closed. Nodes are not retired then.
     """
 
     def __init__(self, pool: sky.ComputePool, places: Places) -> None:
@@ -76,13 +76,13 @@ class Seats:
 
     @property
     def places(self) -> int:
-        """The number of workers for which the nodes that are ready have a place."""
+        """The number of places for workers on all nodes that are ready."""
         return sum(self.places_of(node) for node in _pools.ready(self.pool))
 
     def places_of(self, node: int) -> int:
-        """Return the number of workers for which a node has a place.
+        """Return the number of places for workers on a node.
 
-        A node that was not reached yet is taken to have as many as that of the scheduler.
+        A node that was not reached yet is assumed to have as many as the scheduler's node.
         """
         if isinstance(self._places, int):
             return self._places
@@ -104,7 +104,7 @@ class Seats:
             self.reports[node] = report
 
     def grow(self, workers: int) -> None:
-        """Have the pool rent machines if its nodes have fewer places than there are to be workers.
+        """Rent machines if the nodes of the pool have fewer places than `workers`.
 
         Raises:
             BudgetExceeded, UsageError, PoolClosed: as `pool.resize`.
@@ -117,7 +117,7 @@ class Seats:
                 self.pool.resize(len(there) + math.ceil(missing / self.places_of(self.head)))
 
     def take(self, worker: int) -> tuple[int, int] | None:
-        """Return a ready node that has a place left, and the place, and keep it for this worker; None if there is none.
+        """Reserve a free place on a ready node for a worker, and return node and place; None if there is no free place.
 
         Raises:
             UsageError: a new node has another version of a package, or its ports would be open to others.
@@ -136,16 +136,16 @@ class Seats:
             return seat
 
     def give_back(self, worker: int) -> None:
-        """Give up the place of a worker whose service could not start."""
+        """Free the place of a worker whose service could not start."""
         with self._lock:
             self._taken.pop(worker, None)
 
     def begin(self, worker: int, call: WorkerCall) -> sky.Service[None] | None:
-        """Start the service that a worker is, on a node that has a place left. Return None if there is none now.
+        """Start a worker's service on a node with a free place, and return it. Return None if no place is free now.
 
         Args:
             worker: the name of the worker.
-            call: takes the place on the node, and the number of the node's places.
+            call: makes the call of the service.
 
         Raises:
             UsageError: as `take`.
@@ -165,12 +165,12 @@ class Seats:
         return service
 
     def service_of(self, worker: int) -> sky.Service[None] | None:
-        """Return the service that a worker is; None if it has none yet."""
+        """Return the service of a worker; None if it has none yet."""
         with self._lock:
             return self._services.get(worker)
 
     def close_rest(self, grace: float) -> None:
-        """Close the services of workers that have not been given up, as after a failed start of the cluster.
+        """Close the services of all workers that are left, as after a failed start of the cluster.
 
         Args:
             grace: seconds between SIGTERM and SIGKILL.
@@ -187,9 +187,9 @@ class Seats:
             return -1 if service is None else service.node
 
     def leave(self, worker: int) -> None:
-        """Give up the place of a worker. Retire its node if it has no other worker.
+        """Free the place of a worker. Retire its node if it has no other worker.
 
-        The node of the scheduler stays, and so do all nodes when the cluster ends.
+        The scheduler's node is not retired. When the cluster is closed, no node is.
         """
         with self._lock:
             service = self._services.pop(worker, None)
@@ -209,8 +209,8 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
     Args:
         seats: the nodes of the cluster.
         keys: the arguments of `distributed.Security`.
-        begin_workers: called with the address of the scheduler while it starts. Workers wait for it, so that all load
-            their modules at the same time.
+        begin_workers: starts the workers. It is called with the scheduler's address while the scheduler still starts,
+            so that all processes load their modules at the same time.
 
     Attributes:
         address: the address at which workers reach the scheduler.
@@ -248,11 +248,11 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
         self.external_address = f"tls://{_LOCAL}:{here.result()}"
 
     def _forward(self, port: int, host: str) -> int:
-        """Return a port of this computer that leads to one of the scheduler's node, until `close`."""
+        """Forward a port of the scheduler's node to this computer until `close`, and return the port here."""
         return self._ends.enter_context(self._seats.pool.forward(port, self._seats.head, host=host)).port
 
     async def close(self) -> None:
-        """Close the forwards, and wait until the service is gone, and what is left of the workers."""
+        """Close the scheduler, workers that are left, and the forwards. Wait until all have ended."""
         await asyncio.to_thread(self._seats.close_rest, _CLOSING)
         await asyncio.to_thread(self._ends.close)
         await super().close()
@@ -268,12 +268,12 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
     """A worker of a cluster: a service on a node, which starts again when it dies or its node is replaced.
 
     Args:
-        scheduler: the address of the scheduler, as nodes reach it.
+        scheduler: the address at which nodes reach the scheduler.
         name: the name of the worker, a number.
         seats: the nodes of the cluster.
         keys: the arguments of `distributed.Security`.
         moving: the seconds in which the data of a worker that ends may be copied to others.
-        on_refusal: called with a sentence for the user if the worker cannot start.
+        on_refusal: called with a message for the user if the worker cannot start.
         options: further arguments of the worker.
     """
 
@@ -298,9 +298,9 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
         self._service: sky.Service[None] | None = None
 
     async def start(self) -> None:
-        """Start to look for a node. This does not wait until the worker runs, because a machine may have to be rented.
+        """Start the worker, if a ready node has a free place. Otherwise look for a place in the background.
 
-        A node that is ready now gets the worker before this returns.
+        This does not wait until the worker runs, because a machine may have to be rented.
         """
         if not await self._place():
             self._placing = asyncio.ensure_future(self._wait_for_node())
@@ -314,7 +314,7 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
             self._on_refusal(f"worker {self.name} cannot start: {e}")
 
     async def _place(self) -> bool:
-        """Start the service on a node that has a place left. Return False if there is no such node now."""
+        """Start the service on a node with a free place. Return False if there is no such node now."""
         # A task that is cancelled here must not leave a service behind that nobody knows.
         begun = asyncio.ensure_future(asyncio.to_thread(self._begin))
         try:
@@ -331,7 +331,7 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
         return service is not None
 
     async def leaving(self) -> None:
-        """Let the service end without a further start: the scheduler retires the worker next."""
+        """Prevent restarts of the service, because the scheduler retires the worker next."""
         if self._placing is not None:
             self._placing.cancel()
             with contextlib.suppress(asyncio.CancelledError, sky.SkypoolError):
@@ -349,10 +349,10 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
 
 
 class _Adaptation(_Adaptive):  # type: ignore[misc]  # see `_Cluster`
-    """Dask's decisions when a cluster grows and shrinks. Workers that it ends do not start again."""
+    """Dask's adaptive scaling. Workers that it retires are not restarted."""
 
     async def scale_down(self, workers: Any) -> None:
-        """Retire workers, which are given by their names, and end them."""
+        """Retire and end the workers with these names."""
         known: dict[int, WorkerService] = self.cluster.workers
         await asyncio.gather(*(known[name].leaving() for name in workers if name in known))
         await super().scale_down(workers)
@@ -470,7 +470,7 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
         return super().adapt(**{"Adaptive": _Adaptation, "worker_key": _dask_node.node_of, **options})
 
     def wait_for_workers(self, n_workers: int, timeout: float | None = None) -> None:
-        """Wait until so many workers are connected.
+        """Wait until at least `n_workers` workers are connected.
 
         Args:
             n_workers: the number of workers.
@@ -537,7 +537,7 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
         Cluster._update_worker_status(self, op, msg)
 
     def _hear(self, event: events.Event) -> None:
-        """Hear that a service has ended for good, or the pool. Runs in the pool's thread."""
+        """Handle events that a service has ended for good, or the pool. Runs in the pool's thread."""
         if self._seats.is_closing:
             return
         if isinstance(event, events.PoolPhase) and event.phase in ("draining", "ended"):
@@ -568,7 +568,7 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
         await self._close()
 
     def _forget(self, name: int) -> None:
-        """Do without a worker whose node was retired by somebody else than this cluster."""
+        """Remove a worker from the cluster whose node was not retired by this cluster."""
         if name in self.worker_spec:
             del self.worker_spec[name]
             self._correct_state()

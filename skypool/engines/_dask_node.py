@@ -1,4 +1,4 @@
-"""The functions that run on the nodes (machines) of a pool for Dask: its scheduler, its workers, and a report."""
+"""Functions that run on the nodes (machines) of a pool: Dask's scheduler, its workers, and a report of the node."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from typing import Any
 import skypool as sky
 
 PREFIX = "skypool-dask-"
-"""The names of all folders with Dask's files on a node begin so."""
+"""The prefix of the names of all folders with Dask's files on a node."""
 CLOSING = "skypool-closing"
-"""A key of the scheduler's metadata, which is there once the whole cluster ends."""
+"""A key of the scheduler's metadata that is set once the whole cluster is being closed."""
 _LOCAL = "127.0.0.1"
 _RESERVE = 8.0
-"""Seconds of a spot notice that are kept for the end of the worker's processes: data is not copied in them."""
+"""The last seconds of a spot notice, in which the worker's processes end. Data is not copied in them."""
 _ENDING = 3.0
 """Seconds that a worker's process has to end before it is killed."""
 _ANSWER = 5.0
-"""Seconds in which a scheduler answers, if it is there."""
+"""Seconds to wait for an answer of the scheduler."""
 _LOOK = 0.2
-"""Seconds between two looks for a spot notice."""
+"""Seconds between two checks for a spot notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A node, as far as a cluster must know it.
+    """The facts of a node that the cluster needs.
 
     Attributes:
         address: the address at which other nodes reach the node; "" if it is not known.
@@ -48,7 +48,7 @@ class NodeReport:
 
 
 def report() -> NodeReport:
-    """Return what a cluster must know of the node that this runs on."""
+    """Return the report of the node that this runs on."""
     address = sky.instance_info().address
     with socket.socket(_family(address)) as one, socket.socket() as other:
         one.bind((address or _LOCAL, 0))
@@ -65,7 +65,7 @@ def memory() -> int:
 
 
 def node_of(worker: Any) -> str:
-    """Return what workers of one node have in common, for `worker_key` of `distributed.Adaptive`.
+    """Return a text that is the same for all workers of a node, for `worker_key` of `distributed.Adaptive`.
 
     Args:
         worker: a `distributed.scheduler.WorkerState`, whose folder is below that of `run_worker`.
@@ -142,8 +142,8 @@ def run_worker(
 ) -> None:
     """Run a worker of Dask as a service, in a process that a nanny starts again when it dies.
 
-    At SIGTERM, and when the provider takes the machine back, the scheduler first copies to other workers what only this
-    one has in memory. A spot notice bounds the time for it, so that the worker is gone before the machine.
+    At SIGTERM, and when the provider takes the machine back, data that only this worker has in memory is first copied
+    to other workers. A spot notice bounds the time for it, so that the worker ends before the machine.
 
     Args:
         scheduler: the address of the scheduler.
@@ -204,13 +204,13 @@ async def _notice() -> None:
 
 
 async def _move(nanny: Any, moving: float) -> None:
-    """Have the scheduler copy to other workers what only this one has in memory.
+    """Have the scheduler copy data that only this worker has in memory to other workers.
 
     Do nothing if the whole cluster ends. Return early if the scheduler does not answer.
 
     Args:
         nanny: the nanny of the worker.
-        moving: the seconds that this may take, if the machine is there for so long.
+        moving: the most seconds that this may take. A spot notice may leave less.
     """
     notice = sky.interruption()
     if notice is not None:
@@ -235,7 +235,7 @@ def _folder(prefix: str = PREFIX) -> Iterator[str]:
     removes the folder first.
 
     Args:
-        prefix: the name of the folder begins so. Default `PREFIX`.
+        prefix: the prefix of the name of the folder. Default `PREFIX`.
     """
     signal.signal(signal.SIGTERM, _exit)  # until an event loop handles it
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:

@@ -1,4 +1,4 @@
-"""`RayCluster`: Ray's daemons as services on the nodes (machines) of a pool, and what a program does with them."""
+"""`RayCluster`: Ray's daemons as services on the nodes (machines) of a pool, and programs that use them."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from skypool.engines import _pools, _ray_node, _trust, _versions
 
 T = TypeVar("T")
 HEAD = "ray-head"
-"""The name of the service that is Ray's head."""
+"""The name of the service that runs Ray's head."""
 OLDEST = (2, 60)
-"""The oldest version of Ray that this was tried with: it has token authentication, and drains a node at SIGTERM."""
+"""The oldest version of Ray that is supported: it has token authentication, and drains a node at SIGTERM."""
 _WORKER = "ray-worker-"
-"""The name of the service of another node begins so. The number of the node follows."""
+"""The prefix of the name of the service on each other node. The number of the node follows."""
 _LOOK = 0.2
-"""Seconds between two looks at the nodes of the pool or of Ray."""
+"""Seconds between two checks of the nodes of the pool or of Ray."""
 _PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Seconds before Ray starts again on a node on which it has ended; the last one counts for all further starts."""
+"""Seconds to wait before each restart of Ray on a node. The last value is used for all further restarts."""
 _CLOSING = 20.0
 """Seconds that the daemons of a node may take to end, beyond the seconds in which its tasks may end."""
 _ASKING = 20.0
 """Seconds within which the head must answer."""
 _DEMAND = re.compile(r"^ (\{.*?\})(?: \* (\d+))?.*: (\d+)\+ pending (.*)$", re.MULTILINE)
-"""A line of Ray's status that tells what tasks, actors or placement groups wait for."""
+"""A line of Ray's status with resources that tasks, actors or placement groups wait for."""
 _MOST = 100 << 20
 """The most bytes of the files of a job. Ray has the same limit."""
 
@@ -74,13 +74,13 @@ class RayCluster:
         cpus: the number of CPUs of each node that tasks use. None: all.
         store: the bytes of each node's object store. None: a part of its memory.
         drain: the seconds that tasks of a node that leaves may take to end.
-        firewalled: True if nodes may have addresses of the internet.
+        firewalled: True if nodes may have public addresses.
 
     Attributes:
         pool: the pool.
         head: the number of the node that runs Ray's head.
         dashboard_url: the address of the dashboard on this computer. Browsers ask for `token` there.
-        token: the token that all parts of the cluster, and clients, must have.
+        token: the token with which all parts of the cluster, and clients, authenticate.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class RayCluster:
             service.close(0)
 
     def _lost(self) -> None:
-        """Tell the user that the head has ended, and end the other nodes."""
+        """Warn the user that the head has ended, and end Ray on the other nodes."""
         self._why = self._reason()
         self._tell(self._why)
         self._stopping.set()
@@ -286,8 +286,8 @@ class RayCluster:
     def resize(self, n: int) -> None:
         """Change the number of nodes of the pool and of Ray.
 
-        Further machines are rented, and this returns at once; `wait_ready(n)` waits for them. Surplus nodes, those with
-        the highest numbers, get no new tasks; those that run may end within the `drain` time. Then their machines are
+        To grow, machines are rented and this returns at once; `wait_ready(n)` waits for them. To shrink, the nodes with
+        the highest numbers get no new tasks, and running tasks may end within the `drain` time. Their machines are then
         ended, and this returns. The node of Ray's head stays.
 
         Args:
@@ -332,7 +332,7 @@ class RayCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which `ray.init()` finds the cluster on its nodes, as a new dict. One is the token."""
+        """The environment variables with which `ray.init()` finds the cluster on its nodes, as a new dict."""
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "RAY_ADDRESS": self._gcs}
 
     @property
@@ -365,12 +365,12 @@ class RayCluster:
         Args:
             script: the program, a file on this computer.
             *args: its arguments.
-            working_dir: a folder that has the program, and goes with it to all nodes. Default None: only the program.
+            working_dir: a folder with the program, which is sent to all nodes. Default None: only the program is sent.
             runtime_env: Ray's `runtime_env` of the job, without its `working_dir`.
 
         Raises:
             UsageError: the program is not there, is not in the folder, or the files are more than 100 MiB.
-            CommandFailed: the program has failed. Has its exit status, and its last output.
+            CommandFailed: the program has failed. The error has its exit status and its last output.
             SkypoolError: the cluster has ended.
         """
         self._check_open()
@@ -485,9 +485,9 @@ def check_report(
     Args:
         pool: the pool.
         node: the number of the node.
-        report: what the node has said.
-        head: what the node of the head has said.
-        firewalled: True if nodes may have addresses of the internet.
+        report: the report of the node.
+        head: the report of the head's node.
+        firewalled: True if nodes may have public addresses.
         here: the version of Ray in this process; "" if there is none. None: look.
     """
     here = _versions.versions(("ray",)).get("ray", "") if here is None else here
@@ -512,7 +512,7 @@ def check_report(
     _trust.refuse_public_address(pool, node, report.address, "Ray")
     if report.public:
         raise sky.UsageError(
-            f"Ray cannot run on pool {pool.name!r}: node {node} has {report.public[0]}, an address of the internet, "
+            f"Ray cannot run on pool {pool.name!r}: node {node} has {report.public[0]}, a public address, "
             "and Ray opens its ports at all addresses of a node; use nodes with private addresses only, or pass "
             "firewalled=True to sky.ray.cluster if a firewall keeps others from these ports"
         )
@@ -525,7 +525,7 @@ def check_client(
 
     Args:
         pool: the pool.
-        head: what the node of the head has said.
+        head: the report of the head's node.
         ray: the version of Ray in this process; "" if there is none.
         python: the version of Python in this process.
     """
@@ -546,7 +546,7 @@ def pack(script: Path, folder: Path | None) -> tuple[bytes, str]:
 
     Args:
         script: the program.
-        folder: a folder that has the program and goes with it. None: only the program.
+        folder: a folder that has the program and is packed with it. None: only the program.
 
     Raises:
         UsageError: the program is not there, is not in the folder, or the files are too large.

@@ -1,4 +1,4 @@
-"""The functions that run on the nodes (machines) of a pool for Ray: its daemons, jobs, drivers, and a report."""
+"""Functions that run on the nodes (machines) of a pool: Ray's daemons, jobs, drivers, and a report of the node."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _LOCAL = "127.0.0.1"
 _ENDING = 10.0
 """Seconds that the daemons of a node may take to end, beyond the seconds in which its tasks may end."""
 _STORE = 0.3
-"""The part of a node's memory that Ray's object store may use. It is the part that Ray itself takes."""
+"""The part of a node's memory that Ray's object store may use. It is Ray's own default."""
 _MODEL = re.compile(r"\b(RTX PRO \d+|[A-Z]{1,2}\d{1,4}[A-Z]?)\b")
 """The model of a data-centre GPU in the name that NVIDIA's tool gives it, such as "NVIDIA H100 80GB HBM3"."""
 _TOLD = 4000
-"""The most characters of a log of Ray that an error has."""
+"""The most characters of Ray's log in an error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A node, as far as a cluster must know it.
+    """The facts of a node that the cluster needs.
 
     Attributes:
         address: the address at which other nodes reach the node; "" if it is not known.
-        public: the addresses of the internet that the node's own network interfaces have.
+        public: the public addresses of the node's network interfaces.
         ray: the version of Ray that is installed; "" if there is none.
         python: the version of Python.
         ports: TCP ports that are free: for the cluster's state, for clients, and for the dashboard.
@@ -57,7 +57,7 @@ class NodeReport:
 
 
 def report() -> NodeReport:
-    """Return what a cluster must know of the node that this runs on."""
+    """Return the report of the node that this runs on."""
     address = sky.instance_info().address
     try:
         version = metadata.version("ray")
@@ -77,7 +77,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def public_addresses(proc: Path = Path("/proc/net")) -> tuple[str, ...]:
-    """Return the addresses of the internet that network interfaces of this node have.
+    """Return the public addresses of this node's network interfaces.
 
     Args:
         proc: the folder in which Linux describes the network.
@@ -89,7 +89,7 @@ def public_addresses(proc: Path = Path("/proc/net")) -> tuple[str, ...]:
     return tuple(sorted(each for each in found if ipaddress.ip_address(each).is_global))
 
 
-# --- what a node has ---------------------------------------------------------------------------------------------
+# --- resources of a node ---------------------------------------------------------------------------------------------
 
 
 def accelerator_type(name: str) -> str:
@@ -103,11 +103,11 @@ def accelerator_type(name: str) -> str:
 
 
 def resources(cpus: int | None, store: int | None, folder: Path) -> list[str]:
-    """Return the options of `ray start` that say what this node has.
+    """Return the options of `ray start` for the resources of this node.
 
     Args:
         cpus: the number of CPUs for tasks. None: those that this process may use.
-        store: the bytes of the object store. None: a part of the memory, as far as shared memory and disk reach.
+        store: the bytes of the object store. None: a part of the memory, but no more than shared memory or disk has.
         folder: the folder of the node's daemons, into which objects that do not fit into memory are written.
     """
     info = sky.instance_info()
@@ -126,7 +126,7 @@ def resources(cpus: int | None, store: int | None, folder: Path) -> list[str]:
 
 
 def memory() -> int:
-    """Return the bytes of memory that this node, or the container that it is, may use."""
+    """Return the bytes of memory that this node may use. The limit of a container counts."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # no such limit, or "max"
@@ -145,7 +145,7 @@ class Daemons:
         folder: the folder of their files, which is removed at their end.
         name: the name of the node in Ray.
         address: the address and the port of the cluster's state, which the head keeps.
-        environment: the variables that have the token.
+        environment: the environment variables with the token.
         cpus: the number of CPUs for tasks. None: all.
         store: the bytes of the object store. None: a part of the memory.
         drain: the seconds that tasks may take to end when the node leaves.
@@ -168,8 +168,8 @@ def run_head(daemons: Daemons, client: int, dashboard: int) -> None:
     """Run Ray's head as a service, until SIGTERM.
 
     Args:
-        daemons: what the daemons are started with.
-        client: the port for clients of another computer.
+        daemons: the settings of the daemons.
+        client: the port for clients on another computer.
         dashboard: the port of the dashboard and of jobs, which is open on 127.0.0.1 only.
     """
     words = ["--head", f"--port={daemons.address.rpartition(':')[2]}", f"--ray-client-server-port={client}"]
@@ -178,10 +178,10 @@ def run_head(daemons: Daemons, client: int, dashboard: int) -> None:
 
 
 def run_worker(daemons: Daemons) -> None:
-    """Run Ray on a node that joins a head, as a service, until SIGTERM. Its tasks may end first.
+    """Run Ray as a service on a node that joins a head, until SIGTERM. Running tasks may end first.
 
     Args:
-        daemons: what the daemons are started with.
+        daemons: the settings of the daemons.
     """
     _run(daemons, [f"--address={daemons.address}"], lambda: _answers(daemons.address))
 
@@ -190,7 +190,7 @@ def _run(daemons: Daemons, words: list[str], has_to_drain: Callable[[], bool]) -
     """Run `ray start` until it ends or SIGTERM comes.
 
     Args:
-        daemons: what the daemons are started with.
+        daemons: the settings of the daemons.
         words: further options of `ray start`.
         has_to_drain: called at SIGTERM; True if tasks of this node may end first.
     """
@@ -253,10 +253,10 @@ def _answers(address: str) -> bool:
 
 
 def end_processes(folder: str) -> None:
-    """Kill the processes that have a folder in their command lines, and wait until they are gone.
+    """Kill all processes whose command line contains a path, and wait until they are gone.
 
     Args:
-        folder: the beginning of a path that no other program uses.
+        folder: the path, or its beginning. No other program may use it.
     """
     until = time.monotonic() + _ENDING
     while time.monotonic() < until:
@@ -284,7 +284,7 @@ def clean(prefix: str) -> None:
     """Remove what is left of the daemons on this node: processes, and folders.
 
     Args:
-        prefix: the path with which the names of the folders begin.
+        prefix: the beginning of the paths of the folders.
     """
     end_processes(prefix)
     for folder in Path(prefix).parent.glob(f"{Path(prefix).name}*"):
@@ -301,7 +301,7 @@ def run_job(
 
     Args:
         address: the address of the job server.
-        environment: the variables that have the token.
+        environment: the environment variables with the token.
         name: the name of the job.
         packed: a zip file with the files of the job.
         entry: the program that Python runs, and its arguments.
@@ -347,7 +347,7 @@ def run_driver(
     """Call a function that uses Ray, in a process in which `ray.init()` finds the cluster.
 
     Args:
-        environment: the variables that have the address and the token.
+        environment: the environment variables with the address and the token.
         function: the function.
         args: its arguments.
         kwargs: its arguments by name.
@@ -366,7 +366,7 @@ def run_driver(
 
 
 def use(environment: Mapping[str, str]) -> None:
-    """Set variables of this process, and let Ray read them anew if it was imported before."""
+    """Set environment variables of this process. If Ray was imported before, make it read them again."""
     os.environ.update(environment)
     if "ray" in sys.modules:
         from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportMissingImports]

@@ -37,7 +37,7 @@ def refuse_public_address(pool: sky.ComputePool, node: int, address: str, engine
         return  # a name, or no address
     if is_public:
         raise sky.UsageError(
-            f"{engine} cannot run on pool {pool.name!r}: the other nodes reach node {node} at {address}, an address "
-            f"of the internet, so the ports of {engine} would be open to others; pass private_network=True to "
+            f"{engine} cannot run on pool {pool.name!r}: the other nodes reach node {node} at {address}, a public "
+            f"address, so the ports of {engine} would be open to others; pass private_network=True to "
             "ComputePool, or use hosts that share a network of their own"
         )

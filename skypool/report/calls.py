@@ -64,7 +64,7 @@ def _class(number: int) -> str:
 
 
 def _quantile(classes: Sequence[int], share: float) -> str:
-    """Return as text which wall time a share of the calls does not exceed. Only the class is known."""
+    """Return a quantile of the wall times as text. It is the upper bound of a class, as single times are not kept."""
     wanted = share * sum(classes)
     number = next(number for number, below in enumerate(accumulate(classes)) if below >= wanted)
     if number >= len(BOUNDS):

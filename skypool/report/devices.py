@@ -14,11 +14,11 @@ from skypool.samples.store import Point
 _MOST_PLOTS = 128
 """The most devices with a plot. All of them are in the table."""
 _MOST_TIMES = 12
-"""The number of times of each device in the table of values over time."""
+"""The number of rows of each device in the table of values over time."""
 _MOST_ROWS_OVER_TIME = 1600
 """The most rows of all tables of values over time."""
 _GAP = 3.0
-"""How many times the usual pause may pass between two points that are connected."""
+"""Points further apart than this many times the usual interval are not connected by a line."""
 _LEGEND = (("use", "utilisation in percent"), ("memory", "memory in percent of the device's memory"))
 _MEANING = (
     "Utilisation of a GPU is the share of the time in which at least one kernel ran, so 100 % does not mean that the "
@@ -112,9 +112,9 @@ def _memory_percent(point: Point) -> float | None:
 
 
 def _line(points: Sequence[Point], facts: PoolFacts, value_of: Callable[[Point], float | None]) -> str:
-    """Return a path of seconds since the pool's beginning and of 100 minus the value, interrupted where it is unknown.
+    """Return an SVG path of a value over time, interrupted where the value is unknown.
 
-    SVG counts downwards, so that 100 minus a percentage is its height.
+    x is the seconds since the pool's start. y is 100 minus the percentage, because y grows downwards in SVG.
     """
     pauses = sorted(two.time - one.time for one, two in pairwise(points))
     most = _GAP * max(1.0, pauses[len(pauses) // 2]) if pauses else 0.0

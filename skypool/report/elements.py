@@ -11,7 +11,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 _VOID = frozenset({"link", "meta"})
 """Tags without an end tag."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-"""Characters that HTML does not allow, and those that change the direction of the text around them."""
+"""Characters that are replaced: those that HTML does not allow, and those that change the direction of text."""
 Value = str | int | float | bool | None
 """The value of an attribute. None and False leave it out; True gives it no value."""
 

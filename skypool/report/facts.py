@@ -1,4 +1,4 @@
-"""Reads what is kept of a pool: its record in the ledger, and the samples and the history of its run.
+"""Reads the stored data of a pool: its record in the ledger, and the samples and the history of its run.
 
 The ledger is the local database of rented machines, and has the costs. A node is a rented machine.
 """
@@ -20,7 +20,7 @@ from skypool.samples.store import Point, points
 _MOST_POINTS = 240
 """The most points of a device in a plot."""
 _MOST_POINTS_IN_ALL = 30_000
-"""The most points of all plots, about."""
+"""About the most points of all plots together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class StepSpan:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is known of a node.
+    """The stored data of a node.
 
     Attributes:
         node: its number.
@@ -74,11 +74,11 @@ class NodeFacts:
         error: the error that ended it; "" without one.
         steps: the steps of its setup, in order.
         work: spans of its working time, in order.
-        marks: events of the node that the time line marks, in order.
-        calls: the kept calls that it ran.
+        marks: the node's events that are marked on the time line, in order.
+        calls: the calls that it ran, as far as they are kept.
         done: the number of calls that ended on it; None if that is not known.
         hardware: its devices as text; "" if they are not known.
-        claimed: True if the node is not trusted, so that its measurements are what its owner claims.
+        claimed: True if the node is not trusted, so that its measurements are only claims of its owner.
         lines: the lines of its machines in the receipt.
     """
 
@@ -111,20 +111,20 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """What is known of a pool. Times are in seconds since 1970.
+    """The stored data of a pool. Times are in seconds since 1970.
 
     Attributes:
         record: its record in the ledger.
         receipt: its costs.
         now: when the facts were read.
         start: the beginning of its time line.
-        end: the end of its time line: now, or the last time of which something is known.
+        end: the end of its time line: now, or the time of the last stored data.
         state: "live", "ending", "left" (its process is gone, and machines may still run) or "ended".
         is_kept: True if a history of the pool is kept. Otherwise only its record and its costs are known.
         nodes: its nodes, by number.
         counts: the number of calls that ended; None if it is not known.
         journal: its history.
-        points: its samples, put together in steps of time.
+        points: its samples, summarised over steps of time.
     """
 
     record: Record
@@ -146,11 +146,11 @@ class PoolFacts:
 
 
 def collect(record: Record, file: Path, now: float) -> PoolFacts:
-    """Return what is known of a pool.
+    """Read the stored data of a pool, and return it.
 
     Args:
         record: its record in the ledger.
-        file: the file of its samples and its history. It need not exist.
+        file: the file with its samples and its history. It need not exist.
         now: the time in seconds since 1970.
 
     Raises:
@@ -180,7 +180,7 @@ def collect(record: Record, file: Path, now: float) -> PoolFacts:
 
 
 _MARKED = ("NodeInterruption", "LinkDown", "HealthChanged", "NodeRetirement", "ServiceEnded", "GangFailed")
-"""Events that the time line marks."""
+"""The kinds of events that are marked on the time line."""
 
 
 def _nodes(record: Record, journal: JournalContent, end: float) -> tuple[NodeFacts, ...]:
@@ -233,7 +233,7 @@ def _node(
 
 
 def _until(work: Sequence[WorkSpan], ended: float | None) -> tuple[WorkSpan, ...]:
-    """Return spans of working time without what is after the end of their node."""
+    """Return spans of working time, cut off at the end of their node."""
     if ended is None:
         return tuple(work)
     cut = [each._replace(until=min(each.until, ended)) for each in work if each.since < ended]
@@ -275,7 +275,7 @@ def _steps(told: Sequence[JournalEvent], end: float) -> tuple[StepSpan, ...]:
 
 
 def _counts(facts: Mapping[str, Any]) -> CallCounts | None:
-    """Return the sum of the counts of all processes that ran the pool, one after the other; None if there are none."""
+    """Return the sum of the counts of all processes that ran the pool, one after another; None if there are none."""
     found = [value for name, value in facts.items() if name.startswith("calls ")]
     found = [each for each in found if len(each["classes"]) == len(BOUNDS) + 1]
     if not found:

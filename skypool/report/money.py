@@ -1,4 +1,4 @@
-"""The money: what the pool has cost over time, for each node and for each offer, and how much of it was idle."""
+"""The costs of a pool over time, by node and by offer, and how much was paid for idle machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head of a report: what the pool was, what it cost, and how much of that was idle."""
+"""The head of a report: the pool's state, its cost, and how much of it was paid for idle machines."""
 
 from __future__ import annotations
 

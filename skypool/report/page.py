@@ -1,4 +1,4 @@
-"""Puts the page of a report together."""
+"""Builds the HTML page of a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skypool.report.problems import plan, problems
 from skypool.report.timeline import timeline
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What a browser may load for the page: nothing but what stands in the page itself."""
+"""The content security policy: a browser may load nothing but what is in the page itself."""
 _SECTIONS = (timeline, devices, calls, money, problems, plan)
 
 

@@ -1,4 +1,4 @@
-"""What went wrong, and the plan by which the pool's machines were chosen."""
+"""Errors and notices, and the plan by which the pool's machines were chosen."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ def table(
 ) -> Element:
     """Return a table. The first cell of each row is its heading.
 
-    Roles are given, as some browsers forget them for tables whose layout is changed.
+    ARIA roles are set, because some browsers drop them for tables whose layout is changed by CSS.
 
     Args:
-        caption: what the table has.
+        caption: the title of the table.
         headings: the headings of the columns.
         rows: the rows, each with one cell for each column.
         numbers: the headings of columns with numbers, which are aligned to the right.
-        is_compact: True for a table of few short columns, which keeps its layout on narrow screens.
+        is_compact: True for a table with few short columns, which stays a table on narrow screens.
     """
     head = [
         element("th", each, scope="col", role="columnheader", class_="number" if each in numbers else None)
@@ -56,7 +56,7 @@ def _row(headings: Sequence[str], row: Sequence[Cell], numbers: Collection[str])
 
 
 def folded(summary: str, *content: Element | None) -> Element:
-    """Return content that is shown when its summary is chosen, with the keyboard or a pointer."""
+    """Return content that is shown when its summary is clicked, or chosen with the keyboard."""
     return element("details", element("summary", summary), *content)
 
 
@@ -98,7 +98,7 @@ def note(text: str) -> Element:
 
 
 def legend(*entries: tuple[str, str]) -> Element:
-    """Return a legend: pairs of the class of a mark in the plot and what it means."""
+    """Return a legend. Each entry is a pair: the CSS class of a mark in the plot, and its meaning."""
     items = [
         element("li", element("span", class_=f"swatch {mark}", aria_hidden="true"), text) for mark, text in entries
     ]

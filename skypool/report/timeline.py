@@ -1,6 +1,6 @@
 """The time line of the nodes: launch, boot, setup with its steps, work, calls, interruptions and the end.
 
-Plots have seconds since the pool's beginning as their horizontal unit, so that their numbers are those of the history.
+The horizontal unit of plots is seconds since the pool's start, as in the history.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from skypool.samples.journal import JournalEvent, WorkSpan
 _MOST_NODES = 100
 """The most nodes in the plot. All of them are in the table."""
 _MOST_SPANS = 8000
-"""The most spans of working time in all rows, about."""
+"""About the most spans of working time in all rows together."""
 _CUT = 0.005
 """The share of the time line above which a step of the setup has a line around it."""
 _HEIGHT = 40
@@ -131,7 +131,7 @@ def _work(node: NodeFacts, facts: PoolFacts, most: int) -> Iterator[Element]:
 
 
 def fewer(spans: Sequence[WorkSpan], most: int) -> list[WorkSpan]:
-    """Return spans of a node of which neighbours are joined, so that there are at most `most`. Sums stay the same."""
+    """Merge adjacent spans of a node, so that at most `most` are left, and return them. Sums stay the same."""
     size = -(-len(spans) // max(1, most))
     if size <= 1:
         return list(spans)
@@ -165,7 +165,7 @@ def _line(facts: PoolFacts, time: float, top: float, bottom: float, title: str) 
 
 
 def told(event: JournalEvent) -> str | None:
-    """Return an event of a node as text; None for one that tells of nothing that went wrong."""
+    """Return an event of a node as text; None if it is no problem."""
     said = event.data
     match event.kind:
         case "NodeInterruption":

@@ -1,4 +1,4 @@
-"""The live picture of a pool in a notebook: `Widget` shows it below a cell, and changes it while the pool runs."""
+"""The live display of a pool in a notebook: `Widget` shows it below a cell, and updates it while the pool runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from skypool.report import words
 from skypool.report.elements import Element, element
 
 _EVERY = 1.0
-"""Seconds between two looks at the pool."""
+"""Seconds between two updates."""
 _MOST_NODES = 32
 """The most nodes that are shown."""
 _BAR = "#388bfd"
-"""The colour of bars. Its contrast is above 3 on white and on black, as a notebook's theme is not known."""
+"""The colour of bars. Its contrast is above 3 on white and on black, because a notebook's theme is unknown."""
 _CELL = "padding: 0.15rem 0.75rem 0.15rem 0; text-align: left; vertical-align: top"
 
 
@@ -27,7 +27,7 @@ class Now:
     """The state of a pool at one moment.
 
     Attributes:
-        info: what observers of the pool are told: its phase, its costs and its nodes. None before the pool is started.
+        info: the pool's phase, costs and nodes, as observers get them. None before the pool is started.
         counts: the number of calls that have ended.
     """
 
@@ -128,7 +128,7 @@ def _bar(percent: float | None) -> Element:
 
 
 class Widget:
-    """A picture of a pool below a cell of a notebook. A thread of its own changes it until the pool has ended.
+    """A display of a pool below a cell of a notebook. A thread of its own updates it until the pool has ended.
 
     Args:
         pool: the name of the pool.
@@ -142,7 +142,7 @@ class Widget:
         self._shown = ""
 
     def show(self) -> bool:
-        """Show the picture, and begin to change it. Return False, and show nothing, outside of a notebook."""
+        """Show the pool, and start to update the display. Outside of a notebook, show nothing and return False."""
         ipython = sys.modules.get("IPython")
         shell = ipython.get_ipython() if ipython is not None else None
         if shell is None or getattr(shell, "kernel", None) is None:
@@ -156,11 +156,11 @@ class Widget:
         return True
 
     def stop(self) -> None:
-        """Leave the picture as it is from now on."""
+        """Stop the updates. The display stays as it is."""
         self._stopped.set()
 
     def _follow(self, handle: Any) -> None:
-        """Change the picture each second, if the pool has changed, until the pool has ended."""
+        """Update the display every second, if the pool has changed, until the pool has ended."""
         while not self._stopped.wait(_EVERY):
             now = self._look()
             if now is None:

@@ -1,4 +1,4 @@
-"""Times, numbers and amounts of a report as text. A value that is not known is "unknown", never 0."""
+"""Formats the times, numbers and amounts of a report. A value that is not known is "unknown", never 0."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def percent(value: float) -> str:
 
 
 def share(part: float | None, whole: float | None) -> str:
-    """Return which share of the whole a part is, in percent; "unknown" if that cannot be said."""
+    """Return a part as a percentage of the whole; "unknown" if one of them is unknown or the whole is 0."""
     return UNKNOWN if part is None or not whole else percent(100 * part / whole)
 
 
 def gib(mib: float) -> str:
-    """Return an amount of memory that is given in MiB in GiB, such as "79.6 GiB"."""
+    """Return an amount of memory as text in GiB, such as "79.6 GiB". The argument is in MiB."""
     return f"{mib / 1024:.1f} GiB"
 
 
