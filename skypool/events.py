@@ -235,6 +235,38 @@ class HealthChanged(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeIdle(NodeEvent):
+    """An event: a node with accelerators has been idle for 5 minutes. A pool emits it once.
+
+    A node is idle while no call runs on it, or while all of its accelerators are under 5 % of their use.
+
+    Attributes:
+        seconds: for how long it has been idle.
+        usd_per_hour: what the node costs, in US dollars per hour; None if that is not known.
+    """
+
+    seconds: float
+    usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesUnused(NodeEvent):
+    """An event: a call has used one of several accelerators for 2 minutes, and the others were under 5 %.
+
+    A pool emits it once. Where each accelerator has a slot of its own, a call has no others, and there is no event.
+
+    Attributes:
+        call: the name of the function.
+        devices: the number of accelerators of the node.
+        seconds: for how long this is so.
+    """
+
+    call: str
+    devices: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output(NodeEvent):
     """An event: text that a call printed.
 

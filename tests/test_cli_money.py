@@ -173,7 +173,7 @@ def test_ps_tells_what_runs_and_what_it_costs(skypool: Run, cloud: FakeCloud, cl
     heading, line = skypool("ps").stdout.splitlines()
     assert heading.split()[:4] == ["pool", "state", "client", "nodes"]
     assert line.split()[:2] == ["train", "live"]
-    assert re.search(r"  2  1:00:\d\d  65\.5400  (65\.\d{4})  \1  66% of 100  fake$", line)
+    assert re.search(r"  2  1:00:\d\d  65\.5400  (65\.\d{4}) +\1  66% of 100  fake$", line)
 
 
 def test_ps_tells_of_what_was_left(skypool: Run, cloud: FakeCloud, client: Callable[..., Client]) -> None:

@@ -116,7 +116,7 @@ class Batch:
         header = {"id": id_, **self._options, "lens": [length]}
         packet = encode(Kind.CALL, header, length) + self.packet[stop - length : stop]
         call = NodeCall(
-            id_, packet, None, self.name, self.fn, self.timeout, self.silent, False, self.kind, self.offered
+            id_, packet, None, self.name, self.fn, self.timeout, self.silent, False, self.kind, offered=self.offered
         )
         self._singles.append(call)
         return call

@@ -160,6 +160,17 @@ class Words:
                 yield f"node {e.node} link is back"
             case events.NodeInterruption():
                 yield f"node {e.node} will be taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
+            case events.NodeIdle():
+                price = f", at {e.usd_per_hour:.4f} USD/h" if e.usd_per_hour else ""
+                yield (
+                    f"hint: node {e.node} has been idle for {span(e.seconds)}{price}; "
+                    f"pool.retire({e.node}) ends it, and linger= an idle pool"
+                )
+            case events.DevicesUnused():
+                yield (
+                    f"hint: {e.call}() uses 1 of {e.devices} devices of node {e.node} for {span(e.seconds)} now; "
+                    'slots="per-device" runs a call on each, procs="per-device" a process'
+                )
             case events.HealthChanged():
                 yield from self._about_health(e)
             case events.NodeRetirement():

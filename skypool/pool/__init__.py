@@ -10,6 +10,7 @@
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
+- `hints`: tells the user of idle devices.
 - `history`: writes what happens in a pool to disk, for reports.
 - `idle`: records the idle time of nodes in the ledger.
 - `linger`: ends a pool that has had no work for a while.
@@ -29,6 +30,7 @@ __all__ = [
     "engine",
     "forwards",
     "health",
+    "hints",
     "history",
     "idle",
     "lifecycle",

@@ -44,6 +44,7 @@ from skypool.pool import lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
+from skypool.pool.hints import IdleHints
 from skypool.pool.history import HistoryWatch
 from skypool.pool.idle import IdleWatch
 from skypool.pool.linger import LingerWatch
@@ -163,7 +164,8 @@ class PoolEngine:
         self.linger = LingerWatch(terms, self.dispatch, self.rental, lambda: self.state, self.apply)
         self._links = self._connector.links
         self._welcomes = self._connector.welcomes
-        self.idle = IdleWatch(self.dispatch, self.rental, lambda: self.state)
+        hints = IdleHints(terms.name, self._welcomes, lambda: self.rental.receipt, self.emit)
+        self.idle = IdleWatch(self.dispatch, self.rental, lambda: self.state, hints)
         self.rental.before_prices = self.idle.record
         self.history = HistoryWatch(
             terms.name,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.idle import LOW, Idleness
 from skypool.pool import states
+from skypool.pool.hints import IdleHints
 from skypool.rental.budget import IdleSpan
 from skypool.rental.rental import Rental
 from skypool.samples.values import NodeSample
@@ -30,9 +31,11 @@ class IdleWatch:
         dispatch: counts the idle time.
         rental: records it.
         state: returns the current state of the pool, which has the machine of each node.
+        hints: tells the user of idle devices.
     """
 
-    def __init__(self, dispatch: Dispatch, rental: Rental, state: Callable[[], states.Pool]) -> None:
+    def __init__(self, dispatch: Dispatch, rental: Rental, state: Callable[[], states.Pool], hints: IdleHints) -> None:
+        self._hints = hints
         self._dispatch = dispatch
         self._rental = rental
         self._state = state
@@ -44,13 +47,17 @@ class IdleWatch:
         read = [each for each in samples if each.devices]
         if read:
             self._dispatch.measured(node, is_low(read[-1]))
+            self._hints.arrived(node, read)
 
     async def keep(self) -> None:
         """Record the idle time of the nodes every 2 s if it has changed, for as long as the task runs."""
         while True:
             await asyncio.sleep(_EVERY)
-            if any(self._differs(node, now, _DRIFT) for node, now in self._dispatch.idleness().items()):
+            idleness = self._dispatch.idleness()
+            if any(self._differs(node, now, _DRIFT) for node, now in idleness.items()):
                 await asyncio.to_thread(self.record)
+            there = {node: now for node, now in idleness.items() if node in self._dispatch.node_queues}
+            await asyncio.to_thread(self._hints.look, there)
 
     def record(self) -> None:
         """Record the idle time of the nodes until now. Nothing is written for a node whose record implies it.

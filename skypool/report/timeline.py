@@ -15,8 +15,10 @@ from skypool.samples.journal import JournalEvent, WorkSpan
 
 _MOST_NODES = 100
 """The most nodes in the plot. All of them are in the table."""
-_MOST_SPANS = 20_000
+_MOST_SPANS = 8000
 """The most spans of working time in all rows, about."""
+_CUT = 0.005
+"""The share of the time line above which a step of the setup has a line around it."""
 _HEIGHT = 40
 """The height of a row of the plot: the phases are above 16, the work is between 19 and 33, the calls are below."""
 _WORK_TOP, _WORK_HEIGHT, _CALLS_TOP, _CALLS_HEIGHT = 19, 14, 35, 4
@@ -114,7 +116,8 @@ def _steps(node: NodeFacts, facts: PoolFacts) -> Iterator[Element]:
     for each in node.steps:
         took = words.duration(each.until - each.since) if each.state == "done" else each.state
         title = f"step {each.number} of {each.steps}, {each.name}: {took}"
-        yield _rect(facts, each.since, each.until, 2, 14, "bootstrapping step", title)
+        is_wide = each.until - each.since > _CUT * facts.span  # otherwise the lines between steps would hide them
+        yield _rect(facts, each.since, each.until, 2, 14, f"bootstrapping{' step' if is_wide else ''}", title)
 
 
 def _work(node: NodeFacts, facts: PoolFacts, most: int) -> Iterator[Element]:
