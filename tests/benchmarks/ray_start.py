@@ -95,8 +95,8 @@ def by_hand(machines: Sequence[Machine], venv: Path) -> None:
 def end(machines: Sequence[Machine], venv: Path) -> None:
     """End Ray on machines, and remove its files."""
     with ThreadPoolExecutor() as threads:
-        for each in [threads.submit(on, machine, venv, "stop", "--force") for machine in machines]:
-            each.result()
+        for ended in [threads.submit(on, machine, venv, "stop", "--force") for machine in machines]:
+            ended.result()
     for each in machines:
         each.run(["rm", "-rf", "/tmp/ray"])
 
