@@ -95,10 +95,10 @@ def by_hand(machines: Sequence[Machine], venv: Path) -> None:
 def end(machines: Sequence[Machine], venv: Path) -> None:
     """End Ray on machines, and remove its files."""
     with ThreadPoolExecutor() as threads:
-        for ended in [threads.submit(on, machine, venv, "stop", "--force") for machine in machines]:
-            ended.result()
-    for each in machines:
-        each.run(["rm", "-rf", "/tmp/ray"])
+        for each in [threads.submit(on, machine, venv, "stop", "--force") for machine in machines]:
+            each.result()
+    for machine in machines:
+        machine.run(["rm", "-rf", "/tmp/ray"])
 
 
 def on(machine: Machine, venv: Path, *words: str) -> str:
