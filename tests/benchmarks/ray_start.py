@@ -97,8 +97,8 @@ def end(machines: Sequence[Machine], venv: Path) -> None:
     with ThreadPoolExecutor() as threads:
         for each in [threads.submit(on, machine, venv, "stop", "--force") for machine in machines]:
             each.result()
-    for each in machines:
-        each.run(["rm", "-rf", "/tmp/ray"])
+    for machine in machines:
+        machine.run(["rm", "-rf", "/tmp/ray"])
 
 
 def on(machine: Machine, venv: Path, *words: str) -> str:

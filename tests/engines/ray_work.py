@@ -141,6 +141,9 @@ def sleep_at(address: str, seconds: float) -> tuple[str, int]:
             self.times += 1
             return self.times
 
+        def ready(self) -> None:
+            pass
+
     def sleepy(begun: Any) -> tuple[str, int]:
         times = imported("ray").get(begun.add.remote())
         time.sleep(seconds)
@@ -152,6 +155,7 @@ def sleep_at(address: str, seconds: float) -> tuple[str, int]:
     actor: Any = Begun
     task = ray.remote(max_retries=0)(sleepy)
     begun = actor.options(scheduling_strategy=here).remote()
+    ray.get(begun.ready.remote())  # its process starts before the task does
     found: tuple[str, int] = ray.get(task.options(scheduling_strategy=there).remote(begun))
     return found
 
