@@ -194,6 +194,28 @@ def test_a_pool_is_idle_until_its_first_call_and_between_calls(
     assert [each.idle_seconds for each in pool.receipt.lines] == [pytest.approx(400.0), pytest.approx(700.0)]
 
 
+@pytest.mark.slow
+def test_a_machine_that_is_lost_under_its_call_and_its_replacement_have_their_own_idle_time(
+    cloud: FakeCloud, script: Script, tmp_path: Path
+) -> None:
+    """The first node: 100 s idle, 200 s with the call. The second: 300 s with the call, and 400 s idle."""
+    with Watched(cloud, name="taken", liveness=3) as pool:
+        script.pass_(100.0)
+        go = tmp_path / "go"
+        call = pool.send(where(str(go)).with_options(retries=1))
+        pool.until_busy(0)
+        script.pass_(200.0)
+        pool.take(0)
+        pool.until_busy(1)
+        script.pass_(300.0)
+        go.touch()
+        assert call.result(60) == 1
+        script.pass_(400.0)
+    assert {each.node: each.usd for each in pool.receipt.lines} == pytest.approx({0: 3.0, 1: 7.0}, abs=CENT)
+    assert {each.node: each.idle_usd for each in pool.receipt.lines} == pytest.approx({0: 1.0, 1: 4.0}, abs=CENT)
+    assert pool.receipt.idle_usd == pytest.approx(5.0, abs=CENT)
+
+
 def test_calls_with_devices_below_five_percent_are_idle(cloud: FakeCloud, script: Script, tmp_path: Path) -> None:
     with Watched(cloud, name="p") as pool:
         go = tmp_path / "go"

@@ -30,12 +30,12 @@ BUSY, IDLE, ONE = "GPU ▄▄▅▅▆▇▇█ 66%", "GPU ▁▁▁▁▁▁▁
 HEAD = """\
 # Screens
 
-Two pools run here. `train` has two nodes with eight GPUs each, of which the second has no call. `embed` has one GPU,
-and has ended its 40 calls. [Watch a pool](guides/watching.md) says which of these to use when.
+Two pools run here. `train` has two nodes with eight GPUs each, and no call runs on the second node. `embed` has one
+GPU, and its 40 calls have ended. [Watch a pool](guides/watching.md) explains the screens, and when to use which.
 
-`make screens` writes this page. It runs the programs in real terminals (tmux) on the cloud for rehearsals, whose nodes
-have GPUs that a script moves. Blank lines are left out. Times and amounts are replaced, so that only a change of the
-program changes this page.
+`make screens` writes this page. It runs the programs in real terminals (tmux) on `fake`, the cloud for rehearsals. A
+script sets the values of its GPUs. Blank lines are left out. Times and amounts are replaced by fixed ones, so that the
+page changes only if skypool does.
 """
 PARTS = {
     "live-80": (

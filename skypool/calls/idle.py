@@ -1,8 +1,8 @@
 """`IdleTime`: sums up the time in which a node (a rented machine) did no work. It does no I/O and reads no clock.
 
 A node is idle while no call runs on it. It is idle, too, while calls run but all of its devices (accelerators) are
-under 5 % of their use, by readings that are not older than `FRESH` seconds. A node whose devices are not read is idle
-only by its calls.
+below 5 % utilisation, by readings that are not older than `FRESH` seconds. For a node whose devices are not measured,
+only calls count.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 from dataclasses import dataclass
 
 LOW = 5.0
-"""Percent of the use of a device below which the device counts as not used."""
+"""The utilisation in percent below which a device counts as not used."""
 FRESH = 15.0
-"""Seconds for which a reading of devices counts if no newer one comes. Some tools are asked only every 10 s."""
+"""Seconds for which a reading of devices is valid if no newer one comes. Some tools are read only every 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idleness:
-    """How long a node was idle until a certain time. Times are in seconds since 1970.
+    """The idle time of a node up to a certain time. Times are in seconds since 1970.
 
     Attributes:
         began: the time from which idle time was counted.
@@ -36,7 +36,7 @@ class Idleness:
 
 
 class IdleTime:
-    """The idle time of one node. Times are in seconds since 1970, and must not go back; an earlier one counts as now.
+    """The idle time of one node. Times are in seconds since 1970. A time before the last one counts as the last one.
 
     The dispatch, which sends calls to the node, holds its lock while it uses this object.
 
@@ -47,7 +47,7 @@ class IdleTime:
         calls: True while a call runs.
         since: the time since when the node has had no work; None while it has. Work is a call, or what `hold` notes.
         worked: the time at which the last work ended; None before the first.
-        held: True while something else than calls counts as work.
+        held: True while something other than calls counts as work.
     """
 
     __slots__ = ("_at", "_began", "_low_until", "_seconds", "calls", "held", "since", "worked")
@@ -77,7 +77,7 @@ class IdleTime:
         self._change(now)
 
     def hold(self, now: float, held: bool) -> None:
-        """Note if something else than calls counts as work from now on, such as a service with `busy=True`."""
+        """Note whether something other than calls, such as a service with `busy=True`, counts as work from now on."""
         self.held = held
         self._change(now)
 

@@ -1,4 +1,4 @@
-"""`CallTally`: counts the calls of a pool that have ended, and keeps a record of single calls until it is taken.
+"""`CallTally`: counts the calls of a pool that have ended, and keeps a record of each call until somebody takes it.
 
 The dispatch (which sends calls to nodes) adds to it, so adding a call costs a fraction of a microsecond: a call is only
 appended to a list. The list is counted when somebody reads the counts, or when it is long.
@@ -23,11 +23,11 @@ BOUNDS = tuple(round(step * 10.0**power, 6) for power in range(-4, 5) for step i
 _COUNT_AT = 4096
 """The number of calls that are appended before they are counted."""
 _MOST_WAITING = 20_000
-"""The most records of calls that succeeded and wait to be taken. Beyond it, only the slowest ones stay."""
+"""The most records of succeeded calls that are kept for `take`. If there are more, only the slowest ones stay."""
 _SLOWEST = 500
-"""The number of records that stay when there are too many."""
+"""The number of records that stay then."""
 _MOST_FAILED = 2000
-"""The most records of failed and cancelled calls that wait to be taken. Later ones are only counted."""
+"""The most records of failed and cancelled calls that are kept for `take`. Later calls are only counted."""
 _LONGEST_ERROR = 2000
 """The most characters of an error in a record."""
 
@@ -39,7 +39,7 @@ class CallRecord(NamedTuple):
         name: the name of the function.
         node: the number of the node that ran the call; -1 if no node ran it.
         ended: when its result arrived, in seconds since 1970.
-        seconds: the wall time of the function, as the node measured it; None if the node did not tell.
+        seconds: the wall time of the function, as the node measured it; None if unknown.
         outcome: "ok", "failed" or "cancelled".
         error: the type and the message of the error; "" without one.
     """
@@ -61,8 +61,8 @@ class CallCounts:
         failed: the number of calls that failed.
         cancelled: the number of calls that were cancelled.
         retried: the number of runs that were repeated because they failed or lost their node.
-        classes: the number of calls by wall time: one number for each bound of `BOUNDS`, and one for longer calls. A
-            call of which the wall time is not known is in none.
+        classes: the number of calls by wall time: one number for each bound of `BOUNDS`, and one for longer calls.
+            Calls whose wall time is unknown are in no class.
         seconds: the sum of the wall times.
     """
 
@@ -144,7 +144,7 @@ class CallTally:
     def take(self) -> list[CallRecord]:
         """Return the records since the last `take`, and forget them. They are not ordered.
 
-        If more calls ended than are kept, the records of quick calls that succeeded are missing. `counts` has all.
+        If too many calls have ended, the records of quick calls that succeeded are missing. `counts` counts all calls.
         """
         with self._lock:
             self._count()
@@ -168,7 +168,7 @@ class CallTally:
 
 
 def _is_skypools(pending: PendingCall) -> bool:
-    """Return True for a service, and for a call by which skypool asks a node whether it can run a gang."""
+    """Return True for calls that are not counted: services, and calls with which skypool prepares a gang on a node."""
     return pending.service or (pending.gang is not None and pending.member is None)
 
 

@@ -35,7 +35,7 @@ def top(
     """Watch all pools of this user: cost, calls, and the utilisation, memory and power of their nodes.
 
     Without a terminal, as in a pipe, the pools are printed once, as by --once. The full-screen view needs the package
-    textual: pip install 'skypool[top]'.
+    textual, which the extra `top` of skypool installs.
     """
     once = once or not (sys.stdin.isatty() and drawable(sys.stdout, os.environ, asked=True))
     survey = Survey(pool, _PATIENCE_ONCE) if once else Survey(pool)

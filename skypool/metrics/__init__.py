@@ -1,15 +1,15 @@
-"""Metrics: the numbers of a pool for monitoring systems, by the conventions of OpenTelemetry.
+"""Metrics of a pool for monitoring systems, by the conventions of OpenTelemetry.
 
 Names that begin with `hw.` are those of OpenTelemetry's semantic conventions for hardware. All others are skypool's own
 and begin with `skypool.`. A value that was not measured is left out, never 0.
 
-- `values`: `Metric` and `Measurement`, the values that everything here is made of.
+- `values`: `Metric` and `Measurement`, the data types of this package.
 - `names`: all metrics, with unit, kind and description.
-- `devices`: makes measurements of the samples and the health of a node; `pools`: of calls, nodes, launches and costs.
-- `exporter`: `Exporter`, the base class of what brings measurements out of this process.
-- `prometheus`: `Prometheus`, which Prometheus scrapes (asks regularly); `http_server`: the server for it.
-- `otlp`: `OTLP`, which sends measurements to an endpoint; `otlp_encoding`: the requests for it; `otlp_transport`: gRPC
-  and HTTP.
+- `devices`: converts samples and health of a node into measurements; `pools`: calls, nodes, launches and costs.
+- `exporter`: `Exporter`, the base class of objects that export measurements to a monitoring system.
+- `prometheus`: `Prometheus`, which serves measurements to Prometheus; `http_server`: its HTTP server.
+- `otlp`: `OTLP`, which sends measurements to an endpoint; `otlp_encoding`: its requests; `otlp_transport`: gRPC and
+  HTTP.
 """
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Makes measurements of the samples and the health of a node (a rented machine). All functions are pure."""
+"""Converts samples and health of a node (a rented machine) into measurements. All functions are pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skypool.samples.values import DeviceSample, NodeSample
 _MIB = float(1 << 20)
 _MHZ = 1e6
 _TYPE = {"hw.type": "gpu"}
-"""The conventions have no type for other accelerators than GPUs. `skypool.device.kind` tells them apart."""
+"""The conventions have no type for accelerators other than GPUs. `skypool.device.kind` tells them apart."""
 _STATES = {"ok": "ok", "degraded": "degraded", "unhealthy": "failed"}
 """The states of `hw.status`, by the state of a device's health. There is none for "unknown"."""
 _HEALTH = ("ok", "unknown", "degraded", "unhealthy")
@@ -133,7 +133,7 @@ def xid_measurements(
 ) -> Iterator[Measurement]:
     """Yield the measurements of the errors of NVIDIA's driver (XID codes) since the start of the pool.
 
-    A device has a number of 0 if the driver reports such errors and none has come.
+    The value is 0 for a device whose driver reports such errors, but has reported none.
 
     Args:
         sample: the newest sample of the node.

@@ -1,4 +1,4 @@
-"""`Exporter`: the base class of objects that bring the measurements of pools out of this process."""
+"""`Exporter`: the base class of objects that export the measurements of pools to a monitoring system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skypool.errors import UsageError
 from skypool.metrics.values import Measurement
 
 MISSING = "the package {} is not installed: pip install 'skypool[metrics]'"
-"""The message of a UsageError if a package of the extra is missing. It needs the name of the package."""
+"""The message of the UsageError for a missing package. The name of the package is inserted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +20,7 @@ class Source:
     Attributes:
         pool: the name of the pool.
         began: the time from which counters count, in seconds since 1970.
-        read: reads all measurements of the pool, at that moment. Any thread may call it. It may wait for the disk.
+        read: returns the present measurements of the pool. Any thread may call it. It may wait for the disk.
         notice: shows a sentence to the user.
     """
 
@@ -31,7 +31,7 @@ class Source:
 
 
 class Exporter(ABC):
-    """A base class for objects that bring the measurements of pools out of this process.
+    """The base class of objects that export the measurements of pools to a monitoring system.
 
     One exporter may serve several pools, at the same time or one after the other.
     """

@@ -9,7 +9,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import WSGIApplication
 
 _LOOK_EVERY = 0.1
-"""Seconds within which the server notices that it is to end."""
+"""Seconds between two checks whether the server was closed."""
 
 
 class Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -28,13 +28,13 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def close(self) -> None:
-        """Stop the server, and close its port. Blocks for about 0.1 s. Requests that it answers go on."""
+        """Stop the server, and close its port. Blocks for about 0.1 s. Running requests are finished."""
         self.shutdown()
         self.server_close()
 
 
 class _Quiet(WSGIRequestHandler):
-    """A handler of requests that logs nothing, and that does not wait for a client that sends nothing."""
+    """A request handler that logs nothing, and drops clients that send nothing for 30 s."""
 
     timeout = 30.0
 
@@ -43,7 +43,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 def serve(app: WSGIApplication, address: str, port: int) -> Server:
-    """Return a server that listens, and that answers requests from now on.
+    """Start a server, and return it. It answers requests from now on.
 
     Args:
         app: answers the requests.

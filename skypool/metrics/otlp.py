@@ -1,4 +1,4 @@
-"""`OTLP`: sends the measurements of pools to an endpoint that speaks OTLP, OpenTelemetry's protocol."""
+"""`OTLP`: sends the measurements of pools to an endpoint by OTLP, OpenTelemetry's protocol."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TIMEOUT = 10.0
 _LAST = 3.0
 """Seconds to wait for the answer to the last request."""
 _LONGEST_END = 5.0
-"""The most seconds for which the end of a pool waits for what is sent."""
+"""The most seconds for which the end of a pool waits for the last request."""
 
 
 class OTLP(Exporter):
-    """An endpoint that the numbers of a pool are sent to, such as an OpenTelemetry Collector.
+    """An endpoint that the metrics of a pool are sent to, such as an OpenTelemetry Collector.
 
         with ComputePool(AWS(), accelerator="H100", metrics=OTLP("http://localhost:4317")) as pool:
             ...
@@ -39,8 +39,8 @@ class OTLP(Exporter):
             added if the address has no path.
         protocol: "grpc" (the default; most endpoints have it at port 4317) or "http" (most have it at port 4318).
         every: the time between two requests.
-        headers: further headers of each request, such as an API key. Default None: those that the environment variable
-            OTEL_EXPORTER_OTLP_HEADERS has, in the form "api-key=secret,tenant=7".
+        headers: further headers of each request, such as an API key. Default None: the headers in the environment
+            variable OTEL_EXPORTER_OTLP_HEADERS, in the form "api-key=secret,tenant=7".
 
     Raises:
         UsageError: an argument is not valid.
@@ -92,7 +92,7 @@ class _Sender(threading.Thread):
 
     Args:
         endpoint: the address of the endpoint, for messages.
-        transport: the way there.
+        transport: the connection to it.
         every: seconds between two requests.
         source: the pool.
     """
@@ -115,7 +115,7 @@ class _Sender(threading.Thread):
         self._send(_LAST)
 
     def close(self) -> None:
-        """Have the last values sent, and wait until they are, 5 s at most."""
+        """Have the last values sent, and wait for that, 5 s at most."""
         self._closing.set()
         self.join(_LONGEST_END)
         if self.is_alive():

@@ -1,4 +1,4 @@
-"""Makes requests of OTLP, OpenTelemetry's protocol, of measurements. The messages are those of opentelemetry-proto."""
+"""Encodes measurements as requests of OTLP, OpenTelemetry's protocol, with the messages of opentelemetry-proto."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 2000
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Return the pairs in a text such as "api-key=secret,tenant=7", as OpenTelemetry's environment variables have them.
+    """Return the pairs in a text of an OpenTelemetry environment variable, such as "api-key=secret,tenant=7".
 
     Values are URL-encoded. Parts without "=" are ignored.
     """
@@ -25,7 +25,7 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def resource_attributes(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what describes this process: OTEL_RESOURCE_ATTRIBUTES, and `service.name`, which is "skypool" by default.
+    """Return the resource attributes of this process: OTEL_RESOURCE_ATTRIBUTES and `service.name` (default "skypool").
 
     Args:
         environ: environment variables.

@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
 _BACK_SOON = 5000
-"""Milliseconds for which gRPC waits at most until it connects again. Its default is two minutes."""
+"""The most milliseconds that gRPC waits before it connects again. Its own default is two minutes."""
 
 
 class NotSent(Exception):
@@ -19,7 +19,7 @@ class NotSent(Exception):
 
 
 class Transport(Protocol):
-    """A way to an endpoint."""
+    """A connection to an endpoint."""
 
     def send(self, request: Any, timeout: float) -> str:
         """Send an `ExportMetricsServiceRequest`, and wait for the answer.
@@ -29,7 +29,7 @@ class Transport(Protocol):
             timeout: seconds to wait at most.
 
         Returns:
-            "", or what the endpoint complains about although it took the request.
+            "", or a warning of the endpoint, which has accepted the request.
 
         Raises:
             NotSent: the endpoint cannot be reached, or refuses the request.
@@ -42,7 +42,7 @@ class Transport(Protocol):
 
 
 class Grpc:
-    """A way to an endpoint over gRPC.
+    """A connection to an endpoint over gRPC.
 
     Args:
         endpoint: the endpoint, such as "http://localhost:4317". With "https", the connection is encrypted.
@@ -79,7 +79,7 @@ class Grpc:
 
 
 class Http:
-    """A way to an endpoint over HTTP, with protobuf as the format.
+    """A connection to an endpoint over HTTP, with protobuf as the format.
 
     Args:
         endpoint: the endpoint, such as "http://localhost:4318". Without a path, "/v1/metrics" is added.
@@ -135,7 +135,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _complaint(answer: Any) -> str:
-    """Return what an endpoint complains about in an `ExportMetricsServiceResponse`; "" for nothing."""
+    """Return how many values the endpoint has dropped and why, from its `ExportMetricsServiceResponse`; "" for none."""
     said = answer.partial_success
     if not said.rejected_data_points:
         return ""

@@ -1,4 +1,4 @@
-"""Makes measurements of the calls, nodes, launches and costs of a pool. All functions are pure."""
+"""Converts calls, nodes, launches and costs of a pool into measurements. All functions are pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATES = ("launching", "booting", "bootstrapping", "ready", "unreachable", "leav
 
 
 def state_of(word: str) -> str:
-    """Return the state in a word of `pool.nodes`: "unreachable" for "unreachable since 12:03:04"."""
+    """Return the bare state of a text of `pool.nodes`: "unreachable" for "unreachable since 12:03:04"."""
     return word.partition(" ")[0]
 
 
@@ -39,7 +39,7 @@ def node_attributes(pool: Attributes, node: int, provider: str, offer: str) -> A
 
 
 def state_measurements(words: Mapping[int, str], pool: Attributes) -> Iterator[Measurement]:
-    """Yield the number of nodes in each state, also of states that no node is in.
+    """Yield the number of nodes in each state. States without a node have 0.
 
     Args:
         words: the state of each node, as `pool.nodes` has them.

@@ -26,12 +26,12 @@ _UNITS = {
     "Cel": "celsius",
     "Hz": "hertz",
 }
-"""The units of our metrics as Prometheus spells them."""
+"""Units of the metrics, and their names in Prometheus."""
 _KINDS = {"counter": "counter", "updown": "gauge", "gauge": "gauge", "histogram": "histogram"}
 
 
 class Prometheus(Exporter):
-    """A server that Prometheus scrapes, which means that it asks for all values regularly.
+    """A server that Prometheus scrapes: Prometheus asks it for all values regularly.
 
         with ComputePool(AWS(), accelerator="H100", metrics=Prometheus()) as pool:
             ...
@@ -65,7 +65,7 @@ class Prometheus(Exporter):
 
     @property
     def port(self) -> int:
-        """The port. 0 if a free one is to be chosen, and no pool runs."""
+        """The port. 0 while no pool runs, if a free one is to be chosen."""
         server = self._server
         return self._port if server is None else int(server.server_port)
 
@@ -136,7 +136,7 @@ class Prometheus(Exporter):
 
 
 class _Collector:
-    """Reads the measurements whenever Prometheus asks, as prometheus-client wants it.
+    """A collector for prometheus-client, which reads the measurements whenever Prometheus asks.
 
     Args:
         read: returns the measurements.
@@ -150,7 +150,7 @@ class _Collector:
 
 
 def families(measurements: Iterable[Measurement]) -> list[Family]:
-    """Return the measurements as prometheus-client wants them, those of one metric together."""
+    """Return the measurements as metric families of prometheus-client, one for each metric."""
     from prometheus_client.metrics_core import Metric as Family
     from prometheus_client.utils import floatToGoString
 

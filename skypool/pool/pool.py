@@ -123,11 +123,11 @@ class ComputePool(Executor):
             a-z, 0-9 and "-". Default None: a random name.
         lease: the time after which a node ends itself if no message from this process arrives. Default "10m".
         max_lifetime: the time after which each node ends itself, also while it works. Default None: no limit.
-        linger: the time that the pool lives without work: no call waits or runs, and no service with `busy=True`. The
-            pool then ends itself. If this process is killed, each node ends itself that long after its last work, or
-            when its lease is over if that is sooner. After a `with` block, the machines stay for that time, so that
-            `attach` gets them back quickly. Default None: no limit, but one hour in a notebook; after a `with` block
-            the machines end at once.
+        linger: the time after which the pool ends itself if it has had no work: no call that waits or runs, and no
+            service with `busy=True`. If this process is killed, each node ends itself that long after its last work,
+            or when its lease is over if that is sooner. After a `with` block, the machines stay (and cost) for that
+            time, so that `attach` can take them over. Default None: no limit, except for one hour in a notebook; after
+            a `with` block, the machines end at once.
         liveness: the time without any message from a node after which the node is given up. The node's calls then raise
             ConnectionLost, unless the calls may run again on another node. Default 90 s.
         grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout`. Default 5 s.
@@ -149,8 +149,8 @@ class ComputePool(Executor):
             the first gang. "network" (the default) makes a TCP connection from each node to each other one. "nccl"
             also measures an all-reduce of 64 MB among the GPUs of the first gang's nodes, and is experimental. None
             checks nothing.
-        metrics: brings the numbers of the pool to a monitoring system: `Prometheus()`, `OTLP("http://…")` or a
-            list of such objects. See docs/guides/metrics.md. Default None: to none.
+        metrics: exports the pool's metrics to a monitoring system: `Prometheus()`, `OTLP("http://…")` or a list of
+            such objects. See docs/guides/metrics.md. Default None: they are not exported.
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
             `max_usd_per_hour`: the highest price of one node (or TPU slice), in US dollars. Default None: no limit.
@@ -240,7 +240,7 @@ class ComputePool(Executor):
 
         Raises:
             PoolClosed: the pool has ended. Make a new pool.
-            UsageError: what `metrics` asks for cannot be, such as a port that is in use. Nothing was rented.
+            UsageError: `metrics` cannot be exported, for example because a port is in use. Nothing was rented.
             SkypoolError: the pool could not become ready, for example NoOffers, LaunchError or BootstrapError. Its
                 machines have been ended then, and the pool cannot be started again.
         """
@@ -1021,8 +1021,8 @@ class ComputePool(Executor):
                 how often. The pause before grows from 0.5 s to 30 s. If its node is lost, the service starts on a node
                 that joins in its place. Default False.
             name: the name of the service in messages. Default None: that of the function or program.
-            busy: True counts the service as work: its node is not idle while it runs, and `linger=` of the pool does
-                not end it. Default False.
+            busy: True counts the service as work, like a call: while it runs, `linger=` does not end the pool, and its
+                node is idle only if all devices are below 5 % utilisation. Default False.
 
         Returns:
             a `Service`; for "all" or a list, a list of them, ordered by node number.
