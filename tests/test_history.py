@@ -114,8 +114,9 @@ def test_a_history_that_cannot_be_written_is_told_once_and_the_pool_goes_on(monk
 
     monkeypatch.setattr(Journal, "write", broken)
     heard: list[str] = []
-    with sky.ComputePool(console="off", slots=1) as pool:
-        pool.events.listen(lambda event: heard.append(getattr(event, "text", "")))
+    pool = sky.ComputePool(console="off", slots=1)
+    pool.events.listen(lambda event: heard.append(getattr(event, "text", "")))
+    with pool:
         assert pool.submit(os.getpid).result()
         eventually(lambda: any("disk is full" in each for each in heard), 30, "the notice")
     assert sum("disk is full" in each for each in heard) == 1

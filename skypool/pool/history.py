@@ -49,6 +49,10 @@ _COUNT_EVERY = 5.0
 """Seconds between two looks at calls and working times."""
 _OFTEN = 60
 """The number of looks at the beginning that include calls and working times, so that short runs are seen in detail."""
+_RESTS = 200
+"""How many times as long as a write took, the next look at calls is put off. So a storm of calls costs little."""
+_RESTS_AT_MOST = 30.0
+"""The most seconds for which it is put off by that."""
 _MOST_WAITING = 10_000
 """The most events that wait to be written. Beyond it, events are dropped."""
 _LONGEST = 1000
@@ -120,13 +124,17 @@ class HistoryWatch:
 
     async def keep(self) -> None:
         """Write the history regularly, for as long as the task runs."""
-        looks = round(_COUNT_EVERY / _LOOK_EVERY)
+        due = 0.0
         number = 0
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             number += 1
-            if self._waiting or number % looks == 0 or number < _OFTEN:
+            now = time.monotonic()
+            if self._waiting or now >= due:
                 await asyncio.to_thread(self.flush)
+                took = time.monotonic() - now
+                pause = _LOOK_EVERY if number < _OFTEN else _COUNT_EVERY
+                due = now + max(pause, min(_RESTS * took, _RESTS_AT_MOST))
 
     def flush(self) -> None:
         """Write what is new. A failure is told once as a notice, and does not end the pool."""

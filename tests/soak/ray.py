@@ -65,16 +65,36 @@ def of_ray(machine: Machine) -> list[str]:
 
 
 def do(machine: Machine, asked: dict[str, Any]) -> None:
-    """Do on a machine what the program asks for: wait for a task, or kill a daemon of Ray."""
-    word = asked["task"] if asked["do"] == "until task" else asked["daemon"]
+    """Do on a machine what the program asks for: wait for a task, kill a daemon of Ray, or wait until it is back."""
+    match asked:
+        case {"do": "until task", "task": task}:
+            started(machine, task)
+        case {"do": "kill daemon", "daemon": daemon, "returns": returns}:
+            pids = started(machine, daemon)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            if returns:
+                started(machine, daemon, but=pids)
+        case _:
+            raise KeyError(f"{asked} is unknown")
+
+
+def started(machine: Machine, word: str, but: Sequence[int] = ()) -> list[int]:
+    """Return the processes of a machine whose programs have a word in their names, when there are some.
+
+    Args:
+        machine: the machine.
+        word: the word.
+        but: processes that do not count.
+    """
     until = time.monotonic() + _clusters.LATE
-    while not (pids := [pid for pid, command in commands(machine).items() if word in command.partition(" ")[0]]):
+    while True:
+        found = [pid for pid, command in commands(machine).items() if word in command.partition(" ")[0]]
+        if rest := [pid for pid in found if pid not in but]:
+            return rest
         if time.monotonic() > until:
             raise TimeoutError(f"no process {word} on {machine.name}: {commands(machine)}")
         time.sleep(0.05)
-    if asked["do"] == "kill daemon":
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
 
 
 def engine() -> _clusters.Engine:
