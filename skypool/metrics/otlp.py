@@ -142,5 +142,5 @@ class _Sender(threading.Thread):
         if not self._is_told:
             self._is_told = True
             self._source.notice(
-                f"metrics cannot be sent to {self._endpoint}, and the pool goes on without; this is said once: {why}"
+                f"metrics cannot be sent to {self._endpoint}: {why}. The pool goes on without them; this is shown once"
             )
