@@ -37,12 +37,14 @@ class PoolPhase(Event):
         detail: the error that ends the pool, as text; "" if there is none.
         usd: in the phase "ended", what the pool has cost in US dollars; None if that is not known, and before.
         idle_usd: the part of `usd` that was paid for idle time; None if that is not known, and before.
+        staying: in the phase "ended", the number of nodes whose machines stay for the time `linger`; 0 before.
     """
 
     phase: str
     detail: str = ""
     usd: float | None = None
     idle_usd: float | None = None
+    staying: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

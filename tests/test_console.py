@@ -525,6 +525,12 @@ def test_the_last_line_has_the_cost_and_its_idle_share(usd: float | None, idle_u
     )
 
 
+def test_a_pool_whose_machines_stay_has_not_ended_but_was_left() -> None:
+    left = events.PoolPhase(pool="p", phase="ended", usd=2.0, idle_usd=1.0, staying=1, time=90.0)
+    said = told(Words(), events.PoolPhase(pool="p", phase="launching", time=0.0), left)[-1]
+    assert said == "left after 1:30 min; spent 2.0000 USD, idle 1.0000 USD"
+
+
 def test_a_node_that_could_not_be_ended_is_told_when_it_ends_with_a_pool() -> None:
     words = Words()
     told(words, phase("launching"), phase("ready", slots=1), pool_phase("draining"), phase("draining"))

@@ -282,6 +282,7 @@ def test_machines_stay_after_the_block_and_come_back_at_once() -> None:
     assert pool.phase == "ended"
     with pytest.raises(sky.PoolClosed):
         add(1) >> pool
+    assert [each.staying for each in told if isinstance(each, events.PoolPhase) and each.phase == "ended"] == [1]
     [said] = [each.text for each in told if isinstance(each, events.Notice)]
     assert re.match(r"1 machine stays until \d\d:\d\d:\d\d \(linger\): ComputePool.attach\('stays'\) takes over", said)
     assert record("stays").state(time.time()) == "left"

@@ -203,7 +203,7 @@ class Words:
         self._ending = self._ending or e.phase in ("draining", "ended")
         if e.phase == "ended":
             yield from self._summaries(float("inf"))
-            yield f"ended{after}{self._losses()}{_costs(e)}"
+            yield f"{'left' if e.staying else 'ended'}{after}{self._losses()}{_costs(e)}"
         elif e.phase == "draining":
             yield self._news(f"ends: {brief(e.detail)}", e.detail)
         elif self._routine and e.phase == "ready":

@@ -659,8 +659,12 @@ class PoolEngine:
                 detail = str(self.state.error) if self.state.error else ""
                 paid = self._paid if phase is Phase.ENDED else None
                 usd, idle_usd = (None, None) if paid is None else (paid.usd, paid.idle_usd)
+                staying = len(self._given_away or ()) if phase is Phase.ENDED else 0
+                name = self.terms.name
                 self.emit(
-                    events.PoolPhase(pool=self.terms.name, phase=phase.value, detail=detail, usd=usd, idle_usd=idle_usd)
+                    events.PoolPhase(
+                        pool=name, phase=phase.value, detail=detail, usd=usd, idle_usd=idle_usd, staying=staying
+                    )
                 )
                 if phase in (Phase.DRAINING, Phase.ENDED):
                     self.rental.stopping.set()
