@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 import skypool as sky
 from skypool.engines import _trust
 from tests.clients.runs import Client, Report
-from tests.clients.venvs import environment
+from tests.clients.venvs import environment, with_skypool
 from tests.conftest import processes_of
 from tests.test_guides import PYTHON
 
@@ -23,12 +21,7 @@ ENGINES = ROOT / "tests" / "engines"
 
 def client(home: Path) -> Client:
     """Return what runs programs in an environment that has Dask, and this skypool."""
-    folder = environment("dask", ENGINES / "requirements")
-    (packages,) = (folder / "lib").glob("python3*/site-packages")
-    lines = [str(ROOT / each) for each in ("", "providers", "images")]
-    (packages / "_skypool.pth").write_text("\n".join(lines) + "\n")
-    name = f"skypool-{metadata.version('skypool')}.dist-info"  # has the names of the drivers
-    shutil.copytree(str(metadata.distribution("skypool").locate_file(name)), packages / name, dirs_exist_ok=True)
+    with_skypool(environment("dask", ENGINES / "requirements"))
     (home / "tmp").mkdir()
     return Client("dask", home, {"TMPDIR": str(home / "tmp")}, ENGINES)
 

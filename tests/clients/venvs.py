@@ -21,12 +21,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-PLACE = HERE.parents[1] / "build" / "clients"
+ROOT = HERE.parents[1]
+PLACE = ROOT / "build" / "clients"
 REQUIREMENTS = HERE / "requirements"
 INSTALLING = 280.0
 """Seconds in which an environment must be installed; a test may take 300."""
@@ -56,6 +58,23 @@ def environment(name: str, requirements: Path = REQUIREMENTS) -> Path:
                 shutil.rmtree(folder)
                 _refuse(name, failure)
             ready.touch()
+    return folder
+
+
+def with_skypool(folder: Path) -> Path:
+    """Let a venv see this checkout's skypool and its drivers, and return the folder of the venv.
+
+    Args:
+        folder: the folder of the venv.
+    """
+    (packages,) = (folder / "lib").glob("python3*/site-packages")
+    lines = [str(ROOT / each) for each in ("", "providers", "images")]
+    (packages / "_skypool.pth").write_text("\n".join(lines) + "\n")
+    own = metadata.distribution("skypool")
+    target = packages / f"skypool-{own.version}.dist-info"
+    target.mkdir(exist_ok=True)
+    for name in ("METADATA", "entry_points.txt"):  # the names of the drivers
+        (target / name).write_text(own.read_text(name) or "")
     return folder
 
 

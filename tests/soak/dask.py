@@ -14,7 +14,6 @@ import contextlib
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,15 +37,7 @@ LAST = "head"
 
 def environment() -> Path:
     """Return the venv with Dask and this skypool. Its modules are compiled: machines see it, but cannot write it."""
-    folder = venvs.environment("dask", ENGINES / "requirements")
-    (packages,) = (folder / "lib").glob("python3*/site-packages")
-    lines = [str(ROOT / each) for each in ("", "providers", "images")]
-    (packages / "_skypool.pth").write_text("\n".join(lines) + "\n")
-    own = metadata.distribution("skypool")
-    target = packages / f"skypool-{own.version}.dist-info"
-    target.mkdir(exist_ok=True)
-    for name in ("METADATA", "entry_points.txt"):  # the names of the drivers
-        (target / name).write_text(own.read_text(name) or "")
+    folder = venvs.with_skypool(venvs.environment("dask", ENGINES / "requirements"))
     return environments.compiled(folder)
 
 
