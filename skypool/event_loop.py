@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_NO_THREADS = "cannot schedule new futures after"
+"""How the RuntimeError of a `ThreadPoolExecutor` begins when the interpreter exits."""
 _THREADS = 64
 """The most threads in which drivers run at once. A driver mostly waits for answers of its provider."""
 
@@ -88,9 +90,12 @@ class Loop:
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Pass an exception that was not handled in the loop to asyncio's default handler, which logs the exception.
 
-    Do nothing once the main thread has ended: the interpreter then starts no more threads, so remaining tasks may fail.
+    Do nothing when the interpreter exits: it then starts no more threads, so remaining tasks may fail. That begins a
+    little before the end of the main thread, and an executor says so by a RuntimeError.
     """
-    if threading.main_thread().is_alive():
+    error = context.get("exception")
+    refused = isinstance(error, RuntimeError) and str(error).startswith(_NO_THREADS)
+    if threading.main_thread().is_alive() and not refused:
         loop.default_exception_handler(context)
 
 

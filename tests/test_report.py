@@ -308,7 +308,7 @@ def test_a_pool_reports_while_it_runs_and_after_its_end(tmp_path: Path, monkeypa
     assert written.partition("<main>")[2] == after.html.partition("<main>")[2]
     monkeypatch.chdir(tmp_path)
     for name, file, run, text in (
-        ("reportet", "", "", "did you mean reported?"),
+        ("reportet", "", "", "did you mean reported"),
         ("reported", "", "12", "has no run '12'"),
         ("reported", str(tmp_path), "", "cannot be written"),
     ):
