@@ -185,6 +185,7 @@ def test_a_pool_is_idle_until_its_first_call_and_between_calls(
         by_node = {each.node: each.idle_usd for each in receipt.lines}
         assert by_node == {0: pytest.approx(3.0, abs=CENT), 1: pytest.approx(6.0, abs=CENT)}
         assert receipt.usd == pytest.approx(12.0, abs=CENT)
+        assert "idle, USD</dt><dd><strong>9.0000<" in pool.report().html
         assert Ledger.here().pools("p")[-1].receipt(script.now).idle_usd == pytest.approx(9.0, abs=CENT)
         script.pass_(100.0)
     assert pool.receipt.idle_usd == pytest.approx(11.0, abs=CENT)

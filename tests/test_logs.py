@@ -91,6 +91,11 @@ def ended() -> str:
     return "kept"
 
 
+def test_what_the_setup_of_a_node_printed_is_kept() -> None:
+    said = events.BootstrapOutput(pool="mine", node=0, step="run 1", text="said by the setup")
+    assert [each.rstrip() for each in texts(written(said))] == ["said by the setup"]
+
+
 def test_what_a_pool_printed_is_read_after_its_end(ended: str) -> None:
     out, err = run(ended)
     assert "[0] hello a [secret TOKEN]" in out

@@ -456,7 +456,7 @@ def test_prometheus_scrapes_a_pool_and_its_queries_give_what_the_pool_saw(
     build(tmp_path / "nvml")
     nvml = FakeNvml(tmp_path / "nvml", tmp_path)
     nvml.say(0, count=2, busy=88, memory=2048, milliwatts=300_000, celsius=61)
-    nvml.say(1, busy=12, uncorrected=0)
+    nvml.say(1, busy=12, uncorrected=2)
     for name, value in {**nvml.env, "SKYPOOL_SAMPLES": "on"}.items():
         monkeypatch.setenv(name, value)
     script = Script()
@@ -476,7 +476,9 @@ def test_prometheus_scrapes_a_pool_and_its_queries_give_what_the_pool_saw(
             server.until('hw_gpu_memory_usage_bytes{hw_name="cuda 0"}', 2048 << 20)
             server.until("sum(hw_power_watts)", 370)
             server.until('hw_temperature_celsius{skypool_device_index="0"}', 61)
-            server.until('hw_status{hw_state="ok"}', 1, 1)
+            server.until('hw_status{hw_state="ok"}', 0, 1)
+            server.until('hw_status{hw_state="degraded"}', 0, 1)
+            server.until('hw_errors_total{error_type="uncorrected",hw_name="cuda 1"}', 2)
             server.until('hw_errors_total{error_type="xid"}', 0, 0)
             server.until("sum by (skypool_outcome) (skypool_calls_total)", 0, 1, 3)
             server.until("skypool_call_duration_seconds_count", 4)
@@ -522,6 +524,9 @@ def test_prometheus_scrapes_a_pool_and_its_queries_give_what_the_pool_saw(
             server.until('hw_status{hw_name="cuda 1",hw_state="ok",skypool_node="0"}', 0)
             server.until('hw_gpu_utilization_ratio{skypool_node="0"}', 0.88)
             nvml.say(1, lost=0)
+            nvml.say(0, hang=1)
+            server.until('skypool_device_health{hw_name="cuda 0",skypool_health="unknown",skypool_node="0"}', 1)
+            server.until('hw_gpu_utilization_ratio{skypool_node="0"}')
             (tmp_path / "go").touch()
             assert call.result(60) == 0
             assert [each.idle_usd for each in pool.receipt.lines if each.node == 0] == [pytest.approx(1.0)]

@@ -136,6 +136,7 @@ def test_control_characters_of_a_sample_are_removed() -> None:
         (with_(ecc_uncorrected=3), "degraded", "3 memory errors"),
         (with_(pcie_width=8), "degraded", "8 lanes of 16"),
         (with_(nvlinks=17), "degraded", "17 of 18 NVLinks"),
+        (with_(nvlinks=0), "unknown", "none of 18 NVLinks"),
         (with_(nvlinks=0, nvlinks_all=0), "ok", ""),
         (with_(ecc_uncorrected=None), "unknown", "memory errors"),
         (with_(xids_watched=False), "unknown", "XID codes"),
@@ -390,6 +391,7 @@ def test_a_pool_without_devices_is_sampled_without_a_process() -> None:
         assert seen.memory_total_mib
         assert [each.name.rpartition(".")[2] for each in seen.calls] == ["busy"]
         assert seen.calls[0].rss_mib
+        assert seen.calls[0].cpu_seconds is None  # it counts from the first sample
         agent = working.result()
         names = [Path(f"/proc/{pid}/comm").read_text() for pid in children_of(agent)]
         assert all("worker" in name for name in names), names
@@ -654,11 +656,13 @@ def test_what_a_card_reports_reaches_console_and_report(nvml: FakeNvml, capfd: p
         found = pool.samples.health()[0]
         return found.state, "; ".join(found.reasons)
 
+    nvml.say(0, uncorrected=3)
     with sky.ComputePool(console="plain", name="told", nodes=1, slots=1) as pool:
-        assert state() == ("ok", "")
+        assert state()[0] == "degraded"
+        assert "3 memory errors" in state()[1]
         nvml.say(0, busy=88)
         nvml.xid(0, 94)
-        eventually(lambda: state()[0] == "degraded", 60, "XID 94")
+        eventually(lambda: "XID 94" in state()[1], 60, "XID 94")
         nvml.say(0, hang=1)
         eventually(lambda: "the monitor hangs" in state()[1], 60, "the hang")
         assert pool.submit(os.getpid).result(60)
@@ -671,6 +675,7 @@ def test_what_a_card_reports_reaches_console_and_report(nvml: FakeNvml, capfd: p
     printed = capfd.readouterr().err
     last = pool.report().html
     for said in (printed, page):
+        assert "3 memory errors" in said
         assert "XID 94" in said
         assert "the monitor hangs" in said
     for said in (printed, last):

@@ -161,12 +161,11 @@ class Monitor:
             use = process(pid)
             if use is None:
                 continue
-            cpu, peak = before.get(id_, (use.cpu_seconds, 0.0))
+            began, peak = before.get(id_, (use.cpu_seconds, 0.0))
             peak = max(peak, use.rss_mib)
-            self._calls[id_] = cpu, peak
-            yield CallSample(
-                id_, name[:200], slot, max(0.0, seconds), use.cpu_seconds - cpu, use.rss_mib, peak, memory.get(pid)
-            )
+            self._calls[id_] = began, peak
+            cpu = use.cpu_seconds - began if id_ in before else None
+            yield CallSample(id_, name[:200], slot, max(0.0, seconds), cpu, use.rss_mib, peak, memory.get(pid))
 
     # --- the sampler -----------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ def device_measurements(
     for each in sample.devices:
         device = {**node, **_attributes(each.kind, each.index, each.uuid, models)}
         yield from _scaled(_values(each), device)
-        for reason in each.throttled:
+        for reason in each.throttled or ():
             yield Measurement(names.DEVICE_THROTTLED, 1, {**device, "skypool.reason": reason})
         found = judged.get((each.kind, each.index), "unknown")
         for state in _HEALTH:

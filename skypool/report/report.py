@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from html import escape
 from pathlib import Path
 
+from skypool import clock
 from skypool.rental.records import Record
 from skypool.report.facts import collect
 from skypool.report.page import page
@@ -58,4 +58,4 @@ def report_of(record: Record) -> Report:
     Raises:
         sqlite3.Error: the file of its samples and its history is damaged.
     """
-    return Report(record.pool, page(collect(record, path_of(record.session), time.time())))
+    return Report(record.pool, page(collect(record, path_of(record.session), clock.now())))

@@ -203,6 +203,8 @@ def _findings(seen: DeviceSample) -> list[tuple[State, str]]:
         found.append(("degraded", f"PCIe has {seen.pcie_width} lanes of {seen.pcie_width_max}"))
     if seen.nvlinks is not None and seen.nvlinks_all is not None and 0 < seen.nvlinks < seen.nvlinks_all:
         found.append(("degraded", f"{seen.nvlinks} of {seen.nvlinks_all} NVLinks are active"))
+    if seen.nvlinks == 0 and seen.nvlinks_all:
+        found.append(("unknown", f"none of {seen.nvlinks_all} NVLinks is active: they are down, or have no bridge"))
     unmade = [name for name, value in _checks(seen).items() if value is None]
     if unmade:
         found.append(("unknown", f"not reported by the device or its driver: {', '.join(unmade)}"))

@@ -208,7 +208,7 @@ class Nvml:
             temperature_celsius=_real(ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)),
             sm_clock_mhz=_real(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)),
             memory_clock_mhz=_real(ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)),
-            throttled=tuple(text for bit, text in _REASONS.items() if (reasons or 0) & bit),
+            throttled=None if reasons is None else tuple(text for bit, text in _REASONS.items() if reasons & bit),
             pcie_sent_mib=self._rate(index, "pcie sent", fields.get(nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES), _MIB),
             pcie_received_mib=self._rate(index, "pcie got", fields.get(nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES), _MIB),
             nvlink_sent_mib=self._rate(

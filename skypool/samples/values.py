@@ -72,7 +72,7 @@ class DeviceSample:
     temperature_celsius: float | None = None
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
-    throttled: tuple[str, ...] = ()
+    throttled: tuple[str, ...] | None = None
     pcie_sent_mib: float | None = None
     pcie_received_mib: float | None = None
     nvlink_sent_mib: float | None = None
@@ -100,7 +100,8 @@ class CallSample:
         name: the name of the function.
         slot: the number of the slot that runs the call.
         wall_seconds: how long the call has run.
-        cpu_seconds: CPU time of the call's process since the first sample of the call. Children count once they ended.
+        cpu_seconds: CPU time of the call's process since the first sample of the call; None in that first sample.
+            Children count once they ended.
         rss_mib: memory of the call's process in MiB.
         peak_rss_mib: the largest `rss_mib` of the samples so far.
         device_memory_mib: device memory that the call's process uses; None if it is not reported by process.

@@ -199,11 +199,13 @@ int nvmlGpmMetricsGet(Metrics *m) {
 }
 
 /* For the test that compares these structs with those of nvidia-ml-py. */
+#define NVML_GPM_METRIC_MAX 477
 unsigned size_of(const char *name) {
     struct { const char *name; unsigned size; } known[] = {
         {"nvmlPciInfo_t", sizeof(Pci)}, {"c_nvmlMemory_t", sizeof(Memory)}, {"c_nvmlUtilization_t", sizeof(Load)},
         {"c_nvmlFieldValue_t", sizeof(Field)}, {"c_nvmlProcessInfo_v3_t", sizeof(Process)},
         {"c_nvmlEventData_t", sizeof(Event)}, {"c_nvmlGpmSupport_t", sizeof(Support)}, {"c_nvmlGpmMetric_t", sizeof(Metric)},
+        {"c_nvmlGpmMetricsGet_t", sizeof(Metrics) + NVML_GPM_METRIC_MAX * sizeof(Metric)},
     };
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i].name)) return known[i].size;
