@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import skypool as sky
 from skypool.shipping import user_modules
 
 BOOM = "raise AssertionError('it was run')\n"
@@ -245,3 +246,22 @@ def test_modules_in_a_zip_are_the_users_and_are_sent(project: Path, monkeypatch:
             "hash": digest(source.decode()),
         }
         assert source.decode() == f"name = 'zipped/{file}'\n"
+
+
+# --- on a node -----------------------------------------------------------------------------------------------
+
+
+def test_a_package_that_only_the_function_imports_brings_its_submodules(project: Path) -> None:
+    write(project / "mine/__init__.py", "from . import a\nfrom .inner import b\n")
+    write(project / "mine/a.py", "value = 1\n")
+    write(project / "mine/inner/__init__.py", "")
+    write(project / "mine/inner/b.py", "from ..a import value\n")
+
+    def both() -> tuple[int, int]:
+        import mine  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+
+        return mine.a.value, mine.b.value
+
+    with sky.ComputePool(slots=1, console="off") as pool:
+        assert pool.submit(both).result(60) == (1, 1)
+    assert "mine" not in sys.modules

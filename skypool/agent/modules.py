@@ -90,6 +90,10 @@ class UserModules:
         """
         return name.partition(".")[0] in self._tops
 
+    def has_sent(self, name: str) -> bool:
+        """Return True if the module of this name was imported here from source that the client sent."""
+        return name in self._loaded
+
     def find(self, name: str) -> ModuleSpec | None:
         """Return the spec of a module of the user's own, whose source the client sends. Waits for the client's answer.
 
@@ -159,6 +163,7 @@ class _Last(_First):
         top = name.partition(".")[0]
         if self._modules.is_first(name) or top in sys.stdlib_module_names or top == "skypool":
             return None
-        if "." in name and path:  # a submodule that an installed package lacks
+        package = name.rpartition(".")[0]
+        if package and path and not self._modules.has_sent(package):  # a submodule that an installed package lacks
             return None
         return self._modules.find(name)
