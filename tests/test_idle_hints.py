@@ -13,6 +13,7 @@ from skypool.errors import LedgerError
 from skypool.link.inbound import Welcome
 from skypool.pool.hints import IDLE_FOR, UNUSED_FOR, IdleHints
 from skypool.rental.budget import Line, Receipt
+from skypool.rental.rental import Rental
 from skypool.samples.values import CallSample, DeviceSample, NodeSample
 from skypool.testing import FakeCloud
 from tests.conftest import eventually
@@ -24,6 +25,17 @@ __all__ = ["cloud", "script"]
 EIGHT = Welcome(slots=1, devices=8)
 
 
+class Unreadable(Rental):
+    """A rental whose ledger cannot be read."""
+
+    def __init__(self) -> None:
+        """Make it without a pool."""
+
+    @property
+    def receipt(self) -> Receipt:
+        raise LedgerError("it cannot be read")
+
+
 class Pool:
     """The hints of a pool with one node of eight devices, which costs 32.77 USD/h."""
 
@@ -32,9 +44,9 @@ class Pool:
         self.knows_price = knows_price
         self.hints = IdleHints("p", {0: welcome}, self.receipt, self.told.append)
 
-    def receipt(self) -> Receipt:
+    def receipt(self) -> Receipt | None:
         if not self.knows_price:
-            raise LedgerError("it cannot be read")
+            return Unreadable().known_receipt
         return Receipt("p", (Line("p", "i", "t", "z", "spot", 0, 32.77, 0.0, 0.0, 0.0, billed_from=0.0),), 0.0)
 
     def look(self, idle: IdleTime, *times: float) -> None:

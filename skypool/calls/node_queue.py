@@ -36,7 +36,7 @@ _MOST_STRAYS = 10_000
 
 
 class LaneUse(NamedTuple):
-    """What the slots of one kind on a node do.
+    """The use of the slots of one kind on a node.
 
     Attributes:
         on_cpu: True for the CPU slots of a node that also has slots with devices.

@@ -11,9 +11,10 @@ import time
 from bisect import bisect_left
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from skypool.calls.pending import PendingCall
+from skypool.samples.journal import JournalCall
 from skypool.wire import blame
 
 Outcome = Literal["ok", "failed", "cancelled"]
@@ -30,26 +31,6 @@ _MOST_FAILED = 2000
 """The most records of failed and cancelled calls that are kept for `take`. Later calls are only counted."""
 _LONGEST_ERROR = 2000
 """The most characters of an error in a record."""
-
-
-class CallRecord(NamedTuple):
-    """A call that has ended. A gang (one call that runs as several processes) has a record for each process.
-
-    Attributes:
-        name: the name of the function.
-        node: the number of the node that ran the call; -1 if no node ran it.
-        ended: when its result arrived, in seconds since 1970.
-        seconds: the wall time of the function, as the node measured it; None if unknown.
-        outcome: "ok", "failed" or "cancelled".
-        error: the type and the message of the error; "" without one.
-    """
-
-    name: str
-    node: int
-    ended: float
-    seconds: float | None
-    outcome: Outcome = "ok"
-    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +68,7 @@ class CallTally:
         self._lock = lock
         self._new: list[tuple[str, int, float, float]] = []
         self._kept: list[tuple[str, int, float, float]] = []
-        self._unhappy: list[CallRecord] = []
+        self._unhappy: list[JournalCall] = []
         self._classes = [0] * (len(BOUNDS) + 1)
         self._ok = self._failed = self._cancelled = self._retried = 0
         self._seconds = 0.0
@@ -127,7 +108,7 @@ class CallTally:
             self._measure(seconds)
         if len(self._unhappy) < _MOST_FAILED:
             text = "" if pending.stopped else _text_of(error)
-            self._unhappy.append(CallRecord(pending.code.name, node, time.time(), seconds, outcome, text))
+            self._unhappy.append(JournalCall(pending.code.name, node, time.time(), seconds, outcome, text))
 
     def retried(self) -> None:
         """Note that a call will run again, because its run failed or its node was lost."""
@@ -141,7 +122,7 @@ class CallTally:
                 self._ok, self._failed, self._cancelled, self._retried, tuple(self._classes), self._seconds
             )
 
-    def take(self) -> list[CallRecord]:
+    def take(self) -> list[JournalCall]:
         """Return the records since the last `take`, and forget them. They are not ordered.
 
         If too many calls have ended, the records of quick calls that succeeded are missing. `counts` counts all calls.
@@ -150,7 +131,7 @@ class CallTally:
             self._count()
             kept, self._kept = self._kept, []
             unhappy, self._unhappy = self._unhappy, []
-        return [*unhappy, *(CallRecord(*each) for each in kept)]
+        return [*unhappy, *(JournalCall(*each) for each in kept)]
 
     def _count(self) -> None:
         """Count the calls that were appended, and move them to the records that wait."""

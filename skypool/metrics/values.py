@@ -51,7 +51,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One number of a metric.
+    """A value of a metric, with the attributes it belongs to.
 
     Attributes:
         metric: the metric.

@@ -1,4 +1,4 @@
-"""What the processes of a pool are doing, as stacks of calls: asks the nodes and reads their answers.
+"""Asks the nodes of a pool what their processes are doing, and reads the stacks of calls that they answer with.
 
 A node answers by the program `skypool.agent.stacks`, which runs there beside the agent.
 """
@@ -34,7 +34,7 @@ _COMMAND = 120
 
 @dataclass(frozen=True, slots=True)
 class ProcessStack:
-    """What a process on a node was doing. `str()` returns it as `skypool stack` prints it.
+    """The stacks of one process on a node, which say what it was doing. `str()` has it as `skypool stack` does.
 
     Attributes:
         node: the number of the node.
@@ -72,7 +72,7 @@ class ProcessStack:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What the processes of a pool's nodes were doing. `print` shows it as `skypool stack` does.
+    """The stacks of the processes on a pool's nodes. `print` shows it as `skypool stack` does.
 
     Attributes:
         nodes: the processes of each node that answered, by the node's number.

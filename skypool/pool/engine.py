@@ -23,7 +23,6 @@ from skypool.errors import (
     BudgetExceeded,
     ConnectionLost,
     LaunchError,
-    LedgerError,
     NodeUnhealthy,
     PoolClosed,
     SkypoolError,
@@ -164,7 +163,7 @@ class PoolEngine:
         self.linger = LingerWatch(terms, self.dispatch, self.rental, lambda: self.state, self.apply)
         self._links = self._connector.links
         self._welcomes = self._connector.welcomes
-        hints = IdleHints(terms.name, self._welcomes, lambda: self.rental.receipt, self.emit)
+        hints = IdleHints(terms.name, self._welcomes, lambda: self.rental.known_receipt, self.emit)
         self.idle = IdleWatch(self.dispatch, self.rental, lambda: self.state, hints)
         self.rental.before_prices = self.idle.record
         self.history = HistoryWatch(
@@ -273,12 +272,7 @@ class PoolEngine:
             await self._adopt()
             self._log.open(self.rental.session, self._connector.secrets)
             self.history.open(self._connector.secrets)
-            self._spawn(self._serve_observers())
-            self._spawn(self._tend())
-            self._spawn(self.health.keep())
-            self._spawn(self.idle.keep())
-            self._spawn(self.linger.keep())
-            self._spawn(self.history.keep())
+            self._begin_tasks()
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
@@ -288,12 +282,7 @@ class PoolEngine:
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
             try:
-                self._spawn(self._serve_observers())
-                self._spawn(self._tend())
-                self._spawn(self.health.keep())
-                self._spawn(self.idle.keep())
-                self._spawn(self.linger.keep())
-                self._spawn(self.history.keep())
+                self._begin_tasks()
                 self.apply(states.Start(plan.offers[0].hosts))
                 await self._until(Phase.READY, Phase.ENDED)
                 if self.state.phase is Phase.READY and self.terms.need.private_network:
@@ -304,6 +293,15 @@ class PoolEngine:
             if self.state.phase is Phase.ENDED:
                 raise await self._why_it_ended()
         self._watch()
+
+    def _begin_tasks(self) -> None:
+        """Begin what runs beside the nodes for as long as the pool lives."""
+        self._spawn(self._serve_observers())
+        self._spawn(self._tend())
+        self._spawn(self.health.keep())
+        self._spawn(self.idle.keep())
+        self._spawn(self.linger.keep())
+        self._spawn(self.history.keep())
 
     @property
     def network(self) -> NetworkCheck:
@@ -913,18 +911,11 @@ class PoolEngine:
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
         unproved = await asyncio.to_thread(self.rental.terminate, list(left.values()), silent)
-        self._paid = await asyncio.to_thread(self._receipt)
+        self._paid = await asyncio.to_thread(lambda: self.rental.known_receipt)
         for node in sorted(left.keys() - unproved.keys()):
             del left[node]
             self.apply(states.Terminated(node))
         return unproved
-
-    def _receipt(self) -> Receipt | None:
-        """Return the receipt of the pool; None if the ledger cannot be read."""
-        try:
-            return self.rental.receipt
-        except LedgerError:
-            return None
 
     async def _leave(self, node: int) -> None:
         self.health.store.forget(node)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from skypool import clock, events
 from skypool.calls.idle import FRESH, LOW, Idleness
-from skypool.errors import LedgerError
 from skypool.link.inbound import Welcome
 from skypool.rental.budget import Receipt
 from skypool.samples.values import NodeSample
@@ -29,7 +28,7 @@ class IdleHints:
     Args:
         pool: the name of the pool.
         welcomes: the first message of each node, with its slots and devices.
-        receipt: returns the receipt of the pool. It may block, and raise LedgerError.
+        receipt: returns the receipt of the pool; None if it is not known. It may block.
         emit: called with each hint.
     """
 
@@ -37,7 +36,7 @@ class IdleHints:
         self,
         pool: str,
         welcomes: Mapping[int, Welcome],
-        receipt: Callable[[], Receipt],
+        receipt: Callable[[], Receipt | None],
         emit: Callable[[events.Event], None],
     ) -> None:
         self._pool = pool
@@ -70,10 +69,8 @@ class IdleHints:
 
     def _price(self, node: int) -> float | None:
         """Return what a node costs, in US dollars per hour; None if that is not known."""
-        try:
-            lines = self._receipt().lines
-        except LedgerError:
-            return None
+        receipt = self._receipt()
+        lines = () if receipt is None else receipt.lines
         return next((each.usd_per_hour for each in lines if each.node == node and not each.ended), None)
 
     def arrived(self, node: int, samples: Sequence[NodeSample]) -> None:

@@ -19,7 +19,6 @@ from importlib import metadata
 from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.idle import Idleness
-from skypool.calls.tally import CallRecord
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
 from skypool.logs.masking import Masker
@@ -148,7 +147,7 @@ class HistoryWatch:
             if not (made or calls or work or facts):
                 return
             try:
-                self.journal.write(made, [self._call(each) for each in calls], work, facts)
+                self.journal.write(made, [each._replace(error=self._text(each.error)) for each in calls], work, facts)
             except (OSError, sqlite3.Error) as e:
                 if str(e) != self._no_room:
                     self._no_room = str(e)
@@ -169,11 +168,6 @@ class HistoryWatch:
     def _text(self, text: str, longest: int = _LONGEST) -> str:
         text = self._masker.mask(text) if self._masker is not None else text
         return text if len(text) <= longest else f"{text[: longest - 2]} …"
-
-    def _call(self, record: CallRecord) -> JournalCall:
-        return JournalCall(
-            record.name, record.node, record.ended, record.seconds, record.outcome, self._text(record.error)
-        )
 
     def _work(self) -> list[WorkSpan]:
         """Return the spans of working time that are new or longer than before."""
@@ -259,11 +253,11 @@ def prices_of(plan: Plan) -> list[PriceOfOffer]:
     ]
 
 
-def _few(records: Sequence[CallRecord]) -> list[CallRecord]:
+def _few(records: Sequence[JournalCall]) -> list[JournalCall]:
     """Return the records that can be kept: all calls that failed, and the slowest ones of the others."""
     slowest = heapq.nlargest(MOST_SLOWEST, (each for each in records if each.outcome == "ok"), key=_seconds)
     return [*(each for each in records if each.outcome != "ok"), *slowest]
 
 
-def _seconds(record: CallRecord) -> float:
+def _seconds(record: JournalCall) -> float:
     return record.seconds or 0.0

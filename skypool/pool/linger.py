@@ -14,7 +14,7 @@ from datetime import timedelta
 from skypool import clock
 from skypool.calls.dispatch import Dispatch
 from skypool.checks import Duration, seconds
-from skypool.errors import LedgerError, PoolClosed, UsageError
+from skypool.errors import PoolClosed, UsageError
 from skypool.pool import states
 from skypool.pool.states import Phase
 from skypool.rental.rental import Rental
@@ -94,10 +94,7 @@ class LingerWatch:
     def _why(self, idle: float) -> str:
         """Return the message of the end: how long the pool had no work, what its machines cost, and what to do."""
         said = f"pool {self._terms.name!r} ends itself, as it has had no work for {_words(idle)} (linger)"
-        try:
-            receipt = self._rental.receipt
-        except LedgerError:
-            receipt = None
+        receipt = self._rental.known_receipt
         if receipt is not None and receipt.usd_per_hour:
             paid = "an unknown part" if receipt.idle_usd is None else f"{receipt.idle_usd:.4f} USD"
             said += (

@@ -16,7 +16,15 @@ from datetime import UTC, datetime, timedelta
 
 from skypool import clock, events
 from skypool.drivers.contract import Driver, Learns, Renews, Tidies, abilities
-from skypool.errors import BudgetExceeded, CapacityError, PoolClosed, SkypoolError, StillRunning, TakenOver
+from skypool.errors import (
+    BudgetExceeded,
+    CapacityError,
+    LedgerError,
+    PoolClosed,
+    SkypoolError,
+    StillRunning,
+    TakenOver,
+)
 from skypool.model import Instance, Offer, Order
 from skypool.offers.ranking import Plan
 from skypool.rental import reaper, reaper_process
@@ -108,6 +116,14 @@ class Rental:
         the receipt has no lines either.
         """
         return self._holdings.receipt
+
+    @property
+    def known_receipt(self) -> Receipt | None:
+        """The receipt; None if the ledger (the local database of rented machines) cannot be read."""
+        try:
+            return self.receipt
+        except LedgerError:
+            return None
 
     @property
     def orders(self) -> dict[OrderKey, int]:

@@ -21,7 +21,10 @@ _CUT = 0.005
 """The share of the time line above which a step of the setup has a line around it."""
 _HEIGHT = 40
 """The height of a row of the plot: the phases are above 16, the work is between 19 and 33, the calls are below."""
-_WORK_TOP, _WORK_HEIGHT, _CALLS_TOP, _CALLS_HEIGHT = 19, 14, 35, 4
+_WORK_TOP = 19
+_WORK_HEIGHT = 14
+_CALLS_TOP = 35
+_CALLS_HEIGHT = 4
 _NAMES = {
     "launching": "launch",
     "booting": "boot",

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 UNKNOWN = "unknown"
-_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_MINUTE = 60.0
+_HOUR = 60 * _MINUTE
+_DAY = 24 * _HOUR
 
 
 def known(value: float | None, form: Callable[[float], str]) -> str:

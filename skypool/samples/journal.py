@@ -44,13 +44,13 @@ class JournalEvent(NamedTuple):
 
 
 class JournalCall(NamedTuple):
-    """A call that has ended.
+    """A call that has ended. A gang (one call that runs as several processes) has one for each process.
 
     Attributes:
         name: the name of the function.
-        node: the number of the node; -1 if no node ran it.
+        node: the number of the node that ran the call; -1 if no node ran it.
         ended: when its result arrived, in seconds since 1970.
-        seconds: its wall time; None if that is not known.
+        seconds: the wall time of the function, as the node measured it; None if unknown.
         outcome: "ok", "failed" or "cancelled".
         error: the type and the message of the error; "" without one.
     """
@@ -59,8 +59,8 @@ class JournalCall(NamedTuple):
     node: int
     ended: float
     seconds: float | None
-    outcome: str
-    error: str
+    outcome: str = "ok"
+    error: str = ""
 
 
 class WorkSpan(NamedTuple):
@@ -81,7 +81,7 @@ class WorkSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """What a journal has. All tuples are ordered by time.
+    """The content of a journal. All tuples are ordered by time.
 
     Attributes:
         events: the events.

@@ -13,6 +13,7 @@ import json
 import statistics
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab.machines import Lab, unavailable
@@ -25,18 +26,20 @@ SCRIPT = dask.ENGINES / "scripts" / "dask_start.py"
 
 def rows() -> list[tuple[str, str, str, str]]:
     """(what, figure, baseline, ratio)."""
-    if unavailable():
-        return []
-    ours, theirs = measured()
+    return [] if unavailable() else [compared("a Dask cluster", "its workers are connected", "SSHCluster", *measured())]
+
+
+def compared(
+    what: str, until: str, baseline: str, ours: Sequence[float], theirs: Sequence[float]
+) -> tuple[str, str, str, str]:
+    """Return the row of a cluster's start: the medians of our starts and of the baseline's, and their ratio."""
     one, other = statistics.median(ours), statistics.median(theirs)
-    return [
-        (
-            f"a Dask cluster on {NODES} warm machines, until its workers are connected (median of {TIMES})",
-            f"{one:.2f} s",
-            f"{other:.2f} s for SSHCluster",
-            f"{one / other:.2f} (≤ 1.2)",
-        )
-    ]
+    return (
+        f"{what} on {NODES} warm machines, until {until} (median of {len(ours)})",
+        f"{one:.2f} s",
+        f"{other:.2f} s for {baseline}",
+        f"{one / other:.2f} (≤ 1.2)",
+    )
 
 
 def measured() -> tuple[list[float], list[float]]:

@@ -10,7 +10,6 @@ a token. Its clock stops when all commands have returned, and ours when all node
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import time
 from collections.abc import Sequence
@@ -18,13 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import skypool as sky
+from tests.benchmarks.dask_start import NODES, compared
 from tests.conftest import eventually
 from tests.lab import environments
 from tests.lab.machines import Lab, Machine, unavailable
 from tests.soak import ray
 
 TIMES = 5
-NODES = 4
 CPUS = 2
 STORE = 100 << 20
 PORT = 6379
@@ -34,16 +33,7 @@ def rows() -> list[tuple[str, str, str, str]]:
     """(what, figure, baseline, ratio)."""
     if unavailable():
         return []
-    ours, theirs = measured()
-    one, other = statistics.median(ours), statistics.median(theirs)
-    return [
-        (
-            f"a Ray cluster on {NODES} warm machines, until its nodes have joined (median of {TIMES})",
-            f"{one:.2f} s",
-            f"{other:.2f} s for ray start over ssh",
-            f"{one / other:.2f} (≤ 1.2)",
-        )
-    ]
+    return [compared("a Ray cluster", "its nodes have joined", "ray start over ssh", *measured())]
 
 
 def measured(times: int = TIMES) -> tuple[list[float], list[float]]:

@@ -14,10 +14,8 @@ import json
 import logging
 import os
 import random
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -27,11 +25,10 @@ import numpy as np
 import pandas as pd
 from dask_pool import until
 from distributed import Client, wait
-from lab_program import SpotHosts, Told, ask, ports, ready, say
+from lab_program import NODES, Told, ask, main, ready, say
 
 import skypool as sky
 
-NODES = 4
 WITHIN = 100.0
 """Seconds within which anything must have happened. Eight processes start at once on a computer with two cores."""
 PATIENT = 120.0
@@ -204,32 +201,6 @@ def host(address: str) -> str:
     return address.removeprefix("tls://").rpartition(":")[0]
 
 
-def main(settings: dict[str, Any]) -> None:
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(900)  # bounds a hang
-    hosts = [sky.Host(address, host_key=key) for address, key in settings["machines"]]
-    driver = SpotHosts(hosts=hosts, user="root", identity=settings["identity"], python=settings["python"])
-    pool = sky.ComputePool(driver, nodes=NODES, slots=1, name=settings["name"], lease=12, liveness=8, console="off")
-    with pool:
-        before = ports()
-        steps = Steps(pool, random.Random(settings["seed"]))
-        try:
-            assert ports() > before
-            for name in settings["steps"]:
-                began = time.monotonic()
-                getattr(steps, name)()
-                say({"step": name, "seconds": round(time.monotonic() - began, 1)})
-        except BaseException:
-            traceback.print_exc()  # first, as the end may fail, too
-            raise
-        finally:
-            steps.close()
-        assert pool.services == []
-        assert ports() == before, f"{ports()} ports are open, not {before}"
-        ask({"do": "check cluster gone"})
-    say({"end": "fine"})
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    main(Steps, json.loads(sys.argv[1]))

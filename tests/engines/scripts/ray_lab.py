@@ -11,22 +11,19 @@ from __future__ import annotations
 import json
 import logging
 import random
-import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lab_program import SpotHosts, Told, ask, ports, ready, say
+from lab_program import NODES, Told, ask, main, ready
 
 import skypool as sky
 from tests.engines import ray_work
 
-NODES = 4
 WITHIN = 100.0
 """Seconds within which anything must have happened. Dozens of processes start at once on a computer with two cores."""
 PATIENT = 120.0
@@ -50,6 +47,7 @@ class Steps:
     def close(self) -> None:
         self.cluster.close()
         self.threads.shutdown()
+        assert not [each for each in threading.enumerate() if each.name.endswith("-ray")]
 
     # --- what it has -----------------------------------------------------------------------------------------
 
@@ -199,32 +197,5 @@ def where() -> str:
     return sky.instance_info().address
 
 
-def main(settings: dict[str, Any]) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(900)  # bounds a hang
-    hosts = [sky.Host(address, host_key=key) for address, key in settings["machines"]]
-    driver = SpotHosts(hosts=hosts, user="root", identity=settings["identity"], python=settings["python"])
-    pool = sky.ComputePool(driver, nodes=NODES, slots=1, name=settings["name"], lease=12, liveness=8, console="off")
-    with pool:
-        before = ports()
-        steps = Steps(pool, random.Random(settings["seed"]))
-        try:
-            assert ports() > before
-            for name in settings["steps"]:
-                began = time.monotonic()
-                getattr(steps, name)()
-                say({"step": name, "seconds": round(time.monotonic() - began, 1)})
-        except BaseException:
-            traceback.print_exc()  # first, as the end may fail, too
-            raise
-        finally:
-            steps.close()
-        assert pool.services == []
-        assert ports() == before, f"{ports()} ports are open, not {before}"
-        assert not [each for each in threading.enumerate() if each.name.endswith("-ray")]
-        ask({"do": "check cluster gone"})
-    say({"end": "fine"})
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(Steps, json.loads(sys.argv[1]))
