@@ -3,8 +3,9 @@
 python -m tests.benchmarks.dask_start
 
 The machines are those of the lab, reached by ssh. The pool has been started before, as machines that SSHCluster uses
-have been, too. Both have a scheduler and a worker with one thread on each machine when the clock stops. Needs a lab
-(docs/lab.md) and the environment of the tests of Dask, and is left out without a lab.
+have been, too. Both have a scheduler and a worker with one thread on each machine when the clock stops. A start waits
+until the processes of the one before have ended. Needs a lab (docs/lab.md) and the environment of the tests of Dask,
+and is left out without a lab.
 """
 
 from __future__ import annotations

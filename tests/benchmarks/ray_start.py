@@ -4,8 +4,9 @@ python -m tests.benchmarks.ray_start
 
 The machines are those of the lab. The pool has been started before. The script runs `ray start --head` on the first
 machine, and then `ray start --address` on the others at the same time, each over an ssh connection of its own, without
-a token. Its clock stops when all commands have returned, and ours when all nodes have joined. Needs a lab
-(docs/lab.md) and the environment of the tests of Ray, and is left out without a lab.
+a token. Its clock stops when all commands have returned, and ours when all nodes have joined. A start waits until the
+processes of the one before have ended. Needs a lab (docs/lab.md) and the environment of the tests of Ray, and is left
+out without a lab.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 import skypool as sky
 from tests.benchmarks.dask_start import NODES, compared
 from tests.conftest import eventually
+from tests.engines.scripts.idle import alone
 from tests.lab import environments
 from tests.lab.machines import Lab, Machine, unavailable
 from tests.soak import ray
@@ -48,20 +50,22 @@ def measured(times: int = TIMES) -> tuple[list[float], list[float]]:
     with Lab() as lab, environments.machines_with(lab, venv, NODES) as machines:
         with environments.pool_on(lab, machines, venv) as pool:
             for turn in range(times + 1):
-                began = time.monotonic()
-                with sky.ray.cluster(pool, cpus=CPUS, object_store=STORE) as cluster:
-                    seconds = time.monotonic() - began
-                    assert list(cluster.nodes().values()) == ["ALIVE"] * NODES
+                with alone(keep=turn == 0):
+                    began = time.monotonic()
+                    with sky.ray.cluster(pool, cpus=CPUS, object_store=STORE) as cluster:
+                        seconds = time.monotonic() - began
+                        assert list(cluster.nodes().values()) == ["ALIVE"] * NODES
                 if turn:
                     ours.append(seconds)
-                began = time.monotonic()
-                by_hand(machines, venv)
-                seconds = time.monotonic() - began
-                try:
-                    # The head counts what its nodes have every few seconds.
-                    eventually(lambda: f"{NODES * CPUS}.0 CPU" in on(machines[0], venv, "status"), 60, "all CPUs")
-                finally:
-                    end(machines, venv)
+                with alone():
+                    began = time.monotonic()
+                    by_hand(machines, venv)
+                    seconds = time.monotonic() - began
+                    try:
+                        # The head counts what its nodes have every few seconds.
+                        eventually(lambda: f"{NODES * CPUS}.0 CPU" in on(machines[0], venv, "status"), 60, "all CPUs")
+                    finally:
+                        end(machines, venv)
                 if turn:
                     theirs.append(seconds)
     return ours, theirs
