@@ -37,7 +37,7 @@ def forever(names: str) -> None:
     while True:
         try:
             time.sleep(60)
-        except BaseException:  # noqa: BLE001, S112 - also what asks this call to end
+        except BaseException:  # noqa: BLE001 - also what asks this call to end
             continue
 
 
