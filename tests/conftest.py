@@ -37,6 +37,7 @@ from tests.lab.fixtures import (
     verda,
     verda_api,
 )
+from tests.nvml import built_nvml, library, nvml
 
 Server = TypeVar("Server", bound=socketserver.BaseServer)
 ROOT = Path(__file__).parents[1]
@@ -187,6 +188,7 @@ __all__ = [
     "ROOT",
     "aws",
     "aws_api",
+    "built_nvml",
     "children",
     "descendants",
     "eventually",
@@ -194,8 +196,10 @@ __all__ = [
     "gce_api",
     "home",
     "lab",
+    "library",
     "machine",
     "nodes",
+    "nvml",
     "own_state",
     "processes_of",
     "pytest_runtest_call",
