@@ -32,7 +32,7 @@ from skypool.agent.call import NodeCall
 from skypool.agent.notice import Herald
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
 from skypool.agent.plan import GANG_PROCESSES, GANG_ROWS, NodePlan
-from skypool.agent.processes import call_it, kill_marked, usable_cpus
+from skypool.agent.processes import call_it, kill_group, kill_marked, usable_cpus
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.worker import LOADING, Worker
 from skypool.clock import RunningClock
@@ -671,7 +671,7 @@ class Slots:
                     self.signal(slot, signal.SIGKILL)
 
     def signal(self, slot: Slot, number: int) -> None:
-        """Send a signal to a worker's process. SIGKILL goes to all processes of its process group, too.
+        """Send a signal to a worker's process. SIGKILL goes to the other processes of its process group, too.
 
         Does not raise if the worker has ended.
 
@@ -682,7 +682,7 @@ class Slots:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(slot.pidfd, number)
             if number == signal.SIGKILL:
-                os.killpg(slot.pid, number)
+                kill_group(slot.pid)
 
     def bury(self, slot: Slot) -> int:
         """Reap a dead worker process, kill all that is left in its process group, and close the agent's files for it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import multiprocessing
 import os
 import shutil
 import signal
@@ -13,7 +12,6 @@ import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -247,19 +245,6 @@ def _folder(prefix: str = PREFIX) -> Iterator[str]:
             yield folder
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so that the folder is removed
-            _end_multiprocessing()
-
-
-def _end_multiprocessing() -> None:
-    """Kill what `multiprocessing` has started here, and remove the semaphores of its queues from /dev/shm.
-
-    multiprocessing leaves that to a process of its own, the resource tracker. It removes them when the last process
-    that uses it has ended. This waits for it, because the agent kills all processes of a service that has ended.
-    """
-    for each in multiprocessing.active_children():
-        each.kill()
-        each.join()
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # there is no public function
 
 
 def _exit(*_: object) -> None:

@@ -189,14 +189,10 @@ def _words(program: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 
 def left_on(engine: Engine, machine: Machine) -> list[str]:
-    """Return what skypool and an engine have left on a machine that runs: processes, files, and open ports.
-
-    Semaphores of multiprocessing are left out. A service that is killed leaves them in /dev/shm, because the agent then
-    kills all of its processes, and with them the one that would remove the semaphores.
-    """
+    """Return what skypool and an engine have left on a machine that runs: processes, files, and open ports."""
     left = [name for name in machine.processes().values() if "skypool" in name] + engine.left(machine)
     left += [each.name for each in machine.path("/tmp").iterdir()]
-    left += [each for each in machine.run(["ls", "/dev/shm"]).stdout.split() if not each.startswith("sem.mp-")]
+    left += machine.run(["ls", "/dev/shm"]).stdout.split()
     listening = machine.run("ss -Hltn").stdout.splitlines()
     return left + [line for line in listening if not line.split()[3].endswith((":22", "169.254.169.254:80"))]
 
