@@ -747,11 +747,12 @@ def hold(folder: str, mib: int, on_a_real_card: bool) -> None:
         ask("cuCtxSetCurrent", context)
         ask("cuMemAlloc_v2", ctypes.byref(memory), size)
 
-        def step() -> None:
+        def fill() -> None:
             for _ in range(100):
                 ask("cuMemsetD8_v2", memory, ctypes.c_ubyte(0), size)
             ask("cuCtxSynchronize")
 
+        step = fill
         step()
     (place / "part").write_text(str(os.getpid()))
     (place / "part").rename(place / "pid")
