@@ -23,6 +23,7 @@ from tests.lab import fixtures
 from tests.lab.fixtures import (
     aws,
     aws_api,
+    chromium,
     gce,
     gce_api,
     lab,
@@ -190,6 +191,7 @@ __all__ = [
     "aws_api",
     "built_nvml",
     "children",
+    "chromium",
     "descendants",
     "eventually",
     "gce",
