@@ -10,10 +10,12 @@ import os
 import re
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,15 +35,17 @@ from skypool.link.inbound import message_of
 from skypool.model import Instance
 from skypool.pool import lifecycle, states
 from skypool.samples import machine as machine_load
+from skypool.samples import nvml as nvml_reader
 from skypool.samples import session_file, store, tools
 from skypool.samples.health import HealthOfNode, judge
 from skypool.samples.machine import Machine, process
 from skypool.samples.store import SampleStore, history, thin
 from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
 from skypool.samples.xid import bounded
-from skypool.wire.frames import Kind, encode, parse_frame
+from skypool.wire.frames import MAX_HEADER, Kind, encode, parse_frame
 from tests.conftest import eventually
 from tests.nvml import FakeNvml, Library, fake_and_real
+from tests.test_link import cut, link_of
 
 PROGRAM = [sys.executable, "-c", "import sys; from skypool.cli import main; sys.exit(main())"]
 GOOD = DeviceSample(
@@ -235,6 +239,18 @@ def test_samples_are_kept_once_and_read_again(tmp_path: Path) -> None:
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_samples_are_read_while_another_thread_makes_their_file(tmp_path: Path) -> None:
+    for number in range(50):
+        kept = SampleStore(lambda number=number: tmp_path / f"{number}.sqlite3")  # type: ignore[misc]
+        kept.add([NodeSample(time=1.0)])
+        with ThreadPoolExecutor(1) as thread:
+            written = thread.submit(kept.flush)
+            while not written.done():
+                assert len(kept.history()) <= 1
+            written.result()
+        assert len(kept.history()) == 1
+
+
 def test_old_samples_are_thinned_and_errors_of_drivers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sqlite3
 
@@ -292,6 +308,262 @@ def test_only_the_files_of_the_last_sessions_are_kept(tmp_path: Path, monkeypatc
         kept.flush()
         os.utime(tmp_path / f"{number}.sqlite3", (number, number))
     assert sorted(each.name for each in tmp_path.glob("*.sqlite3")) == ["3.sqlite3", "4.sqlite3", "5.sqlite3"]
+
+
+# --- what a node keeps for its client ---------------------------------------------------------------------------
+
+
+def kept_by(made: Monitor, times: Sequence[float]) -> None:
+    for each in times:
+        made._keep(NodeSample(time=each))
+
+
+def times_in(frames: Sequence[Sequence[dict[str, Any]]]) -> list[float]:
+    return [each["time"] for frame in frames for each in frame]
+
+
+def frames_of(made: Monitor) -> list[list[dict[str, Any]]]:
+    """Take all that a monitor would send, in parts as a client gets them."""
+    return list(iter(made.taken, []))
+
+
+@pytest.fixture
+def bare() -> Monitor:
+    return Monitor([], "/", lambda *_: None, list, lambda: None)
+
+
+def test_the_newest_samples_are_kept_in_order_while_no_client_takes_them(bare: Monitor) -> None:
+    kept_by(bare, range(1, 11))
+    assert times_in(frames_of(bare)) == [*range(1, 11)]
+    kept_by(bare, range(11, 1001))
+    frames = frames_of(bare)
+    assert times_in(frames) == [*range(401, 1001)]
+    assert [len(each) for each in frames] == [16] * 37 + [8]
+    assert bare.taken() == []
+
+
+def test_what_is_sent_again_after_several_connections_is_noted_once(bare: Monitor, tmp_path: Path) -> None:
+    kept = SampleStore(lambda: tmp_path / "s.sqlite3")
+    start = time.time()
+
+    def client_takes(frames: Sequence[Sequence[dict[str, Any]]]) -> list[float]:
+        return [round(each.time - start) for frame in frames for each in kept.add([node_sample(one) for one in frame])]
+
+    kept_by(bare, [start + at for at in range(200)])
+    assert client_takes(frames_of(bare)) == [*range(200)]
+    for _ in range(8):  # connections that break before the client asks for a report
+        bare.rewind()
+    again = frames_of(bare)
+    assert [round(at - start) for at in times_in(again)] == [*range(170, 200)]
+    assert client_takes(again) == []
+    kept_by(bare, [start + at for at in range(200, 220)])
+    bare.taken()  # lost with a connection, as is the next one
+    bare.rewind()
+    bare.taken()
+    bare.rewind()
+    assert client_takes(frames_of(bare)) == [*range(200, 220)]
+    assert len(kept.history()) == 220
+
+
+LARGEST = DeviceSample(
+    "cuda", 0, "GPU-01234567-89ab-cdef-0123-456789abcdef", "", False, 99.999, 99.999, 123456.789, 123456.789, 1234.567,
+    1234.567, 123.456, 1234.567, 1234.567, tuple(nvml_reader._REASONS.values()), 12345.678, 12345.678, 123456.789,
+    123456.789, 16, 16, 18, 18, 10**15, 10**15, True, True, 4, (9,) * 64, True,
+    {str(4_000_000 + n): 1.0 for n in range(64)},
+)  # fmt: skip
+"""A device with the longest lists, and numbers that need as much memory for as little text as they can."""
+
+
+@pytest.mark.parametrize("name", ["f", "n" * 300, "\N{CJK UNIFIED IDEOGRAPH-706B}" * 300, "\U00020000" * 300])
+def test_the_largest_samples_are_sent_in_frames_that_a_client_takes(name: str) -> None:
+    running = [(10**18 + n, name, n, os.getpid(), 1234.567) for n in range(64)]
+    made = Monitor([], "/", lambda *_: None, lambda: running, lambda: None)
+    for number in range(40):
+        made._take(tuple(replace(LARGEST, index=n, ecc_corrected=number) for n in range(8)))
+    seen: list[NodeSample] = []
+    for samples in frames_of(made):
+        assert len(samples) <= 16
+        report = {"busy": 64, "waiting": 9, "done": 9, "running": [name[:200]] * 8, "cpu_busy": 0, "samples": samples}
+        data = encode(Kind.PONG, report)
+        assert len(data) - 16 <= MAX_HEADER
+        said: Any = message_of(parse_frame(memoryview(data)))
+        seen += said.samples
+    assert [each.devices[0].ecc_corrected for each in seen] == [*range(40)]
+    assert all((len(each.devices), len(each.calls)) == (8, 32) for each in seen)
+    assert {len(one.xids) for each in seen for one in each.devices} == {64}
+
+
+PROBE = """
+import importlib.util
+import sys
+
+class Probe:
+    '''Gives `skypool.agent.monitor` other constants, and writes down which samples it makes and sends.'''
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "skypool.agent.monitor":
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec(name)
+        self.loader, found.loader = found.loader, self
+        return found
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        exec(self.loader.get_code(module.__name__), module.__dict__)
+        vars(module).update({constants})
+        keep, taken = module.Monitor._keep, module.Monitor.taken
+
+        def tell(*words):
+            with open({log!r}, "a") as file:
+                print(*words, file=file)
+
+        def keep_and_tell(monitor, sample):
+            keep(monitor, sample)
+            tell("made", round(sample.time, 3))
+
+        def taken_and_told(monitor):
+            samples = taken(monitor)
+            tell("sent", *(each["time"] for each in samples))
+            return samples
+
+        module.Monitor._keep, module.Monitor.taken = keep_and_tell, taken_and_told
+
+sys.meta_path.insert(0, Probe())
+"""
+
+
+class Probe:
+    """A machine whose agent measures ten times in a second, writes down what it measures, and can be out of reach.
+
+    Args:
+        folder: an empty folder.
+        constants: other values of constants of `skypool.agent.monitor`.
+    """
+
+    def __init__(self, folder: Path, **constants: float) -> None:
+        self._log, self._down = folder / "log", folder / "down"
+        self._log.touch()
+        constants = {"_EVERY": 0.01, "_EVERY_WITH_DEVICES": 0.01, "_FIRST": 0.0, **constants}
+        (folder / "sitecustomize.py").write_text(
+            PROBE.replace("{constants}", repr(constants)).replace("{log!r}", repr(str(self._log)))
+        )
+        script = folder / "python"
+        script.write_text(
+            f"#!/bin/sh\nif [ -e {self._down} ]; then echo the network is down >&2; exit 255; fi\n"
+            f'PYTHONPATH={folder} exec {sys.executable} "$@"\n'
+        )
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        self.driver = sky.Local(python=str(script))
+
+    def disconnect(self) -> None:
+        """Let no connection be made."""
+        self._down.touch()
+
+    def reconnect(self) -> None:
+        self._down.unlink()
+
+    def lines(self) -> list[list[str]]:
+        return [each.split() for each in self._log.read_text().splitlines()]
+
+    @property
+    def made(self) -> list[float]:
+        """The times of the samples that were measured so far."""
+        return [float(words[1]) for words in self.lines() if words[0] == "made"]
+
+    @property
+    def reports(self) -> list[tuple[int, list[float]]]:
+        """For each report with samples: the number of lines before it, and the times of its samples."""
+        found = enumerate(self.lines())
+        return [(at, [*map(float, words[1:])]) for at, words in found if words[0] == "sent" and words[1:]]
+
+    @property
+    def sent(self) -> list[float]:
+        """The times of the samples that were sent so far. Those that were sent again are there again."""
+        return [each for _, times in self.reports for each in times]
+
+
+def history_of(pool: sky.ComputePool) -> list[float]:
+    return [round(each.time, 3) for each in pool.samples.history()]
+
+
+def await_later(pool: sky.ComputePool, probe: Probe) -> None:
+    """Wait until the client has a sample that is made after now, and so all that were sent before it."""
+    last = probe.made[-1]
+    eventually(lambda: history_of(pool)[-1] > last, 60, "later samples")
+
+
+def test_after_a_long_cut_the_client_gets_the_newest_samples_in_order(tmp_path: Path) -> None:
+    probe = Probe(tmp_path, _KEPT=40)
+    with sky.ComputePool(probe.driver, console="off", slots=1, liveness=60) as pool:
+        eventually(lambda: len(history_of(pool)) >= 5, 60, "the first samples")
+        link = link_of(pool)
+        probe.disconnect()
+        cut(link)
+        eventually(lambda: not link.is_up)
+        had, before = history_of(pool), len(probe.made)
+        eventually(lambda: len(probe.made) > before + 60, 60, "more samples than are kept")
+        probe.reconnect()
+        eventually(lambda: link.is_up, 60, "the link")
+        await_later(pool, probe)
+        seen = history_of(pool)
+    made = probe.made
+    counts = [sum(words[0] == "made" for words in probe.lines()[:at]) for at, _ in probe.reports]
+    first = next(count for count in counts if count > before + 60) - 40  # the oldest that was kept at the next report
+    assert had == made[: len(had)]
+    assert seen[len(had) :] == made[first:][: len(seen) - len(had)]
+    assert len(had) < first
+
+
+def test_samples_that_were_lost_with_a_connection_are_sent_again(tmp_path: Path) -> None:
+    probe = Probe(tmp_path)
+    with sky.ComputePool(probe.driver, console="off", slots=1, liveness=60) as pool:
+        eventually(lambda: len(history_of(pool)) >= 5, 60, "the first samples")
+        link = link_of(pool)
+        stream = link._stream
+        assert stream is not None
+        with link._inbox._reading:  # so the client reads nothing
+            before = len(history_of(pool))
+            eventually(lambda: len(probe.sent) >= before + 10, 60, "samples that nobody reads")
+            cut(link)
+            eventually(lambda: link._stream is not stream, 60, "the end of the connection")
+        lost = probe.sent[before : before + 10]
+        eventually(lambda: {*lost} <= {*history_of(pool)}, 60, "the samples that were lost")
+        await_later(pool, probe)
+        seen = history_of(pool)
+        assert seen == probe.made[: len(seen)], "each sample is there once, and in order"
+        assert len(probe.sent) > len({*probe.sent}), "some were sent twice"
+
+
+def test_a_node_with_eight_gpus_and_eight_calls_comes_back_after_a_cut(nvml: FakeNvml, tmp_path: Path) -> None:
+    nvml.say(0, count=8)
+    go = tmp_path / "go"
+
+    def wait_until_it_may_end(n: int) -> int:
+        while not os.path.exists(go):
+            time.sleep(0.1)
+        return n
+
+    probe = Probe(tmp_path)
+    heard: list[events.Event] = []
+    with sky.ComputePool(probe.driver, console="off", slots=8, liveness=60) as pool:
+        pool.events.listen(heard.append)
+        calls = [pool.submit(wait_until_it_may_end, n) for n in range(8)]
+        eventually(lambda: len(pool.samples.latest()[0].calls) == 8, 60, "eight calls in a sample")
+        link = link_of(pool)
+        probe.disconnect()
+        cut(link)
+        before = len(probe.made)
+        eventually(lambda: len(probe.made) > before + 40, 60, "samples that wait for the client")
+        probe.reconnect()
+        await_later(pool, probe)
+        seen = history_of(pool)
+        assert seen == probe.made[: len(seen)]
+        go.touch()
+        assert [each.result(60) for each in calls] == [*range(8)]
+    assert sum(isinstance(each, events.LinkUp) for each in heard) == 1
 
 
 # --- the machine ---------------------------------------------------------------------------------------------

@@ -13,13 +13,14 @@ import select
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from skypool.devices.device import Device
 from skypool.samples.machine import Machine, process
 from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
 from skypool.samples.xid import bounded
+from skypool.wire.frames import JSON_SPARE, MAX_HEADER, share_of_header
 
 if TYPE_CHECKING:
     import subprocess
@@ -47,6 +48,10 @@ _KEPT = 600
 """The most samples that are kept while no client takes them."""
 _AT_ONCE = 16
 """The most samples in one status report."""
+_MOST_BYTES = MAX_HEADER - (256 << 10)
+"""The most bytes that the samples of one status report have together. The rest of the report is short."""
+_MOST_SPARE = JSON_SPARE - (64 << 10)
+"""The most memory that these samples take of `JSON_SPARE`, which about 9 samples of 8 devices and 8 calls do."""
 _AGAIN = 30
 """The number of samples that are sent again on a new connection, because they may have been lost with the old one."""
 _LINE = 1 << 20
@@ -57,6 +62,23 @@ _PROGRAM = "import sys; sys.path[:0] = [sys.argv[1]]; from skypool.samples.sampl
 
 Running = Callable[[], Iterable[tuple[int, str, int, int, float]]]
 """Returns (call id, function name, slot, process id, seconds that it has run) for each running call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A sample that is kept for the client.
+
+    Attributes:
+        number: the number of the sample. The first one has 1.
+        said: the sample as a value for JSON.
+        length: its length in bytes as JSON.
+        spare: the memory in bytes that it takes of `JSON_SPARE` when the client reads it.
+    """
+
+    number: int
+    said: dict[str, Any]
+    length: int
+    spare: int
 
 
 class Monitor:
@@ -96,9 +118,10 @@ class Monitor:
         self._now = 0.0
         self._next: float | None = None
         self._calls: dict[int, tuple[float, float]] = {}
-        self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_KEPT)
+        self._kept: deque[_Kept] = deque(maxlen=_KEPT)
         self._made = 0
         self._sent = 0
+        self._most_sent = 0
         tools = any(kind != "cuda" for kind, _, _ in self._wanted)
         self._patience = _PATIENCE_WITH_TOOLS if tools else _PATIENCE
 
@@ -123,18 +146,34 @@ class Monitor:
             self._measure()
 
     def taken(self) -> list[dict[str, Any]]:
-        """Return the oldest samples that were not sent yet, at most `_AT_ONCE` (16), as values for JSON."""
-        waiting = self._made - self._sent
-        if not waiting:
+        """Return the oldest samples that were not sent yet, as values for JSON.
+
+        They are at most `_AT_ONCE` (16), and so few that a frame takes them. A client gives up a node whose frame is
+        too large.
+        """
+        if self._made == self._sent:
             return []
-        found = [(number, said) for number, said in self._kept if number > self._sent][:_AT_ONCE]
+        found: list[_Kept] = []
+        length = spare = 0
+        for each in self._kept:
+            if each.number <= self._sent:
+                continue
+            length += each.length
+            spare += each.spare
+            if len(found) == _AT_ONCE or (found and (length > _MOST_BYTES or spare > _MOST_SPARE)):
+                break
+            found.append(each)
         if found:
-            self._sent = found[-1][0]
-        return [said for _, said in found]
+            self._sent = found[-1].number
+            self._most_sent = max(self._most_sent, self._sent)
+        return [each.said for each in found]
 
     def rewind(self) -> None:
-        """Send the last samples again: they may have been lost with an earlier connection. The client drops doubles."""
-        self._sent = max(0, self._sent - _AGAIN)
+        """Send the last samples again: they may have been lost with an earlier connection. The client drops doubles.
+
+        Several connections that end at once do not add up: the client remembers only its last samples.
+        """
+        self._sent = min(self._sent, max(0, self._most_sent - _AGAIN))
 
     # --- measuring -------------------------------------------------------------------------------------------
 
@@ -145,7 +184,9 @@ class Monitor:
 
     def _keep(self, sample: NodeSample) -> None:
         self._made += 1
-        self._kept.append((self._made, to_json(sample)))
+        said = to_json(sample)
+        length, spare = share_of_header(said)
+        self._kept.append(_Kept(self._made, said, length, spare))
 
     def _devices(self) -> tuple[DeviceSample, ...]:
         """Return the last reading of the devices, with all errors of drivers since the last sample."""

@@ -48,6 +48,8 @@ def path_of(session: str) -> Path:
 def writing(file: Path) -> Iterator[sqlite3.Connection]:
     """Open a file to write it, and close it at the end. A file that does not exist is made. Any thread may use this.
 
+    A file gets its name when it has its tables, so that nobody reads it before.
+
     Raises:
         OSError: the folder cannot be made.
         sqlite3.Error: the file cannot be written.
@@ -56,8 +58,10 @@ def writing(file: Path) -> Iterator[sqlite3.Connection]:
         is_new = not file.exists()
         if is_new:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with closing(sqlite3.connect(file, timeout=_WAIT)) as book:
+            part = file.with_suffix(".part")
+            with closing(sqlite3.connect(part, timeout=_WAIT)) as book:
                 book.executescript("pragma auto_vacuum = incremental; pragma journal_mode = wal;" + _SCHEMA)
+            part.rename(file)
             _prune(file.parent)
     with closing(sqlite3.connect(file, timeout=_WAIT)) as book:
         book.execute("pragma synchronous = off")

@@ -54,7 +54,7 @@ _SHORT_JSON = 4 << 10
 _JSON_GROWS = 3
 """The memory that the objects of a long JSON text may take, as a multiple of the text's length."""
 # A list of call ids needs 2.
-_JSON_SPARE = 256 << 10
+JSON_SPARE = 256 << 10
 """The memory in bytes that the objects of a long JSON text may take in addition to `_JSON_GROWS` times its length."""
 # Many short numbers need this.
 
@@ -377,19 +377,36 @@ def _object_in(data: memoryview) -> dict[str, Any]:
 def _check_json(data: bytes) -> None:
     """Refuse JSON that would take far more memory when parsed than it takes as text, such as a list of empty lists.
 
-    The memory is only estimated, by counting brackets, commas and quotes. Return nothing if the JSON is accepted.
+    Return nothing if the JSON is accepted.
 
     Raises:
         ProtocolError: the estimate exceeds 3 times the length of the text plus 256 KiB.
     """
-    count = data.count
-    memory = 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
-    if memory > _JSON_GROWS * len(data) + _JSON_SPARE:
-        limit = _JSON_GROWS * len(data) + _JSON_SPARE
+    if _memory_of(data) > _JSON_GROWS * len(data) + JSON_SPARE:
+        limit = _JSON_GROWS * len(data) + JSON_SPARE
         raise protocol_violation(
-            f"skypool received a message whose header of {len(data)} bytes of JSON would take {memory} bytes of memory "
-            f"(limit {limit})"
+            f"skypool received a message whose header of {len(data)} bytes of JSON would take {_memory_of(data)} bytes "
+            f"of memory (limit {limit})"
         )
+
+
+def _memory_of(data: bytes) -> int:
+    """Return about how many bytes the objects of a JSON text take, by its brackets, commas and quotes."""
+    count = data.count
+    return 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
+
+
+def share_of_header(value: Mapping[str, object]) -> tuple[int, int]:
+    """Return how much of the limits of a frame's header a part of that header takes.
+
+    The sender adds up the parts: a receiver gives up the connection if a header exceeds a limit.
+
+    Returns:
+        The length of the JSON in bytes, which counts towards `MAX_HEADER`. Then the memory in bytes that its objects
+        take beyond what is allowed for that length, which counts towards `JSON_SPARE`. It is negative for long texts.
+    """
+    data = _encode_json(value).encode()
+    return len(data), _memory_of(data) - _JSON_GROWS * len(data)
 
 
 def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> ProtocolError:
