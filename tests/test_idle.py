@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 import skypool as sky
 from skypool import clock, events
 from skypool.calls.idle import FRESH, IdleTime
+from skypool.console.board import Board
+from skypool.console.view import draw
 from skypool.errors import PoolClosed
 from skypool.rental.budget import IdleSpan, Line
 from skypool.rental.ledger import Ledger
 from skypool.samples.values import DeviceSample, NodeSample
 from skypool.testing import FakeCloud, Stock
+from tests.conftest import eventually
+from tests.test_cli_money import Run, skypool
 from tests.watched import Watched
 from tests.work import where
+
+__all__ = ["skypool"]
 
 CENT = 0.005
 """Half a cent: sums that differ by less are equal to the cent."""
@@ -231,6 +240,61 @@ def test_calls_with_devices_below_five_percent_are_idle(cloud: FakeCloud, script
         assert pool.receipt.idle_usd == pytest.approx(0.01 * (10 + 10 + FRESH), abs=CENT)
         go.touch()
         call.result(60)
+
+
+def test_all_that_shows_idle_money_shows_the_same(
+    cloud: FakeCloud, script: Script, tmp_path: Path, skypool: Run
+) -> None:
+    """A node costs a cent a second. Node 0 is idle for 123 s, works for 310 s, and is idle for 207 s. Node 1 is idle.
+
+    So they were idle for 123 s + 433 s while the call runs, and for 330 s + 640 s at the end.
+    """
+
+    def of_ledger() -> float | None:
+        return Ledger.here().pools("shown")[-1].receipt(script.now).idle_usd
+
+    def shown(board: Board) -> dict[str, str]:
+        """What is shown of idle money, by where it is shown. `ps` comes first, as the receipt would record it."""
+        table = [line.split() for line in skypool("ps").stdout.splitlines() if line.startswith("shown ")]
+        [told] = json.loads(skypool("ps", "--json").stdout)
+        terminal = Console(file=io.StringIO(), width=120)
+        terminal.print(draw([board.picture()], script.now, 20, width=120))
+        view = terminal.file.getvalue()  # type: ignore[attr-defined]
+        [cost] = json.loads(skypool("cost", "--json").stdout)["lines"]
+        receipt = str(pool.receipt)
+        page = pool.report().html
+        return {
+            "ps": table[0][-2],
+            "ps --json": f"{told['idle_usd']:.4f}",
+            "nodes of ps --json": f"{sum(each['idle_usd'] for each in told['instances']):.4f}",
+            "live view": view.partition("  idle ")[2].partition(" USD")[0],
+            "cost --json": f"{cost['idle_usd']:.4f}",
+            "receipt": receipt.partition("total")[2].splitlines()[0].split()[-1],
+            "report": page.partition("idle, USD</dt><dd><strong>")[2].partition("<")[0],
+        }
+
+    def all_are(usd: str) -> dict[str, str]:
+        names = ["ps", "ps --json", "nodes of ps --json", "live view", "cost --json", "receipt", "report"]
+        return {**dict.fromkeys(names, f"{usd}00"), "live view": usd}
+
+    with Watched(cloud, nodes=2, name="shown") as pool:
+        engine = pool._begun
+        assert engine is not None
+        first, second = Board(engine.figures), Board(engine.figures)  # a board keeps its figures for a second
+        for each in (first, second):
+            pool.events.listen(each.hear)
+        script.pass_(123.0)
+        go = tmp_path / "go"
+        call = pool.send(where(str(go)), node=0)
+        pool.until_busy(0)
+        script.pass_(310.0)
+        eventually(lambda: of_ledger() == pytest.approx(5.56, abs=CENT), 30, "the record of the call's start")
+        assert shown(first) == all_are("5.56")
+        go.touch()
+        assert call.result(60) == 0
+        script.pass_(207.0)
+        eventually(lambda: of_ledger() == pytest.approx(9.70, abs=CENT), 30, "the record of the call's end")
+        assert shown(second) == all_are("9.70")
 
 
 def test_a_changed_price_counts_from_its_change(cloud: FakeCloud, script: Script, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ asked. `skypool ps` also asks the owners of running pools on this machine, the p
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from skypool import clock
 from skypool.checks import seconds
 from skypool.cli import output
 from skypool.errors import SkypoolError, UsageError
@@ -41,7 +41,7 @@ def ps(as_json: AsJson = False) -> None:
 
     The nodes of pools that run on this computer are listed with their state, hardware and calls.
     """
-    now = time.time()
+    now = clock.now()
     there = [each for each in Ledger.here(output.warn).pools() if each.state(now) != "ended" and not is_over(each, now)]
     seen = _seen([each for each in there if each.state(now) in ("live", "ending")])
     if as_json:
@@ -229,7 +229,7 @@ def cost(
 
     Pools that cost nothing are left out.
     """
-    start, now = _since(since), time.time()
+    start, now = _since(since), clock.now()
     records = [
         each for each in Ledger.here(output.warn).pools() if any(_part(line, start) and line.usd for line in each.lines)
     ]
@@ -309,7 +309,7 @@ def _since(text: str) -> float:
             return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError as e:
             raise UsageError(f"--since {text} is not a date: {e}; write it like --since 2026-10-31") from e
-    return time.time() - seconds("--since", text.removesuffix("ago").rstrip()) if text else 0.0
+    return clock.now() - seconds("--since", text.removesuffix("ago").rstrip()) if text else 0.0
 
 
 def _iso(time: float) -> str:
