@@ -23,6 +23,7 @@ from tests.lab import fixtures
 from tests.lab.fixtures import (
     aws,
     aws_api,
+    chromium,
     gce,
     gce_api,
     lab,
@@ -37,6 +38,7 @@ from tests.lab.fixtures import (
     verda,
     verda_api,
 )
+from tests.nvml import built_nvml, library, nvml
 
 Server = TypeVar("Server", bound=socketserver.BaseServer)
 ROOT = Path(__file__).parents[1]
@@ -187,15 +189,19 @@ __all__ = [
     "ROOT",
     "aws",
     "aws_api",
+    "built_nvml",
     "children",
+    "chromium",
     "descendants",
     "eventually",
     "gce",
     "gce_api",
     "home",
     "lab",
+    "library",
     "machine",
     "nodes",
+    "nvml",
     "own_state",
     "processes_of",
     "pytest_runtest_call",

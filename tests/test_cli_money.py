@@ -225,6 +225,26 @@ def test_cost_is_by_pool_or_by_day_and_since(skypool: Run, cloud: FakeCloud, cli
     assert json.loads(skypool("cost", "--since", first, "--json").stdout)["usd"] == pytest.approx(told["usd"], rel=0.01)
 
 
+def test_cost_tells_two_runs_of_one_name_apart_by_the_id_that_report_takes(skypool: Run, cloud: FakeCloud) -> None:
+    ledger = Ledger.here()
+    for session, kind in (("first", "gpu-8"), ("second", "small")):
+        offer = next(each for each in cloud.offers(Need()) if each.instance_type == kind)
+        order = Order("train", f"{session}-0", (0,), Need(), until=datetime.now(UTC) + timedelta(seconds=600))
+        ledger.begin("train", session, lease=600, drivers=[cloud])
+        ledger.intend(session, order.token, offer, order.nodes)
+        ledger.rented(session, order.token, cloud.launch(offer, order))
+        change(ledger.file, "UPDATE instances SET billed_from = billed_from - 3600 WHERE session = ?", session)
+        terminate_all([cloud], "train")
+        ledger.end(session)
+    told = json.loads(skypool("cost", "--json").stdout)["lines"]
+    assert [(each["pool"], each["session"]) for each in told] == [("train", "first"), ("train", "second")]
+    assert [each["usd"] for each in told] == [pytest.approx(32.77, rel=0.05), pytest.approx(0.1, rel=0.05)]
+    for each in told:
+        page = skypool("report", "train", "--run", each["session"], "-o", "-")
+        assert (page.returncode, each["session"] in page.stdout) == (0, True), page.stderr
+    assert "session" not in json.loads(skypool("cost", "--by", "day", "--json").stdout)["lines"][0]
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from skypool import devices
 from skypool.accelerators import A100, H100, parse
 from skypool.devices import Device, Stats, cuda, host, hpu, neuron, rocm, tools, tpu
 from skypool.errors import UsageError
+from tests.nvml import Library, fake_and_real
 
 SAMPLES = Path(__file__).parent / "samples"
 Tool = Callable[..., Path]
@@ -399,6 +401,24 @@ def test_nvml_gives_the_same_as_the_tool() -> None:
         ("1g.10gb", 9728, "part0-uuid"),
         ("1g.10gb", 9728, "part1-uuid"),
     ]
+
+
+@fake_and_real
+def test_every_card_of_the_library_is_detected(library: Library) -> None:
+    program = """
+import dataclasses, json
+from skypool.devices import cuda
+print(json.dumps([dataclasses.asdict(each) for each in cuda._from_nvml()]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    found = [Device(**each) for each in json.loads(done.stdout)]
+    assert {each.index for each in found} == set(range(len(library.cards)))
+    for each in found:
+        card = library.cards[each.index]
+        assert (each.kind, each.name, each.pci_id) == ("cuda", card.name, card.pci_id)
+        if not each.profile:  # a partition has a memory and an id of its own
+            assert (each.uuid, each.pin) == (card.uuid, str(each.index))
+            assert card.memory_mib[0] <= (each.memory_mib or 0) <= card.memory_mib[1]
 
 
 def test_the_hottest_spot_is_the_temperature_where_amd_reports_it() -> None:

@@ -1,8 +1,7 @@
-"""Pages of nodes in Chromium, through a forward: Python's http.server, and TensorBoard. Skipped without Chromium."""
+"""Pages of nodes in Chromium, through a forward: Python's http.server, and TensorBoard."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +14,13 @@ from tests.conftest import ROOT, eventually
 from tests.test_forward import fetched
 
 pytestmark = pytest.mark.slow
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)")
 
 
-def shown(url: str, profile: Path, patience: int = 20) -> str:
+def shown(chromium: str, url: str, profile: Path, patience: int = 20) -> str:
     """Return the page as Chromium has it after its scripts have run for `patience` seconds of its own clock."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     budget = f"--virtual-time-budget={patience * 1000}"
-    argv = [str(CHROMIUM), *options, f"--user-data-dir={profile}", budget, "--dump-dom", url]
+    argv = [chromium, *options, f"--user-data-dir={profile}", budget, "--dump-dom", url]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
@@ -39,8 +36,7 @@ def run(argv: list[str]) -> int:
     return subprocess.run(argv).returncode
 
 
-@needs_chromium
-def test_a_page_of_http_server_is_seen_in_chromium(tmp_path: Path) -> None:
+def test_a_page_of_http_server_is_seen_in_chromium(chromium: str, tmp_path: Path) -> None:
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "index.html").write_text(
@@ -53,12 +49,11 @@ def test_a_page_of_http_server_is_seen_in_chromium(tmp_path: Path) -> None:
         serving = run([*argv, "18765"]) > pool
         with pool.forward(18765) as forward:
             eventually(lambda: answers(forward.url), 60, "the page")
-            assert '<p id="told">read by a script</p>' in shown(forward.url, tmp_path / "profile")
+            assert '<p id="told">read by a script</p>' in shown(chromium, forward.url, tmp_path / "profile")
         serving.cancel()
 
 
-@needs_chromium
-def test_tensorboard_is_seen_in_chromium(tmp_path: Path) -> None:
+def test_tensorboard_is_seen_in_chromium(chromium: str, tmp_path: Path) -> None:
     program = str(venvs.environment("tensorboard", ROOT / "tests" / "engines" / "requirements") / "bin" / "python")
     writing = """
 import sys
@@ -79,7 +74,7 @@ writer.close()
         with pool.forward(18766) as forward:
             eventually(lambda: answers(forward.url), 120, "TensorBoard")
             eventually(lambda: b"a-run" in fetched(f"{forward.url}/data/runs"), 60, "the run")
-            page = shown(f"{forward.url}/#timeseries", tmp_path / "profile")
+            page = shown(chromium, f"{forward.url}/#timeseries", tmp_path / "profile")
             assert "loss_of_a_test" in page
             assert "a-run" in page
         serving.cancel()

@@ -33,7 +33,7 @@ from skypool.samples.health import DeviceHealth, NodeHealth
 from skypool.samples.values import DeviceSample, NodeSample
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
-from tests.nvml import FakeNvml, build
+from tests.nvml import FakeNvml, Library, build, fake_and_real
 from tests.test_idle import Script
 from tests.watched import Watched
 from tests.work import where
@@ -249,6 +249,30 @@ def test_a_pool_is_served_from_its_start_to_its_end_and_so_are_two_at_once() -> 
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=30)
     assert prometheus.port == 0
+
+
+@fake_and_real
+def test_the_page_of_a_pool_has_every_card_of_the_library(library: Library) -> None:
+    fields = {
+        "hw_gpu_memory_limit_bytes": ("memory_total_mib", 1 << 20),
+        "hw_gpu_utilization_ratio": ("utilization_percent", 0.01),
+        "hw_temperature_celsius": ("temperature_celsius", 1),
+        "hw_power_watts": ("power_watts", 1),
+    }
+    prometheus = sky.Prometheus(port=0)
+    with sky.ComputePool(slots=1, console="off", metrics=prometheus):
+        eventually(lambda: lines(scraped(prometheus), "hw_gpu_memory_limit_bytes"), 60, "the cards")
+        text = scraped(prometheus)
+    for index, card in enumerate(library.cards):
+        of_card = f'hw_name="cuda {index}"'
+        for name, (field, unit) in fields.items():
+            found = [float(each.split()[-1]) / unit for each in lines(text, name, of_card, f'hw_model="{card.name}"')]
+            wanted = card.values[field]
+            assert len(found) == (wanted is not None), (name, found)
+            assert wanted is None or wanted[0] <= found[0] <= wanted[1], (name, found, wanted)
+        [state] = [each for each in lines(text, "skypool_device_health", of_card) if float(each.split()[-1]) == 1]
+        assert any(f'skypool_health="{each}"' in state for each in library.states)
+    assert len(lines(text, "hw_gpu_memory_limit_bytes")) == len(library.cards)
 
 
 def test_running_and_waiting_calls_are_told_apart(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -21,18 +21,13 @@ from skypool.samples.session_file import path_of
 from skypool.samples.store import history
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
+from tests.lab.fixtures import skip_or_fail
 from tests.nvml import FakeNvml, build
 
-pytest.importorskip("playwright", reason="playwright is not installed")
-import itertools
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
-from playwright.sync_api import Browser, Page, sync_playwright
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (tests/lab/setup installs it)"),
-]
+pytestmark = pytest.mark.slow
 CALLS = 5000
 NODES = 8
 EVIL = "<img src=x onerror=alert(1)>"
@@ -117,9 +112,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(chromium: str) -> Iterator[Browser]:
+    """Chromium, driven by playwright."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        skip_or_fail("playwright is not installed")
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield started
         started.close()
 

@@ -1,4 +1,7 @@
-"""Samples of nodes, devices and calls, and the health that follows. An NVML of our own stands in for a GPU."""
+"""Samples of nodes, devices and calls, and the health that follows. An NVML of our own stands in for a GPU.
+
+Tests of `fake_and_real` run with a real one, too, where there is one: `pytest -m gpu`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +28,7 @@ import skypool as sky
 from skypool import events
 from skypool.agent import monitor
 from skypool.agent.monitor import Monitor
+from skypool.console.gauges import gauges
 from skypool.devices.device import Device
 from skypool.errors import NodeUnhealthy
 from skypool.link.inbound import message_of
@@ -39,7 +44,7 @@ from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sa
 from skypool.samples.xid import bounded
 from skypool.wire.frames import MAX_HEADER, Kind, encode, parse_frame
 from tests.conftest import eventually
-from tests.nvml import FakeNvml, build
+from tests.nvml import FakeNvml, Library, fake_and_real
 from tests.test_link import cut, link_of
 
 PROGRAM = [sys.executable, "-c", "import sys; from skypool.cli import main; sys.exit(main())"]
@@ -51,21 +56,6 @@ GOOD = DeviceSample(
 
 def with_(**values: Any) -> DeviceSample:
     return replace(GOOD, **values)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("nvml")
-    build(folder)
-    return folder
-
-
-@pytest.fixture
-def nvml(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    made = FakeNvml(library, tmp_path)
-    for name, value in made.env.items():
-        monkeypatch.setenv(name, value)
-    return made
 
 
 # --- values that a node sends --------------------------------------------------------------------------------
@@ -674,43 +664,122 @@ def children_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-# --- NVIDIA GPUs, by an NVML of our own ----------------------------------------------------------------------
+# --- NVIDIA GPUs, by an NVML of our own, and by the real one where there are some ------------------------------
 
 
-def test_the_library_has_the_symbols_and_the_structs_of_nvidia_ml_py(nvml: FakeNvml) -> None:
-    """Every symbol that nvidia-ml-py asks for while skypool reads is there, and every struct has its size there."""
+def run_python(program: str, *args: str) -> str:
+    """Run a program in a process of its own, which loads the library of the test, and return its output."""
+    done = subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def read(wanted: list[tuple[int, str]]) -> tuple[DeviceSample, ...]:
+    """Return the second reading of GPUs, as a node sends it."""
+    program = """
+import json, sys
+from skypool.samples.nvml import Nvml
+from skypool.samples.values import to_json
+reader = Nvml(json.loads(sys.argv[1]))
+reader.read(); reader.wait(0.2)
+print(json.dumps([to_json(each) for each in reader.read()]))
+"""
+    return node_sample({"devices": json.loads(run_python(program, json.dumps(wanted)))}).devices
+
+
+def test_the_structs_of_the_library_have_the_sizes_of_those_of_nvidia_ml_py(nvml: FakeNvml) -> None:
     source = Path(__file__).with_name("nvml").joinpath("nvml.c").read_text()
     structs = re.findall(r'"((?:c_)?nvml[A-Za-z0-9_]+_t)"', source)
+    assert len(structs) > 5
     program = f"""
-import ctypes, sys
-import pynvml
-from skypool.samples.nvml import Nvml
+import ctypes, pynvml
 library = ctypes.CDLL("libnvidia-ml.so.1")
 for name in {structs!r}:
     mine, theirs = library.size_of(name.encode()), ctypes.sizeof(getattr(pynvml, name))
     assert mine == theirs, (name, mine, theirs)
+"""
+    run_python(program)
+    nvml.say(0, sm_activity=40, busy=90)
+    [seen] = read([(0, "")])
+    assert (seen.utilization_percent, seen.sm_activity_percent) == (90.0, 40.0)
+
+
+@fake_and_real
+def test_the_library_writes_no_more_than_the_structs_of_nvidia_ml_py_hold(library: Library) -> None:
+    program = """
+import ctypes, json, pynvml
+pynvml.nvmlInit()
+library = ctypes.CDLL("libnvidia-ml.so.1")
+handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+def call(function, struct, *args):
+    size, guard = ctypes.sizeof(struct), b"\\xa5" * 256
+    memory = ctypes.create_string_buffer(bytes(size) + guard, size + len(guard))
+    found = struct.from_buffer(memory)
+    if struct is pynvml.c_nvmlFieldValue_t:
+        found.fieldId = pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES
+    code = getattr(library, function)(handle, *args, memory)
+    assert code in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED), (function, code)
+    assert memory.raw[size:] == guard, (function, memory.raw[size:])
+    return found
+memory = call("nvmlDeviceGetMemoryInfo", pynvml.c_nvmlMemory_t)
+assert 0 <= memory.used <= memory.total, (memory.used, memory.total)
+assert call("nvmlDeviceGetUtilizationRates", pynvml.c_nvmlUtilization_t).gpu <= 100
+pci = call("nvmlDeviceGetPciInfo_v3", pynvml.nvmlPciInfo_t)
+assert pci.pciDeviceId & 0xFFFF == 0x10DE, hex(pci.pciDeviceId)
+call("nvmlDeviceGetFieldValues", pynvml.c_nvmlFieldValue_t, 1)
+print(memory.total >> 20)
+"""
+    lowest, highest = library.cards[0].memory_mib
+    assert lowest <= int(run_python(program)) <= highest
+
+
+@fake_and_real
+def test_the_library_has_every_symbol_that_is_asked_for_while_all_cards_are_read(library: Library) -> None:
+    program = f"""
+import ctypes, pynvml
+from skypool.samples.nvml import Nvml
 asked = set()
 find = pynvml._nvmlGetFunctionPointer
 def noted(name):
     asked.add(name)
     return find(name)
 pynvml._nvmlGetFunctionPointer = noted
-reader = Nvml([(0, "")])
-reader.read(); reader.wait(0.05); print(reader.read()[0])
+reader = Nvml([(index, "") for index in range({len(library.cards)})])
+reader.read(); reader.wait(0.2); reader.read()
+library = ctypes.CDLL("libnvidia-ml.so.1")
 missing = [name for name in asked if not hasattr(library, name)]
 assert not missing, missing
 assert len(asked) > 15, asked
 """
-    nvml.say(0, sm_activity=40, busy=90, pcie=100, nvlink=50)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "utilization_percent=90.0" in done.stdout
-    assert "sm_activity_percent=40.0" in done.stdout
+    run_python(program)
 
 
-def test_values_that_rarely_change_are_read_rarely_and_at_once_after_an_error(nvml: FakeNvml) -> None:
+@fake_and_real
+def test_values_that_rarely_change_are_read_rarely(library: Library) -> None:
+    program = f"""
+import collections, pynvml
+from skypool.samples.nvml import Nvml
+asked = collections.Counter()
+find = pynvml._nvmlGetFunctionPointer
+def noted(name):
+    asked[name] += 1
+    return find(name)
+cards = {len(library.cards)}
+reader = Nvml([(index, "") for index in range(cards)])
+pynvml._nvmlGetFunctionPointer = noted
+first = [each.nvlinks for each in reader.read()]
+for _ in range(9):
+    assert [each.nvlinks for each in reader.read()] == first
+assert asked["nvmlDeviceGetUtilizationRates"] == 10 * cards, asked
+assert 1 <= asked["nvmlDeviceGetNvLinkState"] <= pynvml.NVML_NVLINK_MAX_LINKS * cards, asked
+assert asked["nvmlDeviceGetTotalEccErrors"] == 2 * cards, asked
+"""
+    run_python(program)
+
+
+def test_values_that_rarely_change_are_read_at_once_after_an_error(nvml: FakeNvml) -> None:
     program = """
-import collections, sys
+import collections
 import pynvml
 from skypool.samples.nvml import Nvml
 asked = collections.Counter()
@@ -722,11 +791,6 @@ reader = Nvml([(0, "")])
 pynvml._nvmlGetFunctionPointer = noted
 first = reader.read()[0]
 assert (first.nvlinks, first.nvlinks_all, first.ecc_uncorrected) == (18, 18, 0), first
-for _ in range(9):
-    assert reader.read()[0].nvlinks == 18
-assert asked["nvmlDeviceGetUtilizationRates"] == 10, asked
-assert asked["nvmlDeviceGetNvLinkState"] < 40, asked
-assert asked["nvmlDeviceGetTotalEccErrors"] == 2, asked
 print(flush=True)
 input()
 assert reader.read()[0].ecc_uncorrected == 0
@@ -803,12 +867,24 @@ class Loop:
 
 
 @pytest.fixture
-def loop(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+def loop(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    """A loop with a monitor of all cards of the library."""
     monkeypatch.setattr(monitor, "_EVERY_WITH_DEVICES", 0.1)
     monkeypatch.setattr(sys, "path", [str(Path(sky.__file__).parents[1]), *sys.path])
-    made = Loop([Device("cuda", 0, "NVIDIA H100 80GB HBM3", uuid="GPU-00000000-0000")])
+    made = Loop([Device("cuda", index, card.name, uuid=card.uuid) for index, card in enumerate(library.cards)])
     yield made
     made.close()
+
+
+@fake_and_real
+def test_a_monitor_reads_every_card(loop: Loop, library: Library) -> None:
+    loop.until(lambda each: each.memory_used_mib is not None)
+    devices = loop.seen[-1].devices
+    assert [(each.index, each.uuid) for each in devices] == [(n, card.uuid) for n, card in enumerate(library.cards)]
+    for card, seen in zip(library.cards, devices, strict=True):
+        card.check(seen)
+        assert judge(seen).state in library.states
+    assert loop.news == 1
 
 
 def test_load_errors_and_a_lost_card_reach_the_samples(loop: Loop, nvml: FakeNvml) -> None:
@@ -841,23 +917,16 @@ def test_a_storm_of_errors_does_not_delay_a_later_one(loop: Loop, nvml: FakeNvml
     assert sum(79 in one.xids for each in loop.seen for one in each.devices) == 1
 
 
-def test_a_card_is_found_by_its_uuid_after_another_one_was_lost(nvml: FakeNvml) -> None:
-    """The driver has given GPU 1 the index 0, as GPU 0 was lost before the monitor started."""
-    nvml.say(1, busy=99)
-    nvml.say(0, count=2, busy=33)
-    program = """
-from skypool.samples.nvml import Nvml
-from skypool.samples.health import judge
-for each in Nvml([(0, "GPU-00000007-0000"), (1, "GPU-00000000-0000"), (2, "GPU-00000001-0000"), (3, "")]).read():
-    print(each.index, each.lost, each.utilization_percent, judge(each).state)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == [
-        "0 True None unhealthy",
-        "1 False 33.0 ok",
-        "2 False 99.0 ok",
-        "3 False None unknown",
-    ]
+@fake_and_real
+def test_a_card_is_found_by_its_uuid_after_another_one_was_lost(library: Library) -> None:
+    """The driver has given GPU 1 the index 0, GPU 2 the index 1 and so on, as GPU 0 was lost before the start."""
+    shifted = [(index, card.uuid) for index, card in enumerate(library.cards, 1)]
+    lost, *found, unknown = read([(0, "GPU-00000007-0000"), *shifted, (len(shifted) + 1, "")])
+    assert (lost.lost, lost.memory_used_mib, judge(lost).state) == (True, None, "unhealthy")
+    for card, seen in zip(library.cards, found, strict=True):
+        card.check(seen)
+        assert judge(seen).state in library.states
+    assert (unknown.lost, unknown.memory_used_mib, judge(unknown).state) == (False, None, "unknown")
 
 
 def test_a_value_that_a_card_does_not_have_is_unknown(loop: Loop, nvml: FakeNvml) -> None:
@@ -881,7 +950,8 @@ def test_a_card_that_hangs_its_monitor_is_unknown_until_it_answers_again(
     assert loop.pid != pid
 
 
-def test_a_monitor_that_cannot_be_killed_at_once_is_not_waited_for(loop: Loop, nvml: FakeNvml) -> None:
+@fake_and_real
+def test_a_monitor_that_cannot_be_killed_at_once_is_not_waited_for(loop: Loop, library: Library) -> None:
     """A stopped process stands in for one that hangs in the kernel: it does not answer, and SIGTERM does not end it."""
     loop.until(lambda each: not each.unknown)
     loop.monitor._patience = 1.0
@@ -894,6 +964,100 @@ def test_a_monitor_that_cannot_be_killed_at_once_is_not_waited_for(loop: Loop, n
 def test_a_missing_driver_is_unknown_and_is_told(loop: Loop, nvml: FakeNvml) -> None:
     nvml.say(0, driver=0)
     assert loop.until(lambda each: bool(each.unknown)).unknown.startswith("NVML cannot be used: Driver Not Loaded")
+
+
+@fake_and_real
+def test_what_cards_report_reaches_the_pool_its_health_the_live_view_and_the_report(library: Library) -> None:
+    cards = range(len(library.cards))
+    with sky.ComputePool(console="off", name="cards", nodes=1, slots=1) as pool:
+        health = pool.samples.health()[0]
+        assert [(each.kind, each.index) for each in health.devices] == [("cuda", index) for index in cards]
+        assert health.state in library.states
+        eventually(lambda: pool.samples.latest()[0].devices, 60, "a sample of the cards")
+        sample = pool.samples.latest()[0]
+        for card, seen in zip(library.cards, sample.devices, strict=True):
+            card.check(seen)
+        memory = next(each.text for each in gauges(sample) if each.name == "mem")
+        mib = sum(card.memory_mib[1] for card in library.cards)
+        assert float(re.findall(r"/([\d.]+) GiB", memory)[0]) == pytest.approx(mib / 1024, rel=0.02)
+        shown = subprocess.run([*PROGRAM, "health", "cards"], capture_output=True, text=True, timeout=60)
+        assert shown.returncode == 0, shown
+        rows = re.findall(r"cuda (\d+) +(\w+) +(\d+|\?) +(\d+)", shown.stdout)
+        assert [int(index) for index, *_ in rows] == list(cards), shown.stdout
+        assert all(state in library.states for _, state, *_ in rows), shown.stdout
+        assert pool.submit(os.getpid).result(60)
+        page = pool.report().html
+    assert {each for each in cards if f'data-device="cuda {each}"' in page} == set(cards)
+    assert all(card.name in page for card in library.cards)
+
+
+def hold(folder: str, mib: int, on_a_real_card: bool) -> None:
+    """Write the process id to the file `pid`, and work until the file `end` is there.
+
+    Args:
+        folder: the folder of the files.
+        mib: the memory in MiB to take on a GPU, and to fill again and again.
+        on_a_real_card: False if there is no GPU, so that nothing is taken.
+    """
+    import ctypes
+
+    place = Path(folder)
+    step: Callable[[], object] = partial(time.sleep, 0.01)
+    if on_a_real_card:
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML numbers them
+        cuda = ctypes.CDLL("libcuda.so.1")
+
+        def ask(function: str, *args: Any) -> None:
+            if code := getattr(cuda, function)(*args):
+                raise RuntimeError(f"{function}: CUDA error {code}")
+
+        device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+        size = ctypes.c_size_t(mib << 20)
+        ask("cuInit", 0)
+        ask("cuDeviceGet", ctypes.byref(device), 0)
+        ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        ask("cuCtxSetCurrent", context)
+        ask("cuMemAlloc_v2", ctypes.byref(memory), size)
+
+        def fill() -> None:
+            for _ in range(100):
+                ask("cuMemsetD8_v2", memory, ctypes.c_ubyte(0), size)
+            ask("cuCtxSynchronize")
+
+        step = fill
+        step()
+    (place / "part").write_text(str(os.getpid()))
+    (place / "part").rename(place / "pid")
+    while not (place / "end").exists():
+        step()
+
+
+@fake_and_real
+def test_a_call_that_uses_a_card_is_seen_with_its_memory_and_its_load(library: Library, tmp_path: Path) -> None:
+    with sky.ComputePool(console="off", nodes=1, slots=1) as pool:
+
+        def device_memory() -> list[float | None]:
+            return [each.device_memory_mib for each in pool.samples.latest()[0].calls]
+
+        working = pool.submit(hold, str(tmp_path), 256, library.nvml is None)
+        eventually(lambda: (tmp_path / "pid").exists() or working.done(), 60, "the start of the call")
+        if working.done():
+            working.result()
+        pid = int((tmp_path / "pid").read_text())
+        library.report_use(pid, 700)
+        memory = library.memory_of(pid)
+        if library.cards[0].values["utilization_percent"] is not None:
+            eventually(lambda: (pool.samples.latest()[0].devices[0].utilization_percent or 0) > 0, 60, "the load")
+        eventually(device_memory, 60, "a sample of the call")
+        if memory is not None:
+            assert memory >= 256
+            eventually(lambda: device_memory() == [pytest.approx(memory, abs=1)], 60, "its device memory")
+        else:
+            assert device_memory() == [None]
+        (tmp_path / "end").touch()
+        working.result(60)
+    if memory is None:
+        pytest.skip("the driver does not report memory by process here, as in containers")
 
 
 def test_a_gpu_that_falls_off_the_bus_is_seen_by_the_pool_and_the_node_is_replaced(nvml: FakeNvml) -> None:
@@ -983,41 +1147,9 @@ def test_devices_of_other_vendors_are_read_by_their_tools(tmp_path: Path, monkey
     assert tpu.unknown
 
 
-def test_a_monitor_that_prints_other_things_is_started_again(loop: Loop, tmp_path: Path) -> None:
+@fake_and_real
+def test_a_monitor_that_prints_other_things_is_started_again(loop: Loop, library: Library) -> None:
     loop.until(lambda each: not each.unknown)
     loop.monitor._said = b"a message of the driver "
     assert "no reading" in loop.until(lambda each: bool(each.unknown)).unknown
     loop.until(lambda each: not each.unknown)
-
-
-# --- a real GPU, by hand -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def real_gpus() -> list[Device]:
-    found = [each for each in sky.devices.detect() if each.kind == "cuda"]
-    if not found:
-        pytest.skip("this machine has no NVIDIA GPU")
-    return found
-
-
-@pytest.mark.gpu
-def test_a_real_gpu_is_read(real_gpus: list[Device], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    monkeypatch.setattr(sys, "path", [str(Path(sky.__file__).parents[1]), *sys.path])
-    loop = Loop(real_gpus)
-    try:
-        seen = loop.until(lambda each: each.memory_used_mib is not None and each.power_watts is not None)
-    finally:
-        loop.close()
-    print(seen, judge(seen), sep="\n")
-    assert seen.memory_total_mib
-    assert not seen.lost
-    assert judge(seen).state != "unhealthy"
-
-
-@pytest.mark.gpu
-def test_a_pool_on_a_real_gpu_tells_its_health(real_gpus: list[Device]) -> None:
-    with sky.ComputePool(console="off") as pool:
-        assert len(pool.samples.health()[0].devices) == len({each.index for each in real_gpus})
-        assert pool.submit(os.getpid).result(60)

@@ -1,13 +1,13 @@
-"""The fixtures `lab`, `machine`, `own_state`, and the clouds: `aws`, `verda`, and with `_api` at its end one without
-machines."""
+"""Fixtures: `lab`, `machine`, `chromium`, `own_state`, and clouds such as `aws`; those with `_api` have no machines."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -19,11 +19,23 @@ from tests.lab.machines import Lab, Machine, unavailable
 def lab() -> Iterator[Lab]:
     """One lab for the whole run, or its process; each test makes machines of its own in it."""
     if reason := unavailable():
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{reason}, and CI must not skip what needs it")
-        pytest.skip(reason)
+        skip_or_fail(reason)
     with Lab() as made:
         yield made
+
+
+def skip_or_fail(reason: str) -> NoReturn:
+    """Skip the test, as something is missing on this machine. In CI it fails instead."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason}, and CI must not skip what needs it")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of the browser Chromium."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return found or skip_or_fail("Chromium is not installed (tests/lab/setup installs it)")
 
 
 @pytest.fixture
