@@ -1,4 +1,7 @@
-"""A web server on a node as a service, and a request to it through a forwarded port. Needs nothing, costs nothing."""
+"""A web server on a node as a service, and a request to it through a forwarded port. Needs nothing, costs nothing.
+
+It prints "this page is on node 0", among other lines.
+"""
 
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer

@@ -397,11 +397,13 @@ def guide_queries() -> list[tuple[str, str]]:
     return [(query, shows) for shows, query in found]
 
 
-def test_the_configuration_of_the_guide_is_one_of_prometheus(tmp_path: Path) -> None:
-    [config] = re.findall(r"^```yaml\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize(("number", "kind"), [(0, "config"), (1, "rules")])
+def test_the_configuration_of_the_guide_is_one_of_prometheus(number: int, kind: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
     file = tmp_path / "prometheus.yml"
-    file.write_text(config)
-    argv = [program("promtool"), "check", "config", str(file)]
+    file.write_text(blocks[number])
+    argv = [program("promtool"), "check", kind, str(file)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -34,8 +34,8 @@ Two pools run here. `train` has two nodes with eight GPUs each, and no call runs
 GPU, and its 40 calls have ended. [Watch a pool](guides/watching.md) explains the screens, and when to use which.
 
 `make screens` writes this page. It runs the programs in real terminals (tmux) on `fake`, the cloud for rehearsals. A
-script sets the values of its GPUs. Blank lines are left out. Times and amounts are replaced by fixed ones, so that the
-page changes only if skypool does.
+script sets the values of its GPUs. Blank lines are left out. All times of day are replaced by 14:07:52, and durations
+and amounts by fixed values, so that the page changes only if skypool does.
 """
 PARTS = {
     "live-80": (
