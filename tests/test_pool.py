@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import os
 import sys
 import threading
@@ -55,6 +56,15 @@ def test_local_runs_here(pool: sky.ComputePool) -> None:
         return os.getpid()
 
     assert pid.local() == os.getpid()
+
+
+def test_a_callable_whose_repr_is_long_has_a_short_name(pool: sky.ComputePool) -> None:
+    """The name of a `partial` is its repr, which has all its arguments. It goes to the node with each call."""
+    future = pool.submit(functools.partial(sum, list(range(100_000))))
+    assert future.result(timeout=60) == 4_999_950_000
+    function = sky.compute(functools.partial(sum, list(range(100_000))))
+    assert len(function.name) == 200
+    assert function.name.startswith("functools.partial(<built-in function sum>, [0, 1, 2")
 
 
 def test_at_runs_on_every_node_and_gives_a_list_by_rank(pool: sky.ComputePool) -> None:

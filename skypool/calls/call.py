@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
+_LONGEST_NAME = 200
+"""The most characters of a function's name in messages. Each message to a node about a call has it."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
@@ -162,7 +164,7 @@ class ComputeFunction(Generic[P, T]):
         self._bare: object = None
         self._fewest, self._most = (each - len(given) for each in arity(function))
         self.is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-        self.name = getattr(function, "__qualname__", repr(function)).replace("<locals>.", "")
+        self.name = _name_of(function)
         if self.is_generator and options.procs is not None:
             raise UsageError(f"{self.name} is a generator function, which cannot run as a gang: leave procs= out")
 
@@ -320,6 +322,15 @@ def _is_importable(function: ComputeFunction[..., Any]) -> bool:
         by `with_options`.
     """
     return _travels_by_name(function.function, function)
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """Return the name of a function in messages, at most 200 characters.
+
+    A callable object without a name, such as a `functools.partial`, is named by its repr, which may have its arguments.
+    """
+    name = str(getattr(function, "__qualname__", None) or repr(function)).replace("<locals>.", "")
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
 def _travels_by_name(named: Any, thing: object = None) -> bool:
