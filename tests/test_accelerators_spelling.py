@@ -237,6 +237,7 @@ def reads(spelling: str) -> None:
         assert parse(str(found)) == found
 
 
+@pytest.mark.slow
 @settings(max_examples=2000, deadline=None)
 @given(st.text(max_size=150))
 def test_any_text_is_a_value_or_unknown(text: str) -> None:

@@ -48,6 +48,7 @@ def test_mypy_accepts_what_exists(tmp_path: Path) -> None:
     assert complaints(GOOD, tmp_path) == []
 
 
+@pytest.mark.slow
 def test_mypy_refuses_on_every_line_what_does_not_exist(tmp_path: Path) -> None:
     found = complaints(BAD, tmp_path)
     refused = {int(line.partition(":")[0]) for line in found}

@@ -110,6 +110,7 @@ def _bought(aws: AWS, accelerator: str, type_: str, step: str, variable: str) ->
     assert variable in done.info["env"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_call_sees_all_eight_devices_of_its_machine_and_one_that_needs_none_sees_none(aws: AWS) -> None:
     with sky.ComputePool(provider=provider(), accelerator=H100(count=8), console="off") as pool:

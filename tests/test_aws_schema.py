@@ -85,6 +85,7 @@ def past() -> Iterator[tuple[World, Sent]]:
         assert world.left() == {}
 
 
+@pytest.mark.slow
 def test_all_that_the_driver_sends_and_gets_fits_the_models(past: tuple[World, Sent]) -> None:
     """A request that does not fit would be refused, and a reply that does not would fail the world when it closes."""
     world, _ = past

@@ -160,6 +160,7 @@ def test_endless_recursion_comes_back_as_recursion_error(pool: sky.ComputePool) 
     assert add(1) >> pool == 2
 
 
+@pytest.mark.slow
 def test_what_never_comes_back_from_c_ends_by_its_timeout_and_by_a_cancel(pool: sky.ComputePool) -> None:
     @sky.compute(timeout=1.0, grace=0.5)
     def never() -> None:
@@ -403,6 +404,7 @@ def hold_unheard(started: str, ended: str) -> None:
         Path(ended).touch()
 
 
+@pytest.mark.slow
 def test_a_stop_that_does_not_end_a_sleep_is_heard_all_the_same(tmp_path: Path) -> None:
     with sky.ComputePool(slots=1, console="off") as mine:
         future = hold_unheard(f"{tmp_path}/started", f"{tmp_path}/ended") > mine
@@ -460,6 +462,7 @@ def set_up(name: str, fails: bool) -> int:
     return os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["torch.distributed", "jax.distributed"])
 def test_a_worker_is_replaced_after_a_failed_call_that_left_a_library_initialised(library: str) -> None:
     with sky.ComputePool(slots=1, console="off") as mine:
@@ -787,6 +790,7 @@ def test_answers_of_broadcasts_and_calls_in_between_are_never_mixed_up() -> None
         assert all(future.result()[0] == n for n, future in futures.items())
 
 
+@pytest.mark.slow
 def test_large_values_survive_a_broken_link() -> None:
     with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
 
@@ -1173,6 +1177,7 @@ def test_an_argument_of_more_than_a_gigabyte_travels_and_nobody_holds_it_twice(p
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - peak_before < size // 2
 
 
+@pytest.mark.slow
 def test_a_large_argument_does_not_stop_another_calls_result(pool: sky.ComputePool) -> None:
     data = np.ones(400_000_000, dtype=np.uint8)
 

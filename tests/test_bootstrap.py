@@ -201,6 +201,7 @@ sky.ComputePool(image=sky.Image(run=["sleep 2{}"]), console="off").start()
 """
 
 
+@pytest.mark.slow
 def test_a_step_ends_soon_after_its_client_was_killed() -> None:
     nap = f"sleep\0002{os.getpid()}"
     client = subprocess.Popen([sys.executable, "-c", CLIENT.format(os.getpid())], cwd=ROOT, stderr=subprocess.DEVNULL)

@@ -74,6 +74,7 @@ def removed(site: Path) -> None:
     (site / "skypool" / "testing" / "slices.py").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [edited, added, removed])
 def test_a_change_of_a_file_makes_another_zip(installed: Installed, change: Callable[[Path], None]) -> None:
     before = installed.run()
@@ -93,6 +94,7 @@ def test_a_damaged_record_is_made_again(installed: Installed, text: str) -> None
     assert installed.run(UNREAD) == before
 
 
+@pytest.mark.slow
 def test_a_zip_that_was_deleted_is_made_again(installed: Installed) -> None:
     before = installed.run()
     (zip_,) = installed.cache.rglob("bundle-*.zip")
@@ -100,6 +102,7 @@ def test_a_zip_that_was_deleted_is_made_again(installed: Installed) -> None:
     assert installed.run() == before
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_does_no_harm(installed: Installed) -> None:
     before = installed.run()
     shutil.rmtree(installed.cache)

@@ -35,6 +35,7 @@ def test_the_list_is_filtered_by_kind_memory_and_vendor() -> None:
     assert not {"H100-80GB-SXM", "MI210", "Gaudi3"} & set(names(done))
 
 
+@pytest.mark.slow
 def test_a_query_is_part_of_a_name_or_any_spelling_of_one() -> None:
     assert names(skypool("accelerators", "a100")) == [
         "A100-80GB-SXM", "A100-80GB-PCIe", "A100-40GB-SXM", "A100-40GB-PCIe", "A100X",
@@ -43,6 +44,7 @@ def test_a_query_is_part_of_a_name_or_any_spelling_of_one() -> None:
     assert names(skypool("accelerators", "list", "TPUv6")) == ["TPUv6"]
 
 
+@pytest.mark.slow
 def test_json_is_json_without_colours_even_where_colours_are_forced() -> None:
     done = skypool("accelerators", "h100", "--json", FORCE_COLOR="1", CLICOLOR_FORCE="1")
     told = json.loads(done.stdout)
@@ -103,6 +105,7 @@ def test_help_names_every_command() -> None:
     assert {"list", "compare"} <= set(skypool("accelerators", "--help").stdout.split())
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_commands_print() -> None:
     shown = BLOCKS.findall((ROOT / "docs" / "accelerators.md").read_text())
     assert len(shown) >= 3

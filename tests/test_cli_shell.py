@@ -81,6 +81,7 @@ def test_without_a_command_it_is_a_shell(here: sky.ComputePool) -> None:
     assert (done.returncode, done.stdout) == (3, "42\n")
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_said(here: sky.ComputePool) -> None:
     done = shell("here", "-n", "5")
     assert (done.returncode, done.stderr.strip()) == (
@@ -94,6 +95,7 @@ def test_what_is_not_there_is_said(here: sky.ComputePool) -> None:
     assert "pool 'here' has no running machine; `skypool ps` lists the running pools" in shell("here").stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_on_a_machine_reached_by_ssh(lab: Lab, tmp_path: Path) -> None:
     machine = lab.machine(keys=[lab.public_key])
     hosts = [sky.Host(machine.address, host_key=machine.host_key)]

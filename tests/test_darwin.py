@@ -28,6 +28,7 @@ def out_of(program: str, *words: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_disguise_takes_away_what_macos_lacks_and_nodes_do_not_wear_it() -> None:
     told = out_of(
         """
@@ -146,6 +147,7 @@ def test_a_mac_keeps_the_name_that_its_machines_are_tagged_with(tmp_path: Path) 
     assert nameless == ""
 
 
+@pytest.mark.slow
 def test_calls_of_many_threads_and_of_the_engine_all_come_back() -> None:
     """Who waits reads the connection, or the engine does; no hand-over between them may lose an answer."""
     program = """

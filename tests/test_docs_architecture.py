@@ -140,6 +140,7 @@ def test_the_picture_has_every_package_once() -> None:
     assert {name for row in rows() for name in row} == PACKAGES - {"agent"} | {"modules"}
 
 
+@pytest.mark.slow
 def test_packages_import_only_from_rows_below_or_from_their_left() -> None:
     place = {name: (number, column) for number, row in enumerate(rows()) for column, name in enumerate(row)}
     wrong = set()

@@ -63,6 +63,7 @@ def texts(project: Path) -> dict[str, str]:
 # --- skypool new-driver --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_new_driver_has_its_name_everywhere_and_keeps_the_contract_at_once(tmp_path: Path) -> None:
     done = new_driver(tmp_path, "big-cloud")
     assert done.returncode == 0, done.stderr
@@ -191,6 +192,7 @@ def replaced(file: Path, was: str, now: str) -> None:
     file.write_text(text.replace(was, now))
 
 
+@pytest.mark.slow
 def test_a_driver_in_the_repository_touches_the_places_that_the_guide_names_and_no_others(tmp_path: Path) -> None:
     house, site = tmp_path / "house", tmp_path / "site"
     for folder in ("skypool", "providers", "images"):

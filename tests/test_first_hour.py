@@ -136,6 +136,7 @@ def heard(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return skypool(*args, capture_output=True, env={**os.environ, **env})
 
 
+@pytest.mark.slow
 def test_the_program_tells_its_version_and_helps() -> None:
     assert heard("--version").stdout == "skypool 0.1.0\n"
     for args in (["-h"], ["ps", "-h"]):

@@ -205,6 +205,7 @@ def open_and_close_a_hundred(pool: sky.ComputePool, port: int, nodes: int, expec
         assert Held.now() == before
 
 
+@pytest.mark.slow
 def test_a_hundred_forwards_while_a_map_runs_leave_nothing(pool: sky.ComputePool, page: int) -> None:
     open_and_close_a_hundred(pool, page, 2, PAGE)
 
@@ -242,6 +243,7 @@ def ssh_pool(machine: Machine, identity: Path, slots: int | None = None) -> sky.
     return sky.ComputePool(provider, slots=slots, console="off", liveness=20)
 
 
+@pytest.mark.slow
 def test_over_ssh_a_port_that_only_the_machine_reaches(remote: Machine, identity: Path) -> None:
     with ssh_pool(remote, identity) as pool:
         running = serve_a_page(8265) > pool
@@ -269,6 +271,7 @@ def test_over_ssh_a_hundred_forwards_while_a_map_runs_leave_nothing(remote: Mach
         running.cancel()
 
 
+@pytest.mark.slow
 def test_over_ssh_a_broken_connection_is_made_again(remote: Machine, identity: Path) -> None:
     told: list[events.Event] = []
     with ssh_pool(remote, identity) as pool:

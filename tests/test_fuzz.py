@@ -179,6 +179,7 @@ FALSE_NODE = """\
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize(
     "nonsense",

@@ -521,6 +521,7 @@ def test_events_leave_the_state_before_them_as_it_was() -> None:
     assert repr(before) == text
 
 
+@pytest.mark.slow
 def test_random_orders_of_events_break_no_rule() -> None:
     done = soak(2000, seed=1)
     assert done.failures == []

@@ -186,6 +186,7 @@ def test_a_place_that_cannot_be_is_refused() -> None:
 # --- what the processes see --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_rank_has_a_process_of_its_own_with_its_place(pool: sky.ComputePool) -> None:
     ordinary = work.where() >> pool
     found = values(start(pool, place(), 4))
@@ -210,6 +211,7 @@ def test_each_rank_has_a_process_of_its_own_with_its_place(pool: sky.ComputePool
     assert (info.rank, info.world_size, info.world_changed) == (0, 1, False)
 
 
+@pytest.mark.slow
 def test_devices_threads_and_what_the_user_has_set(eight: None, tmp_path: Path) -> None:
     image = sky.Image(env={"MASTER_PORT": "777", "GLOO_SOCKET_IFNAME": "lo"})
     provider = sky.Local(python=python_with(tmp_path, 96))

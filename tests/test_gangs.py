@@ -107,10 +107,12 @@ def test_the_values_of_all_ranks_come_in_their_order(pool: sky.ComputePool) -> N
     assert len({each.environment["MASTER_PORT"] for each in seen}) == 1
 
 
+@pytest.mark.slow
 def test_ranks_meet_at_the_port_of_the_first_node(pool: sky.ComputePool) -> None:
     assert sky.compute(procs=2)(meet)() @ pool == [[0, 1, 2, 3]] * 4
 
 
+@pytest.mark.slow
 def test_each_gang_gets_fresh_processes(pool: sky.ComputePool) -> None:
     first, second = look() @ pool, look() @ pool
     assert not {each.pid for each in first} & {each.pid for each in second}
@@ -220,6 +222,7 @@ def test_the_rank_that_began_is_named_and_the_others_are_gone(
     eventually(lambda: gone(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_gang_that_is_too_slow_names_the_ranks_that_had_not_ended(pool: sky.ComputePool, tmp_path: Path) -> None:
     for timeout in (5, 60):  # on a busy machine, the other ranks may not have ended within 5 s either
         with pytest.raises(CallTimeout, match=r"gang of 4 processes .* had not ended: ") as e:
@@ -232,6 +235,7 @@ def test_a_gang_that_is_too_slow_names_the_ranks_that_had_not_ended(pool: sky.Co
     assert "in fails" in e.value.stacks[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "raise"])
 def test_a_gang_runs_again_as_a_whole(pool: sky.ComputePool, tmp_path: Path, how: str) -> None:
     heard: list[events.GangFailed] = []
@@ -245,12 +249,14 @@ def test_a_gang_runs_again_as_a_whole(pool: sky.ComputePool, tmp_path: Path, how
     assert sorted(each.name for each in tmp_path.iterdir()) == [f"{a}-{r}" for a in (1, 2) for r in range(4)]
 
 
+@pytest.mark.slow
 def test_an_exception_without_retry_on_is_not_tried_again(pool: sky.ComputePool, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="mine"):
         fails("raise", 0, str(tmp_path)).with_options(retries=3) @ pool
     assert not list(tmp_path.glob("2-*"))
 
 
+@pytest.mark.slow
 def test_a_cancelled_gang_is_gone(pool: sky.ComputePool, tmp_path: Path) -> None:
     future = fails("none", 9, str(tmp_path)).with_options(node="all") > pool
     eventually(lambda: len(list(tmp_path.iterdir())) == 4)
@@ -330,6 +336,7 @@ def test_what_a_gang_cannot_do_is_refused_in_one_line(pool: sky.ComputePool) -> 
         sky.compute(output="rank0")
 
 
+@pytest.mark.slow
 def test_a_lost_node_is_replaced_before_the_gang_runs_again(tmp_path: Path) -> None:
     with sky.ComputePool(nodes=2, console="off") as pool:
         future = fails("none", 9, str(tmp_path)).with_options(node="all", retries=1) > pool
@@ -339,6 +346,7 @@ def test_a_lost_node_is_replaced_before_the_gang_runs_again(tmp_path: Path) -> N
         assert sorted(pool.nodes.items())[0] == (0, "ready")
 
 
+@pytest.mark.slow
 def test_a_lost_node_without_retries_is_told_with_its_first_rank(tmp_path: Path) -> None:
     with sky.ComputePool(nodes=2, console="off") as pool:
         future = fails("none", 9, str(tmp_path)).with_options(node="all") > pool
@@ -361,6 +369,7 @@ class Refuses(Exception):
         raise RuntimeError("no text")
 
 
+@pytest.mark.slow
 def test_an_exception_that_refuses_notes_and_text_is_raised_as_itself_and_no_node_is_lost(
     pool: sky.ComputePool,
 ) -> None:
@@ -396,6 +405,7 @@ def test_a_gang_that_waits_in_a_pool_that_became_too_small_says_so(tmp_path: Pat
         assert look() >> pool
 
 
+@pytest.mark.slow
 def test_the_pools_end_ends_its_gangs(tmp_path: Path) -> None:
     with sky.ComputePool(nodes=2, console="off") as pool:
         future = fails("none", 9, str(tmp_path)).with_options(node="all") > pool
@@ -435,6 +445,7 @@ def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
         yield made
 
 
+@pytest.mark.slow
 def test_every_rank_hears_a_notice_and_the_gang_runs_again_without_a_retry(cloud: FakeCloud, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()

@@ -48,6 +48,7 @@ def test_a_guide_is_short_and_begins_with_a_program(page: Path) -> None:
     assert any(line.startswith(f"```{language}") for line in lines[:15])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "number", "prints"), RUNS)
 def test_a_program_of_a_page_runs(page: str, number: int, prints: str, tmp_path: Path) -> None:
     program = PYTHON.findall((DOCS / page).read_text())[number]
@@ -73,6 +74,7 @@ def test_getting_started_prints_what_a_command_prints(command: str, tmp_path: Pa
     assert f"$ skypool {command}\n{done.stdout}" in (DOCS / "getting-started.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_guide_on_tests_passes(tmp_path: Path) -> None:
     (block,) = PYTHON.findall((DOCS / "guides" / "testing-your-code.md").read_text())
     (tmp_path / "test_mine.py").write_text(block)

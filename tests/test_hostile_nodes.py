@@ -162,6 +162,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", ["full", "data"])
 @pytest.mark.parametrize("after", MALFORMED.values(), ids=MALFORMED)
 def test_a_node_that_speaks_nonsense_is_given_up_alone_and_its_call_ends(

@@ -574,6 +574,7 @@ def house(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "file", "text", "says"), BREAKS, ids=[f"{r.__name__}-{i}" for i, (r, *_) in enumerate(BREAKS)]
 )

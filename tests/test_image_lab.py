@@ -56,6 +56,7 @@ def test_a_claim_that_lost_its_words_stands_in_nobodys_way(small: Machine) -> No
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", [20_000, 80_000])
 def test_what_does_not_fit_on_its_disk_is_told_and_arrives_whole_the_next_time(small: Machine, leave: int) -> None:
     image = Image(files={"data": os.urandom(60_000)}, run=["cat data | wc -c > ~/size #" + "x" * 9000])
@@ -110,6 +111,7 @@ class Private(Quiet):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_name", [True, False], ids=["index", "requirement"])
 def test_a_private_index_gets_its_password_from_the_secrets(small: Machine, tmp_path: Path, by_name: bool) -> None:
     secret = f"it's $ecret-{os.urandom(8).hex()}" if by_name else os.urandom(8).hex()

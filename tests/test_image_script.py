@@ -100,6 +100,7 @@ def machine(tmp_path: Path, tools: Path) -> Machine:
 # --- the environment -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_machine_without_uv_gets_one_and_an_environment(first: tuple[Machine, Ran]) -> None:
     machine, ran = first
     assert (ran.status, ran.steps) == (0, ["done python", "done env", "done run-1"]), ran.text
@@ -306,6 +307,7 @@ def test_an_environment_of_the_base_image_with_another_python_is_not_built_upon(
     assert version_of(ran.python, "skypool-odd") == "2", ran.text
 
 
+@pytest.mark.slow
 def test_a_project_is_installed_as_it_is_locked(machine: Machine, tools: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()

@@ -114,6 +114,7 @@ def seen(array: Any) -> tuple[int, int, bool, float]:
     return os.getpid(), id(array), array.flags.writeable, float(array.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_large_array_of_several_tasks_is_sent_once_and_freed(pool: Counting, backend: Any, wrapped: bool) -> None:
     def task(there: Any) -> tuple[int, int, bool, float]:

@@ -528,6 +528,7 @@ def test_the_price_list_is_json_in_strings_with_rows_that_nobody_wants(aws_api: 
 # --- the catalogue -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_types_come_in_pages_and_only_those_of_the_region(cloud: Cloud) -> None:
     pages = list(cloud.ec2.get_paginator("describe_instance_types").paginate())
     names = [each["InstanceType"] for page in pages for each in page["InstanceTypes"]]

@@ -182,6 +182,7 @@ def is_whole(value: Any) -> bool:
     return bool(np.array_equal(value, np.arange(len(value))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [made_and_hit, streamed_and_hit])
 def test_a_worker_killed_while_it_writes_its_result_fails_that_call_and_nothing_else(
     pool: sky.ComputePool, function: Any
@@ -208,6 +209,7 @@ def test_a_result_that_is_half_sent_holds_nobody_up_and_survives_a_broken_link(p
     assert link_of(pool)._inbox.current.pieces.rooms == {}
 
 
+@pytest.mark.slow
 def test_a_call_cancelled_while_it_writes_its_result_is_ended_and_its_slot_works_on(pool: sky.ComputePool) -> None:
     future = made_and_hit(LARGE, signal.SIGSTOP) > pool
     eventually(lambda: stopped(pool), what="a worker that stopped in the middle")
@@ -217,6 +219,7 @@ def test_a_call_cancelled_while_it_writes_its_result_is_ended_and_its_slot_works
     assert all(is_whole(value) for value in pool.map(made, [LARGE // 4] * 4))
 
 
+@pytest.mark.slow
 def test_memory_that_ends_in_the_middle_of_a_result_fails_that_call_and_nothing_else(pool: sky.ComputePool) -> None:
     with pytest.raises(sky.SpoolFull, match=r"no room for a value of [\d.]+ MiB: File too large"):
         made_while_short(LARGE) >> pool
@@ -238,6 +241,7 @@ def test_results_that_are_kept_are_not_touched_by_those_that_follow(pool: sky.Co
         assert np.array_equal(value, np.arange(len(value)) + turn)
 
 
+@pytest.mark.slow
 def test_memory_of_a_result_that_arrived_is_used_for_the_next_and_then_given_back() -> None:
     with sky.ComputePool(slots=1, console="off") as mine:
 

@@ -43,6 +43,7 @@ def names_heard(pool: sky.ComputePool) -> list[str]:
     return heard
 
 
+@pytest.mark.slow
 def test_a_large_function_that_was_half_sent_is_sent_again_for_the_call_that_waits_for_it() -> None:
     values = np.ones(40_000_000)
 
@@ -143,6 +144,7 @@ def test_a_link_comes_back_to_tens_of_thousands_of_calls(crowd: Crowd) -> None:
     assert not crowd.told(events.CallFailed)
 
 
+@pytest.mark.slow
 def test_a_node_gives_back_more_calls_than_one_frame_can_name(crowd: Crowd) -> None:
     results = crowd.begin()
     crowd.node_queue.leaving = True
@@ -171,6 +173,7 @@ def test_a_value_dropped_while_the_link_is_down_is_forgotten_when_it_is_back() -
         assert engine.dispatch.node_queues[0].objects == {kept.key}
 
 
+@pytest.mark.slow
 def test_a_call_whose_client_died_while_it_sent_the_function_fails_and_its_slot_works_on() -> None:
     code = """
         import os, signal, threading, time

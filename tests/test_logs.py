@@ -96,6 +96,7 @@ def test_what_the_setup_of_a_node_printed_is_kept() -> None:
     assert [each.rstrip() for each in texts(written(said))] == ["said by the setup"]
 
 
+@pytest.mark.slow
 def test_what_a_pool_printed_is_read_after_its_end(ended: str) -> None:
     out, err = run(ended)
     assert "[0] hello a [secret TOKEN]" in out

@@ -54,6 +54,7 @@ def pool_of_four(seen: list[events.Event]) -> sky.ComputePool:
     return pool
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_pool_takes_the_cheapest_of_four_clouds_and_believes_each_as_far_as_its_own(clouds: dict[str, Any]) -> None:
     seen: list[events.Event] = []
@@ -95,6 +96,7 @@ def test_a_cloud_that_goes_dark_costs_its_own_nodes_alone(
     assert all(line.ended for line in pool.receipt.lines)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_nodes_that_must_reach_each_other_are_of_one_cloud(clouds: dict[str, Any]) -> None:
     terms: dict[str, Any] = {"accelerator": ANY, "nodes": 2, "slots": 1, "private_network": True, "console": "off"}

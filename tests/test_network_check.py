@@ -185,6 +185,7 @@ def engine_of(pool: sky.ComputePool) -> Any:
     return pool._engine
 
 
+@pytest.mark.slow
 def test_nodes_are_checked_once_and_leave_nothing_behind() -> None:
     with sky.ComputePool(nodes=3, slots=1, console="off") as pool:
         check = engine_of(pool).network
@@ -215,6 +216,7 @@ def test_a_pool_with_a_private_network_is_checked_when_it_starts() -> None:
         assert engine_of(pool).network.ensure([0, 1]) is None
 
 
+@pytest.mark.slow
 def test_busy_nodes_end_the_wait_and_the_check_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skypool.pool.network.BUSY", 0.3)
     go = tmp_path / "go"
@@ -312,6 +314,7 @@ def test_three_healthy_machines_reach_each_other(lab: Lab) -> None:
         assert found.warnings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_what_a_firewall_drops_is_named_and_the_pool_does_not_start(lab: Lab) -> None:
     with machines(lab, 3) as made:
@@ -332,6 +335,7 @@ def test_what_a_firewall_drops_is_named_and_the_pool_does_not_start(lab: Lab) ->
         assert pool.phase == "ended"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_what_a_firewall_rejects_is_named_and_can_be_opened_while_the_pool_runs(lab: Lab) -> None:
     with machines(lab, 3) as made, pool_of(lab, made) as pool:
@@ -348,6 +352,7 @@ def test_what_a_firewall_rejects_is_named_and_can_be_opened_while_the_pool_runs(
         assert [each.outcome for each in opened.connections] == ["ok"], "the other pairs were good before"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_nodes_of_a_gang_are_checked_before_it_runs(lab: Lab) -> None:
     with machines(lab, 2) as made, pool_of(lab, made) as pool:

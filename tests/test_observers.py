@@ -428,6 +428,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_map_is_not_harmed_by_an_observer_that_is(pool: sky.ComputePool, kind: str) -> None:
     alone = timed_map(pool, 20_000)
@@ -502,6 +503,7 @@ def test_skypool_logs_follows_what_calls_print(pool: sky.ComputePool) -> None:
         assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_said_with_the_next_step(pool: sky.ComputePool) -> None:
     done = cli("forward", "see", "80")
     assert (done.returncode, done.stderr.strip()) == (

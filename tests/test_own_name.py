@@ -73,6 +73,7 @@ def test_interfaces_that_the_user_has_named_stay(monkeypatch: pytest.MonkeyPatch
     assert added == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_state")
 @pytest.mark.timeout(240)
 def test_rented_machines_find_their_own_address_and_meet_by_their_names(aws: AWS) -> None:

@@ -114,6 +114,7 @@ def test_a_sweep_takes_spot_machines_below_its_price_and_runs_every_trial(rehear
     assert "dear" not in done.stdout
 
 
+@pytest.mark.slow
 def test_the_words_of_a_thousand_files_are_counted(rehearse: Rehearse) -> None:
     done = rehearse("14_many_files")
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,7 @@ def test_a_node_that_is_frozen_for_a_second_loses_no_call() -> None:
     assert pauses.run(pauses.PARTS["node"], 1.0, random.Random(7)).troubles == []
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_frozen_for_a_second_loses_no_call(lab: Lab) -> None:
     machine = lab.machine(keys=[lab.public_key])
     try:

@@ -775,6 +775,7 @@ def test_a_deep_queue_does_not_slow_another_pools_call(pool: sky.ComputePool) ->
         future.cancel()
 
 
+@pytest.mark.slow
 def test_tens_of_thousands_of_waiting_calls_all_end(pool: sky.ComputePool) -> None:
     assert sum(pool.map(add, range(30_000))) == sum(range(1, 30_001))
 

@@ -302,6 +302,7 @@ def test_a_no_rents_nothing(cloud: FakeCloud, home: Path) -> None:
 # --- cents ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cents_rents_ends_watches_and_compares_the_bill(prove: Run, cloud: FakeCloud, home: Path) -> None:
     file = home / "proof.md"
     done = prove("--level", "cents", "--yes", "--lease", "2s", "--report", str(file), SKYPOOL_FAKE_KEY="sesame-street")
@@ -362,6 +363,7 @@ def proof_at(cloud: FakeCloud, **more: Any) -> Proof:
     return proof
 
 
+@pytest.mark.slow
 def test_a_machine_that_does_not_end_itself_is_ended_and_told(home: Path) -> None:
     cloud = cloud_in(home / "undying", ends_itself=False)
     proof = proof_at(replace(cloud, ends_itself=True), margin=1.0)
@@ -374,6 +376,7 @@ def test_a_machine_that_does_not_end_itself_is_ended_and_told(home: Path) -> Non
     assert all(each.ended for each in proof.report.machines)
 
 
+@pytest.mark.slow
 def test_where_no_machine_ends_itself_the_proof_says_so(home: Path) -> None:
     cloud = cloud_in(home / "undying", ends_itself=False)
     proof = proof_at(cloud)
@@ -384,6 +387,7 @@ def test_where_no_machine_ends_itself_the_proof_says_so(home: Path) -> None:
     assert [each.market for each in proof.report.machines] == ["on-demand", "spot"]
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_be_rented_is_told_and_the_others_are_rented(home: Path) -> None:
     cloud = cloud_in(home / "cloud")
     cloud.control.refuse(AccessError, market="spot", times=None)

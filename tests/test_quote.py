@@ -150,6 +150,7 @@ def test_a_plan_says_its_price_for_all_nodes_and_why_not_the_rest(skypool: Any) 
     assert "are on the other market" in done.stdout
 
 
+@pytest.mark.slow
 def test_todays_providers_are_listed_at_no_price_and_those_not_asked_with_the_reason(skypool: Any) -> None:
     done = skypool("offers", SNAPSHOT_DOWN=str(ROOT))
     assert done.returncode == 0, done.stderr
@@ -160,6 +161,7 @@ def test_todays_providers_are_listed_at_no_price_and_those_not_asked_with_the_re
     assert told["usd_per_hour"] == 0
 
 
+@pytest.mark.slow
 def test_the_commands_use_what_was_kept_and_refresh_asks_again(skypool: Any, tmp_path: Path) -> None:
     log, down = tmp_path / "log", tmp_path / "down"
 
@@ -179,6 +181,7 @@ def test_the_commands_use_what_was_kept_and_refresh_asks_again(skypool: Any, tmp
     assert "kept cannot be reached (no route to api.snapshot.example); its cached offers are used, " in old
 
 
+@pytest.mark.slow
 def test_the_former_name_of_order_by_works_and_warns(skypool: Any) -> None:
     new = skypool("offers", "H100:8", "--order-by", "per-gb", "--json")
     old = skypool("offers", "H100:8", "--sort", "per-gb", "--json")

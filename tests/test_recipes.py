@@ -146,6 +146,7 @@ def test_no_recipe_redefines_what_every_step_has() -> None:
     assert functions("prelude", "python") & functions("machine") == set()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     steps = [step for runtime in RUNTIMES for step in recipe(runtime, cuda="12.8", mig="1g.10gb", neuron="2.29")]

@@ -212,6 +212,7 @@ def test_the_examples_run_unchanged(name: str, four: Fleet, identity: Path) -> N
     assert not any(four.agents().values())
 
 
+@pytest.mark.slow
 def test_nodes_that_run_one_call_together_find_each_other(four: Fleet) -> None:
     """Each listens on its own machine, in a network namespace of its own; nobody told them where the others are."""
     with sky.ComputePool(four.provider(), nodes=4, slots=1, console="off") as pool:

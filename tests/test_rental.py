@@ -143,6 +143,7 @@ def test_what_was_tried_before_is_explained(cloud: FakeCloud) -> None:
         assert [line.type for line in pool.receipt.lines] == ["dear"]
 
 
+@pytest.mark.slow
 def test_nodes_come_from_several_offers_where_one_has_too_few(cloud: FakeCloud) -> None:
     with sky.ComputePool(cloud, nodes=6, slots=1, console="off") as pool:
         assert sorted(line.type for line in pool.receipt.lines) == ["cheap"] * 4 + ["dear"] * 2
@@ -250,6 +251,7 @@ def test_an_end_that_could_not_even_be_asked_for_is_raised(cloud: FakeCloud) -> 
     assert Ledger.here().pools(pool.name)[0].state(time.time()) == "ended"
 
 
+@pytest.mark.slow
 def test_many_machines_are_ended_together(cloud: FakeCloud) -> None:
     with sky.ComputePool(cloud, nodes=8, slots=1, console="off"):
         pass
@@ -468,6 +470,7 @@ def test_another_process_may_end_it_and_its_calls_say_so(cloud: FakeCloud) -> No
         pool.submit(time.sleep, 60).result()
 
 
+@pytest.mark.slow
 def test_a_pool_whose_client_was_killed_is_taken_over_by_its_name_alone(cloud: FakeCloud) -> None:
     process = client(cloud)
     at_work(process)
@@ -489,6 +492,7 @@ sky.ComputePool.attach("train", console="off")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_a_pool_is_taken_over_ends_nothing(cloud: FakeCloud, number: signal.Signals) -> None:
     process = client(cloud)
@@ -570,6 +574,7 @@ def test_a_node_that_is_lost_after_a_pool_was_taken_over_is_replaced_by_what_is_
     assert len({token.partition("/")[0] for token in tokens}) == 2
 
 
+@pytest.mark.slow
 def test_it_is_not_replaced_where_nobody_says_by_what(cloud: FakeCloud) -> None:
     two_left(cloud)
     with sky.ComputePool.attach("train", liveness="5s", console="off") as pool:

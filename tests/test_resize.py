@@ -242,6 +242,7 @@ def test_a_pool_of_alternatives_with_different_numbers_of_hosts_stays_at_one(tmp
         pool.resize(2)
 
 
+@pytest.mark.slow
 def test_a_service_of_a_retired_node_ends_after_the_calls_of_the_node(cloud: FakeCloud, tmp_path: Path) -> None:
     go = tmp_path / "go"
     with Watched(cloud, nodes=2) as pool:
@@ -261,6 +262,7 @@ def test_a_service_of_a_retired_node_ends_after_the_calls_of_the_node(cloud: Fak
         assert service.restarts == 0
 
 
+@pytest.mark.slow
 def test_a_gang_on_a_retired_node_goes_on_and_no_other_starts_there(cloud: FakeCloud, tmp_path: Path) -> None:
     go = tmp_path / "go"
     with Watched(cloud, nodes=3) as pool:

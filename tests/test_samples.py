@@ -239,6 +239,7 @@ def test_samples_are_kept_once_and_read_again(tmp_path: Path) -> None:
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_samples_are_read_while_another_thread_makes_their_file(tmp_path: Path) -> None:
     for number in range(50):
         kept = SampleStore(lambda number=number: tmp_path / f"{number}.sqlite3")  # type: ignore[misc]
@@ -517,6 +518,7 @@ def test_after_a_long_cut_the_client_gets_the_newest_samples_in_order(tmp_path: 
     assert len(had) < first
 
 
+@pytest.mark.slow
 def test_samples_that_were_lost_with_a_connection_are_sent_again(tmp_path: Path) -> None:
     probe = Probe(tmp_path)
     with sky.ComputePool(probe.driver, console="off", slots=1, liveness=60) as pool:
@@ -537,6 +539,7 @@ def test_samples_that_were_lost_with_a_connection_are_sent_again(tmp_path: Path)
         assert len(probe.sent) > len({*probe.sent}), "some were sent twice"
 
 
+@pytest.mark.slow
 def test_a_node_with_eight_gpus_and_eight_calls_comes_back_after_a_cut(nvml: FakeNvml, tmp_path: Path) -> None:
     nvml.say(0, count=8)
     go = tmp_path / "go"
@@ -637,6 +640,7 @@ def test_what_is_written_to_a_disk_is_measured(tmp_path: Path) -> None:
     assert written > 0
 
 
+@pytest.mark.slow
 def test_a_pool_without_devices_is_sampled_without_a_process() -> None:
     def busy(seconds: float) -> int:
         until = time.monotonic() + seconds

@@ -323,6 +323,7 @@ def test_a_service_is_waited_for_until_its_port_answers(pool: sky.ComputePool, t
             early.wait_ready(wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_service_on_every_node_knows_the_others(pool: sky.ComputePool) -> None:
     services = pool.service(world(), node="all")
     assert [each.node for each in services] == [0, 1]
@@ -371,6 +372,7 @@ def test_services_are_refused_on_nodes_that_are_not_trusted() -> None:
         assert "\x1b" not in str(e.value)
 
 
+@pytest.mark.slow
 def test_a_service_prints_without_end_and_its_last_output_is_kept(pool: sky.ComputePool) -> None:
     script = "import sys\nfor n in range(200000):\n  print(f'{n:099d}', flush=n % 50 == 0)\nprint('the end')"
     service = pool.service(sky.cmd("python", "-c", script).with_options(output="show"))
@@ -429,6 +431,7 @@ def cloud(tmp_path: Path) -> FakeCloud:
     return FakeCloud(tmp_path / "cloud", [Stock("small", usd_per_hour=1.0)])
 
 
+@pytest.mark.slow
 def test_a_service_whose_node_is_lost_ends_or_starts_on_the_next_node(cloud: FakeCloud, tmp_path: Path) -> None:
     with Watched(cloud, nodes=2, liveness=6.0) as pool:
         fixed = pool.service(sky.cmd("sh", "-c", POLITE, "sh", tmp_path / "told"), node=1, name="fixed")

@@ -87,6 +87,7 @@ def shown() -> str:
     return ",".join(sorted(each for each in os.environ if each.startswith("TPU_")))
 
 
+@pytest.mark.slow
 def test_a_call_sees_its_slice_as_the_machine_does_unless_hosts_are_cut_into_slots(cloud: FakeCloud) -> None:
     with Rented(cloud, slots=None) as pool:
         assert shown() @ pool == ["", ""]
@@ -138,6 +139,7 @@ def test_a_pool_grows_by_a_slice(cloud: FakeCloud, tmp_path: Path) -> None:
 # --- a slice goes as a whole ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_host_that_is_lost_costs_its_slice_and_no_other(cloud: FakeCloud, tmp_path: Path) -> None:
     go, log = tmp_path / "go", tmp_path / "log"
     with Rented(cloud, nodes=2, liveness=5.0) as pool:
@@ -300,6 +302,7 @@ LEAVES = """
 """
 
 
+@pytest.mark.slow
 def test_who_attaches_has_the_slices_as_they_were(cloud: FakeCloud) -> None:
     list(cloud.offers(Need()))  # so that it is there
     argv = [sys.executable, "-c", textwrap.dedent(LEAVES), str(cloud.state)]

@@ -176,6 +176,7 @@ def test_a_call_has_all_devices_of_its_node_and_one_that_needs_none_has_none(big
     assert env == {**dict.fromkeys(SHOWN, ""), "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_devices_can_be_split(eight: None, tmp_path: Path) -> None:
     with sky.ComputePool(slots="per-device", console="off") as pool:
         folder = tmp_path / "met"
@@ -185,6 +186,7 @@ def test_devices_can_be_split(eight: None, tmp_path: Path) -> None:
         assert {(len(each.accelerators), each.slots, each.slot_kind) for each in infos} == {(1, 8, "device")}
 
 
+@pytest.mark.slow
 def test_threads_are_shared_out_unless_the_user_says_how_many(eight: None, tmp_path: Path) -> None:
     python = python_with(tmp_path, 96)
     with sky.ComputePool(sky.Local(python=python), slots=4, console="off") as pool:
@@ -203,6 +205,7 @@ def test_a_node_without_devices_runs_all_calls_on_its_slots(tmp_path: Path) -> N
         assert (info.slot_kind, info.slot, info.slots) == ("cpu", 0, 1)
 
 
+@pytest.mark.slow
 def test_a_machine_of_the_users_own_shares_its_devices_among_nodes(eight: None) -> None:
     with sky.ComputePool(accelerator="H100:4", nodes=2, console="off") as pool:
         first, second = where() @ pool
@@ -214,6 +217,7 @@ def test_a_machine_of_the_users_own_shares_its_devices_among_nodes(eight: None) 
 # --- two kinds of slots --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_calls_that_need_no_device_run_beside_those_that_do(big: sky.ComputePool, tmp_path: Path) -> None:
     go, folder = tmp_path / "go", tmp_path / "met"
     folder.mkdir()
@@ -264,6 +268,7 @@ def test_small_calls_without_devices_travel_together(big: sky.ComputePool) -> No
     assert list(big.map(small, range(5000), chunksize=64)) == [2 * n for n in range(5000)]
 
 
+@pytest.mark.slow
 def test_both_kinds_stream_cancel_and_survive_a_death(big: sky.ComputePool, tmp_path: Path) -> None:
     for more in ({}, on_cpu):
         assert list(count_to(1000).with_options(**more) >> big) == [*range(1000)]
@@ -354,6 +359,7 @@ def test_what_a_node_has_is_told_when_it_is_ready(
     assert "[0.cpu0] none" in out
 
 
+@pytest.mark.slow
 def test_what_runs_on_cpu_slots_is_told_apart(big: sky.ComputePool, tmp_path: Path) -> None:
     seen = heard(big)
     go = tmp_path / "go"
@@ -370,6 +376,7 @@ def test_what_runs_on_cpu_slots_is_told_apart(big: sky.ComputePool, tmp_path: Pa
 # --- clouds --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_machine_of_a_fake_cloud_has_one_slot_with_all_it_was_sold_with(tmp_path: Path) -> None:
     stock = Stock("gpu-8", accelerator="H100:8")
     with (
@@ -383,6 +390,7 @@ def test_a_machine_of_a_fake_cloud_has_one_slot_with_all_it_was_sold_with(tmp_pa
         assert env["CUDA_VISIBLE_DEVICES"] == ""
 
 
+@pytest.mark.slow
 def test_a_host_of_a_slice_has_one_slot_and_cpu_slots(tmp_path: Path) -> None:
     stock = Stock("v5p-16", accelerator="v5p-16")
     with (
@@ -397,6 +405,7 @@ def test_a_host_of_a_slice_has_one_slot_and_cpu_slots(tmp_path: Path) -> None:
         assert not pool.heard(events.Notice), "splitting a host takes its slice away"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "accelerator",
     [Custom("mychip", memory="16GB", count=2), Custom("mygpu", runtime="cuda", count=2), "U30:2", "Qualcomm_AI100:2"],

@@ -128,6 +128,7 @@ def test_calls_on_a_machine_that_goes_after_its_notice_run_again_if_they_can(clo
     assert again.reason == "the provider took node 0 back"
 
 
+@pytest.mark.slow
 def test_every_call_gives_one_result_while_machines_come_and_go(cloud: FakeCloud, tmp_path: Path) -> None:
     log = tmp_path / "ran"
     with Rented(cloud, nodes=2, slots=2) as pool:
@@ -286,6 +287,7 @@ def train() -> tuple[int, float]:
     return os.getpid(), goes[0]
 
 
+@pytest.mark.slow
 def test_on_interruption_runs_once_beside_each_running_call_and_a_call_waits_for_it(cloud: FakeCloud) -> None:
     with Rented(cloud, slots=2) as pool:
         for _ in range(2):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+import pytest
+
 import skypool as sky
 from skypool import events
 from skypool.model import Access, Instance
@@ -23,6 +25,7 @@ class SpotHosts(sky.SSH):
         return replace(super().access(instance), watch=WATCH)
 
 
+@pytest.mark.slow
 def test_a_machine_whose_metadata_says_that_it_goes_is_left(lab: Lab) -> None:
     machines = [lab.machine(keys=[lab.public_key], metadata=Metadata.of) for _ in range(2)]
     hosts = [sky.Host(machine.address, host_key=machine.host_key) for machine in machines]

@@ -115,6 +115,7 @@ def test_more_ends_than_a_pipe_holds_come_back(pool: sky.ComputePool) -> None:
     assert [future.result(20)[:3] for future in futures] == [f"{n:03}" for n in range(100)]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_fails_the_call_that_it_ran_and_no_other(single: sky.ComputePool, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
 
@@ -149,6 +150,7 @@ def test_a_call_that_died_among_others_runs_again_if_it_was_asked_to(single: sky
     assert [f.result(20) for f in together(single, second_try, [(n,) for n in range(6)])] == list(range(6))
 
 
+@pytest.mark.slow
 def test_a_slow_call_keeps_nobody_waiting_while_a_slot_is_free(pool: sky.ComputePool, tmp_path: Path) -> None:
     go = tmp_path / "go"
 
@@ -182,6 +184,7 @@ def test_what_has_ended_is_told_while_a_slow_call_still_runs(single: sky.Compute
     assert [future.result(60) for future in futures[2:]] == [2, 3]
 
 
+@pytest.mark.slow
 def test_calls_are_cancelled_one_by_one_whether_they_run_or_wait(single: sky.ComputePool, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
 
@@ -264,6 +267,7 @@ def test_what_each_call_prints_is_its_own(single: sky.ComputePool) -> None:
     assert [(e.call, e.text) for e in heard] == [(call, f"this is {n}\n") for n, call in enumerate(calls)]
 
 
+@pytest.mark.slow
 def test_calls_that_write_past_python_run_one_by_one_from_then_on(single: sky.ComputePool) -> None:
     @sky.compute
     def native(n: int) -> int:

@@ -216,6 +216,7 @@ def pools() -> Iterator[list[sky.ComputePool]]:
             yield [first, second]
 
 
+@pytest.mark.slow
 def test_without_a_terminal_the_pools_are_printed_once(pools: list[sky.ComputePool]) -> None:
     done = cli("top")
     assert done.returncode == 0, done.stderr

@@ -69,6 +69,7 @@ def test_an_error_of_the_user_shows_the_users_lines_alone(tmp_path: Path, what: 
     assert any("/skypool/" in line for line in more.splitlines() if line.startswith("  File ")), more
 
 
+@pytest.mark.slow
 def test_what_a_function_raised_on_a_node_keeps_its_remote_traceback(tmp_path: Path) -> None:
     err = said(
         tmp_path,

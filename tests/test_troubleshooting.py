@@ -450,6 +450,7 @@ def written(entries: dict[str, str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
 def test_a_failure_says_what_the_page_says(case: Case, site: Site, page: dict[str, str]) -> None:
     if f"python{OTHER}" in case.code and not (site.folder / f"bin/python{OTHER}").exists():

@@ -630,6 +630,7 @@ _VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(_VALUES)
 @settings(max_examples=300, deadline=5000)
 def test_any_honest_value_comes_back_as_it_was(value: Any) -> None:
@@ -1017,6 +1018,7 @@ class Sold(Market):
         return []
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_attached_to_is_trusted_no_further(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(LEFT_BEHIND.format(here=HERE, path=str(pathlib.Path(__file__).parents[1])))

@@ -465,6 +465,7 @@ TABLE: list[tuple[str, type[ProviderError], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_every_refusal_of_a_launch_has_its_kind_its_code_and_its_advice_and_is_not_asked_again(aws_api: World) -> None:
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
     offer = next(iter(driver.offers(H100)))
@@ -496,6 +497,7 @@ other `ProviderError` ends the launch. The error's `provider`, `code` and `text`
 """
 
 
+@pytest.mark.slow
 def test_the_page_of_refusals_says_what_a_user_reads(aws_api: World) -> None:
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
     offer = next(iter(driver.offers(H100)))
@@ -862,6 +864,7 @@ def requested() -> dict[str, str]:
     return {name: methods[name] for name in used & methods.keys()}
 
 
+@pytest.mark.slow
 def test_the_requests_of_the_driver_are_found_in_its_source(aws_api: World) -> None:
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
     run(aws_api, order())
@@ -1285,6 +1288,7 @@ def test_a_machine_ends_itself_and_is_terminated_by_that(aws: World) -> None:
     assert seen["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
 
 
+@pytest.mark.slow
 def test_a_pool_of_gpus_finds_a_zone_that_has_them_and_leaves_nothing(aws: World) -> None:
     """Spot, on AWS's own image; the cheapest zones are out of stock."""
     driver = AWS(region=HERE, ssh_from="203.0.113.7")

@@ -204,6 +204,7 @@ def test_a_quota_of_zero_is_one_line(aws_api: World) -> None:
     assert "console.aws.amazon.com/servicequotas" in bad.advice
 
 
+@pytest.mark.slow
 def test_an_image_that_some_regions_lack_is_one_line_that_names_them(aws_api: World) -> None:
     for region in ("eu-west-1", "eu-west-2"):
         aws_api.fail(
@@ -228,6 +229,7 @@ def test_a_region_without_subnets_is_one_line(aws_api: World) -> None:
     assert "create-default-vpc" in bad.text + bad.advice
 
 
+@pytest.mark.slow
 def test_types_that_came_and_went_are_told_in_one_line_that_is_no_failure(
     aws_api: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +252,7 @@ def test_types_that_came_and_went_are_told_in_one_line_that_is_no_failure(
     assert "none of these regions" not in here.text, "other regions may sell them"
 
 
+@pytest.mark.slow
 def test_a_price_that_differs_from_the_table_is_told_in_one_line(aws_api: World) -> None:
     agree = checked(region=None)["prices of disks and addresses"]
     assert agree.text == "AWS's price list and skypool's tables agree"
@@ -265,6 +268,7 @@ def test_a_price_that_differs_from_the_table_is_told_in_one_line(aws_api: World)
     assert told.good
 
 
+@pytest.mark.slow
 def test_a_region_that_does_not_answer_does_not_hide_what_the_others_say(aws_api: World) -> None:
     aws_api.fail("DescribeInstanceTypeOfferings", "Unavailable", times=None, region="eu-west-3")
     found = checked(region=None)
@@ -332,6 +336,7 @@ def test_what_is_launched_by_mistake_is_ended_and_told(aws_api: World) -> None:
     assert aws_api.left() == {}
 
 
+@pytest.mark.slow
 def test_without_the_permission_to_launch_the_proof_is_one_line(
     aws_api: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_terminal_in_a_container(there: Docker) -> None:
     assert "skypool/work at /dev/pts/" in shown
 
 
+@pytest.mark.slow
 def test_its_limits_are_seen_inside(there: Docker) -> None:
     data = Path(tempfile.mkdtemp(dir="/tmp"))  # tmp_path is below a folder that is private to us
     data.chmod(0o777)
@@ -116,6 +117,7 @@ def test_its_limits_are_seen_inside(there: Docker) -> None:
 # --- the end -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_client_that_is_killed_leaves_no_container_when_its_lease_is_over(there: Docker) -> None:
     code = f"""
         import skypool as sky, time
@@ -225,6 +227,7 @@ def test_a_daemon_that_does_not_run_is_told_of(tmp_path: Path, monkeypatch: pyte
         pool(container(runtime="docker")).start()
 
 
+@pytest.mark.slow
 def test_gc_goes_on_without_a_daemon_that_does_not_run(tmp_path: Path) -> None:
     words = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
     program(tmp_path, ps=f'echo "{words}" >&2; exit 1')

@@ -158,6 +158,7 @@ def test_an_old_spot_price_of_a_machine_is_ranked_by_the_price_on_demand(gce_api
     assert machine.on_demand_usd_per_hour == same.usd_per_hour
 
 
+@pytest.mark.slow
 def test_the_command_says_the_day_of_the_table_and_how_to_have_googles_own_prices(prices: Billing) -> None:
     prices.disable()
     program = "import sys; from skypool.cli import main; sys.exit(main())"

@@ -214,6 +214,7 @@ def test_what_the_api_does_not_have_is_not_asked_for(tpu_api: World) -> None:
 KINDS = [kind for kind, each in tables.slices().items() if each.generation != "tpu7x"]
 
 
+@pytest.mark.slow
 def test_every_slice_there_is_can_be_asked_for(tpu_api: World) -> None:
     """Each by one create, which the API looks at closely."""
     driver = backend()

@@ -379,6 +379,7 @@ def test_a_host_that_cannot_be_reached_is_named(site: Site) -> None:
         assert where() >> p == str(site.hosts[1].home)
 
 
+@pytest.mark.slow
 def test_a_host_serves_one_pool_at_a_time(site: Site) -> None:
     one = site.driver(site.host(0))
     with pool(one, name="first") as p:
@@ -445,6 +446,7 @@ def sky_children(pid: int) -> list[int]:
     return [*descendants(pid), pid]
 
 
+@pytest.mark.slow
 def test_a_lost_node_comes_back_on_the_only_host_there_is(site: Site) -> None:
     with pool(site.driver(), name="only") as p:
         lost = where().with_options(retries=3)
@@ -453,6 +455,7 @@ def test_a_lost_node_comes_back_on_the_only_host_there_is(site: Site) -> None:
         assert lost >> p == str(site.hosts[0].home)
 
 
+@pytest.mark.slow
 def test_the_end_of_a_lost_node_leaves_the_next_node_of_its_pool_on_the_same_host_alone(site: Site) -> None:
     driver = site.driver()
     with pool(driver, name="only") as p:
@@ -477,6 +480,7 @@ def test_all_hosts_or_none_are_claimed(site: Site) -> None:
         assert site.hosts[0].nodes() == []
 
 
+@pytest.mark.slow
 def test_a_launch_that_is_repeated_takes_nothing_more(site: Site) -> None:
     driver = site.driver(site.host(0), site.host(1), site.host(2))
     first = driver.launch(*ordered(driver, (0, 1)))
@@ -586,6 +590,7 @@ def test_a_host_that_cannot_be_asked_hides_no_node_of_others(site: Site) -> None
         driver.instances()
 
 
+@pytest.mark.slow
 def test_a_script_that_just_ends_ends_its_nodes(site: Site) -> None:
     hosts = [f"sky.Host({host.address!r}, port={host.port}, host_key={host.host_key!r})" for host in site.hosts[:2]]
     code = f"""
@@ -598,6 +603,7 @@ def test_a_script_that_just_ends_ends_its_nodes(site: Site) -> None:
     assert [host.nodes() for host in site.hosts[:2]] == [[], []]
 
 
+@pytest.mark.slow
 def test_a_client_that_is_killed_leaves_the_host_free_when_its_lease_is_over(site: Site) -> None:
     host = site.hosts[0]
     code = f"""
@@ -653,6 +659,7 @@ def test_a_shell_that_runs_no_command_is_named_at_once(lab: Lab, tmp_path: Path,
     machine.destroy()
 
 
+@pytest.mark.slow
 def test_a_shell_that_prints_before_a_command_is_named(lab: Lab, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     machine = lab.machine(keys=[lab.public_key], user="plain")
@@ -691,6 +698,7 @@ def test_a_user_without_root_needs_none_and_changes_nothing_but_its_home(
     machine.destroy()
 
 
+@pytest.mark.slow
 def test_a_host_that_went_silent_is_named_in_time_and_ends_the_node_itself(
     lab: Lab, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -711,6 +719,7 @@ def test_a_host_that_went_silent_is_named_in_time_and_ends_the_node_itself(
     machine.destroy()
 
 
+@pytest.mark.slow
 def test_a_host_whose_disk_is_full_says_so_and_is_as_it_was_when_it_has_room(
     lab: Lab, tmp_path: Path, monkeypatch: Any
 ) -> None:
