@@ -256,11 +256,12 @@ def test_all_that_shows_idle_money_shows_the_same(
     def shown(board: Board) -> dict[str, str]:
         """What is shown of idle money, by where it is shown. `ps` comes first, as the receipt would record it."""
         table = [line.split() for line in skypool("ps").stdout.splitlines() if line.startswith("shown ")]
-        [told] = json.loads(skypool("ps", "--json").stdout)
+        [told] = [each for each in json.loads(skypool("ps", "--json").stdout) if each["pool"] == "shown"]
         terminal = Console(file=io.StringIO(), width=120)
         terminal.print(draw([board.picture()], script.now, 20, width=120))
         view = terminal.file.getvalue()  # type: ignore[attr-defined]
-        [cost] = json.loads(skypool("cost", "--json").stdout)["lines"]
+        lines = json.loads(skypool("cost", "--json").stdout)["lines"]
+        [cost] = [each for each in lines if each["pool"] == "shown"]
         receipt = str(pool.receipt)
         page = pool.report().html
         return {
