@@ -46,7 +46,11 @@ _HOME = "/tmp/skypool"
 _PATIENCE = 30.0
 """Maximum seconds for a run of the container program, unless the run starts a container."""
 _PULL = 1800.0
-"""Maximum seconds for the start of a container, including the download of its image."""
+"""Maximum seconds for the download of an image."""
+_START = 120.0
+"""Maximum seconds for the start of a container whose image is there. A daemon that hangs is told after them."""
+_IMAGE_MISSING = re.compile(r"no such image|image not known|unable to find image", re.IGNORECASE)
+"""Matches what the container program prints for an image that must be downloaded first."""
 _starting = threading.Lock()
 """Held while a container is started, so that two containers do not get the same GPU."""
 _SIZE = re.compile(r"\d+(\.\d+)?[bkmgBKMG]?")
@@ -180,7 +184,7 @@ class Container:
         """Start one container for each node number of the order, and return them in the order of the node numbers.
 
         A container that the same order has started before is reused. Blocks until all containers run, at most half an
-        hour for each, because images may be downloaded. If a container cannot be started, all containers of the order
+        hour for each whose image must be downloaded. If a container cannot be started, all containers of the order
         are removed.
 
         Raises:
@@ -305,7 +309,9 @@ class Container:
         return replace(has, count=min(self.gpus, has.count))
 
     def _start(self, program: tuple[str, ...], offer: Offer, order: Order, node: int) -> Instance:
-        """Start the container of one node, and return it. Blocks until the container runs, at most half an hour.
+        """Start the container of one node, and return it. Blocks until the container runs.
+
+        This takes at most half an hour if the image must be downloaded first, and otherwise two minutes.
 
         Args:
             program: the words of the container program.
@@ -328,12 +334,18 @@ class Container:
             "skypool.gpus": " ".join(gpus),
         }
         image = self._image(order.need)
-        argv = [*program, "run", "--detach", "--rm", "--name", f"skypool-{order.token}-{node}"]
+        argv = [*program, "run", "--detach", "--rm", "--pull=never", "--name", f"skypool-{order.token}-{node}"]
         argv += [f"--label={name}={value}" for name, value in labels.items()]
         argv += [*self._limits(program, gpus), *self.options, "--entrypoint", "sh", image, "-c"]
         sleeper = (files("skypool_container") / "sleep.sh").read_text("utf-8")
         argv += [sleeper, "skypool", _HOME, folder, str(deadline)]
-        done = _run(argv, _PULL)
+        patience = _PULL if any(each.startswith("--pull") for each in self.options) else _START
+        done = _run(argv, patience)
+        if done.returncode != 0 and _IMAGE_MISSING.search(done.stderr):
+            pulled = _run([*program, "pull", "--quiet", image], _PULL)
+            if pulled.returncode != 0:
+                raise _trouble(program, pulled.stderr, image)
+            done = _run(argv, patience)
         if done.returncode != 0:
             raise _trouble(program, done.stderr, image)
         return Instance(

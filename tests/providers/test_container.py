@@ -16,13 +16,14 @@ import pytest
 
 import skypool as sky
 from skypool import accelerators
-from skypool.errors import AccessError, CapacityError, LaunchError, UsageError
+from skypool.errors import AccessError, CapacityError, LaunchError, ProviderError, UsageError
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool_container import Container
-from tests.conftest import eventually
+from tests.conftest import eventually, served
 from tests.lab import docker as lab_docker
 from tests.lab.docker import Docker
+from tests.lab.image_registry import ImageRegistry
 from tests.lab.work import serve_a_page
 from tests.providers.on_nodes import fail, where
 from tests.test_cli_shell import typed
@@ -213,6 +214,32 @@ def test_no_such_image_says_so(there: Docker) -> None:
         pool(container(image="localhost:9/nosuch:1")).start()
 
 
+@pytest.mark.slow
+def test_an_image_that_is_not_there_is_downloaded(there: Docker, tmp_path: Path) -> None:
+    there.docker("save", "--output", str(tmp_path / "image.tar"), lab_docker.IMAGE)
+    shutil.unpack_archive(tmp_path / "image.tar", tmp_path / "image", filter="data")
+    with served(ImageRegistry(tmp_path / "image")) as registry:
+        name = f"127.0.0.1:{registry.server_address[1]}/base:1"
+        try:
+            with pool(container(image=name)) as p:
+                assert p.submit(os.getpid).result() > 0
+            before = len(registry.asked)
+            assert any("/manifests/" in path for path in registry.asked)  # its layers are there
+            with pool(container(image=name)) as p:  # it is there now
+                assert p.submit(os.getpid).result() > 0
+            assert len(registry.asked) == before
+        finally:
+            there.docker("rmi", "--force", name, check=False)
+
+
+def test_a_daemon_that_hangs_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, _ = program(tmp_path, run="exec sleep 60")
+    monkeypatch.setattr("skypool_container._START", 0.2)
+    driver = Container(image="x", runtime=runtime)
+    with pytest.raises(ProviderError, match=r"docker run` did not end within 0.2 s; check that the service of "):
+        driver.launch(*ordered(driver))
+
+
 def test_an_images_own_base_comes_first(there: Docker) -> None:
     asked = sky.Image(base={"container": "localhost:9/base:1"})
     with pytest.raises((LaunchError, AccessError), match=r"no container of localhost:9/base:1 can be started"):
@@ -244,15 +271,15 @@ SAYS = """#!/bin/sh
 echo "$*" >> {log}
 case $1 in
     ps) {ps} ;;
-    run) echo "{said}" >&2; exit 125 ;;
+    run) {run}; echo "{said}" >&2; exit 125 ;;
 esac
 """
 
 
-def program(folder: Path, said: str = "", ps: str = "true") -> tuple[str, Path]:
+def program(folder: Path, said: str = "", ps: str = "true", run: str = "true") -> tuple[str, Path]:
     """A container program that refuses."""
     file, log = folder / "docker", folder / "log"
-    file.write_text(SAYS.format(log=log, said=said, ps=ps))
+    file.write_text(SAYS.format(log=log, said=said, ps=ps, run=run))
     file.chmod(0o755)
     return str(file), log
 
