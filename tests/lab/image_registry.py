@@ -45,21 +45,25 @@ class ImageRegistry(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: ImageRegistry
+
+    @property
+    def registry(self) -> ImageRegistry:
+        assert isinstance(self.server, ImageRegistry)
+        return self.server
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.server.asked.append(self.path)
+        self.registry.asked.append(self.path)
         *_, kind, reference = self.path.rstrip("/").split("/")
         if kind == "manifests":
-            data = self.server.manifest
+            data = self.registry.manifest
             self._head(_MANIFEST, len(data), f"sha256:{hashlib.sha256(data).hexdigest()}")
             if self.command == "GET":
                 self.wfile.write(data)
         elif kind == "blobs":
-            file = self.server.blobs[reference]
+            file = self.registry.blobs[reference]
             self._head("application/octet-stream", file.stat().st_size, reference)
             if self.command == "GET":
                 with file.open("rb") as source:
@@ -75,5 +79,5 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Docker-Content-Digest", digest)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
