@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dask.array
-from dask_pool import in_memory, ready, until
+from dask_pool import chance, in_memory, ready, until
 from distributed import Client, wait
 
 import skypool as sky
@@ -31,20 +30,19 @@ def main(folder: Path) -> dict[str, Any]:
     cloud = FakeCloud(folder, [Stock("small", usd_per_hour=1.0)])
     with sky.ComputePool(cloud, nodes=2, slots=1, console="off") as pool:
         with sky.dask.cluster(pool) as cluster, Client(cluster) as client:
-            data = client.persist(dask.array.random.random((600, 600), chunks=(100, 100)))
-            wait(data)
-            before = float(data.sum().compute())
+            data = chance(client)
+            before = int(data.sum().compute())
             (machine,) = [each for each in cloud.instances(pool=pool.name) if each.node == 1]
             cloud.control.interrupt(machine, 60.0)
             began = time.monotonic()
             until(lambda: pool.nodes[1] == "ended", "the end of the machine")
             shown["seconds"] = time.monotonic() - began
-            shown["kept"] = [in_memory(client), float(data.sum().compute()) == before]
+            shown["kept"] = [in_memory(client), int(data.sum().compute()) == before]
             until(lambda: ready(pool) == [0, 2] and len(cluster.scheduler_info["workers"]) == 2, "the next worker")
             shown["sum"] = client.submit(sum, [1, 2, 3]).result()
             pool.retire(2)
             until(lambda: len(cluster.worker_spec) == 1, "a cluster that knows of a node that was retired")
-            shown["kept after a retirement"] = float(data.sum().compute()) == before
+            shown["kept after a retirement"] = int(data.sum().compute()) == before
         shown["slow data"] = slow_data(cloud, pool)
     return {"shown": shown}
 
