@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import shutil
+import socket
 import socketserver
 import sys
 import tempfile
@@ -77,6 +78,21 @@ def pytest_collection_finish() -> None:
     """What was collected stays: a collection of garbage need not look at thousands of tests each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Remove the sockets that clients have left in /tmp, where they are if the path of the home of a test is long.
+
+    Clients that were killed cannot remove them. The next command of the user would, but those homes are gone.
+    """
+    if hasattr(session.config, "workerinput"):
+        return  # the process that started this one does it
+    for file in Path("/tmp").glob("skypool-????????/socket"):
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(file))
+            except ConnectionRefusedError:
+                shutil.rmtree(file.parent)
 
 
 @pytest.fixture(scope="module")
