@@ -13,7 +13,7 @@ import select
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from skypool.devices.device import Device
@@ -64,23 +64,6 @@ Running = Callable[[], Iterable[tuple[int, str, int, int, float]]]
 """Returns (call id, function name, slot, process id, seconds that it has run) for each running call."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A sample that is kept for the client.
-
-    Attributes:
-        number: the number of the sample. The first one has 1.
-        said: the sample as a value for JSON.
-        length: its length in bytes as JSON.
-        spare: the memory in bytes that it takes of `JSON_SPARE` when the client reads it.
-    """
-
-    number: int
-    said: dict[str, Any]
-    length: int
-    spare: int
-
-
 class Monitor:
     """The measurements of one node. Making the object starts and reads nothing; `tick` does.
 
@@ -118,7 +101,7 @@ class Monitor:
         self._now = 0.0
         self._next: float | None = None
         self._calls: dict[int, tuple[float, float]] = {}
-        self._kept: deque[_Kept] = deque(maxlen=_KEPT)
+        self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_KEPT)
         self._made = 0
         self._sent = 0
         self._most_sent = 0
@@ -153,20 +136,12 @@ class Monitor:
         """
         if self._made == self._sent:
             return []
-        found: list[_Kept] = []
-        length = spare = 0
-        for each in self._kept:
-            if each.number <= self._sent:
-                continue
-            length += each.length
-            spare += each.spare
-            if len(found) == _AT_ONCE or (found and (length > _MOST_BYTES or spare > _MOST_SPARE)):
-                break
-            found.append(each)
+        waiting = [(number, said) for number, said in self._kept if number > self._sent][:_AT_ONCE]
+        found = waiting[: _fitting([said for _, said in waiting])]
         if found:
-            self._sent = found[-1].number
+            self._sent = found[-1][0]
             self._most_sent = max(self._most_sent, self._sent)
-        return [each.said for each in found]
+        return [said for _, said in found]
 
     def rewind(self) -> None:
         """Send the last samples again: they may have been lost with an earlier connection. The client drops doubles.
@@ -184,9 +159,7 @@ class Monitor:
 
     def _keep(self, sample: NodeSample) -> None:
         self._made += 1
-        said = to_json(sample)
-        length, spare = share_of_header(said)
-        self._kept.append(_Kept(self._made, said, length, spare))
+        self._kept.append((self._made, to_json(sample)))
 
     def _devices(self) -> tuple[DeviceSample, ...]:
         """Return the last reading of the devices, with all errors of drivers since the last sample."""
@@ -298,3 +271,17 @@ class Monitor:
         if not known or not known[0].unknown:
             self._measure()
             self._on_news()
+
+
+def _fitting(samples: Sequence[dict[str, Any]]) -> int:
+    """Return how many samples, from the first one on, fit in one status report. A single sample always does."""
+    if len(samples) == 1:  # the usual case: nothing waits
+        return 1
+    length = spare = 0
+    for count, said in enumerate(samples):
+        more, more_spare = share_of_header(said)
+        length += more
+        spare += more_spare
+        if count and (length > _MOST_BYTES or spare > _MOST_SPARE):
+            return count
+    return len(samples)

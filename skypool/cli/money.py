@@ -240,8 +240,10 @@ def cost(
     if as_json:
         lines: list[dict[str, object]] = [dict(zip(names, [*cells, usd], strict=True)) for cells, usd in rows]
         if by == "pool":
-            more = [{"idle_usd": usd, "session": each.session} for usd, each in zip(idle, records, strict=True)]
-            lines = [{**line, **added} for line, added in zip(lines, more, strict=True)]
+            lines = [
+                {**line, "idle_usd": usd, "session": each.session}
+                for line, usd, each in zip(lines, idle, records, strict=True)
+            ]
         all_idle = {"idle_usd": _sum(idle)} if by == "pool" else {}
         output.data({"since": _iso(start) if start else None, "by": by, "lines": lines, "usd": total, **all_idle})
         return

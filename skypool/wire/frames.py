@@ -382,11 +382,11 @@ def _check_json(data: bytes) -> None:
     Raises:
         ProtocolError: the estimate exceeds 3 times the length of the text plus 256 KiB.
     """
-    if _memory_of(data) > _JSON_GROWS * len(data) + JSON_SPARE:
-        limit = _JSON_GROWS * len(data) + JSON_SPARE
+    memory, limit = _memory_of(data), _JSON_GROWS * len(data) + JSON_SPARE
+    if memory > limit:
         raise protocol_violation(
-            f"skypool received a message whose header of {len(data)} bytes of JSON would take {_memory_of(data)} bytes "
-            f"of memory (limit {limit})"
+            f"skypool received a message whose header of {len(data)} bytes of JSON would take {memory} bytes of memory "
+            f"(limit {limit})"
         )
 
 
