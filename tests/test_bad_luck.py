@@ -961,6 +961,52 @@ def test_ctrl_c_and_sigterm_during_a_map_end_everything_within_five_seconds(numb
         assert "KeyboardInterrupt" in said
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_arrives_in_the_callback_of_a_weak_reference_is_not_lost(number: signal.Signals) -> None:
+    client = _client(
+        f"""
+        import weakref
+
+        class Garbage:
+            pass
+
+        with sky.ComputePool(name="garbage", slots=1, console="off") as pool:
+            one = Garbage()
+            there = weakref.ref(one, lambda _: os.kill(os.getpid(), {number:d}))
+            del one
+            time.sleep(60)
+        """,
+        stderr=subprocess.PIPE,
+    )
+    _, said = client.communicate(timeout=50)
+    assert client.returncode == (-signal.SIGINT if number == signal.SIGINT else 128 + number), said
+    assert "ignored" not in said
+    assert not nodes("garbage")
+
+
+def test_other_errors_in_the_callback_of_a_weak_reference_are_printed_as_always() -> None:
+    client = _client(
+        """
+        import weakref
+
+        class Garbage:
+            def __del__(self):
+                sys.exit(5)
+
+        with sky.ComputePool(name="trash", slots=1, console="off") as pool:
+            one = Garbage()
+            there = weakref.ref(one, lambda _: 1 // 0)
+            del one
+        """,
+        stderr=subprocess.PIPE,
+    )
+    _, said = client.communicate(timeout=50)
+    assert client.returncode == 0
+    assert said.count("Exception ignored in") == 2
+    assert "ZeroDivisionError" in said
+    assert "SystemExit: 5" in said
+
+
 def test_a_second_ctrl_c_while_a_node_is_slow_to_end_says_no_more_than_that() -> None:
     client = _client(
         """

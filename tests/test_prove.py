@@ -500,17 +500,23 @@ def test_what_is_not_private_stays_in_a_report() -> None:
 )
 def test_a_proof_that_is_stopped_leaves_nothing(cloud: FakeCloud, home: Path, number: int, moment: str) -> None:
     argv = [sys.executable, "-u", "-c", RUN, "prove", "fake", "--level", "cents", "--yes", "--lease", "60s"]
-    with subprocess.Popen(argv, cwd=home, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with (
+        (home / "stderr").open("w") as stderr,
+        subprocess.Popen(
+            argv, cwd=home, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+        ) as process,
+    ):
         assert process.stdout is not None
         for line in process.stdout:
             if moment in line:
                 break
         os.kill(process.pid, number)
-        process.stdout.read()
-        assert process.wait(60) != 0
-    eventually(lambda: cloud.count() == 0, 60, "the end of everything")
+        rest = process.stdout.read()
+        status = process.wait(60)
     (file,) = home.glob("skypool-prove-fake-*.json")
     report = json.loads(file.read_text())
+    assert status != 0, f"{rest}\n{(home / 'stderr').read_text()}\n{report}"
+    eventually(lambda: cloud.count() == 0, 60, "the end of everything")
     assert report["ended"] is None
     assert report["good"] is False
 

@@ -61,7 +61,7 @@ def test_the_accelerator_that_was_bought_is_there_and_only_its_price_is_paid(vas
         info = work.about() >> made
         [contract] = vastai.rentals.values()
         assert contract.machine is not None
-        told = contract.machine.run("cat /proc/[0-9]*/environ").stdout
+        told = contract.machine.run("cat /proc/[0-9]*/environ", check=False).stdout  # a process may end meanwhile
         assert contract.key in told
         assert KEY not in told, "the account's key is on a stranger's machine"
     assert vastai.left() == {}

@@ -1,15 +1,21 @@
 """Ends open pools when the interpreter exits, also after SIGTERM or when the terminal closes.
 
 A child process that was forked does not end the pools of its parent.
+
+Python runs the handler of a signal between any two steps of the main thread. If that is within `__del__` or a callback
+of a weak reference, as while garbage is collected, the exception that the handler raises is printed and ignored, and
+the program goes on as if nothing had happened. A signal whose exception is lost in this way is sent once more.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import signal
 import sys
 import threading
+import time
 from typing import NoReturn, Protocol
 
 from skypool.errors import together
@@ -29,13 +35,16 @@ class Living(Protocol):
 _living: set[Living] = set()
 _elsewhere: set[Living] = set()
 _at_exit = threading.Event()
+_PAUSE = 0.01
+"""Seconds until a signal whose exception was lost is sent once more, so that the callback which lost it is over."""
+_print_unraisable = sys.unraisablehook
 
 
 def watch(each: Living) -> None:
     """Call `each.end_now` when the interpreter exits, unless `forget(each)` is called before.
 
     In the main thread, also make SIGTERM and SIGHUP exit the interpreter in the usual way, so that `end_now` is called
-    then, too.
+    then, too. Neither they nor Ctrl-C are lost after that.
     """
     _living.add(each)
     if not _at_exit.is_set():
@@ -43,6 +52,7 @@ def watch(each: Living) -> None:
         atexit.register(_end_all)
     if threading.current_thread() is threading.main_thread():
         _exit_on_signals()
+        _lose_no_signals()
 
 
 def _exit_on_signals() -> None:
@@ -64,6 +74,43 @@ def _exit(number: int, _frame: object) -> NoReturn:
     if number == signal.SIGHUP:  # it often comes twice, from the shell and from the kernel
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sys.exit(128 + number)
+
+
+def _lose_no_signals() -> None:
+    """Let `_on_unraisable` see all exceptions that Python would ignore."""
+    global _print_unraisable
+    if sys.unraisablehook is not _on_unraisable:
+        _print_unraisable = sys.unraisablehook
+        sys.unraisablehook = _on_unraisable
+
+
+def _on_unraisable(lost: sys.UnraisableHookArgs) -> None:
+    """Send a signal once more if its exception is ignored; print all other exceptions as before. A hook of `sys`."""
+    number = _signal_of(lost.exc_value)
+    if number is None or threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
+        _print_unraisable(lost)
+        return
+    if number == signal.SIGHUP:
+        signal.signal(signal.SIGHUP, _exit)  # the handler, which is through, has let further ones be ignored
+    _thread.start_new_thread(_send_again, (number,))  # `threading` has locks, which this thread may hold right now
+
+
+def _signal_of(error: BaseException | None) -> signal.Signals | None:
+    """Return the signal whose handler has raised an exception; None for other exceptions."""
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if isinstance(error, SystemExit) and error.code == 128 + number:
+            return number
+    return None
+
+
+def _send_again(number: signal.Signals) -> None:
+    """Send a signal to the main thread, so that it wakes if it waits."""
+    time.sleep(_PAUSE)
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, number)
 
 
 def forget(each: Living) -> None:
