@@ -414,6 +414,37 @@ def test_a_stop_that_does_not_end_a_sleep_is_heard_all_the_same(tmp_path: Path) 
         assert (tmp_path / "ended").exists()
 
 
+class Garbage:
+    """Touches a file and computes for two seconds when it is collected."""
+
+    def __init__(self, started: str) -> None:
+        self.started = started
+
+    def __del__(self) -> None:
+        until = time.monotonic() + 2
+        Path(self.started).touch()
+        while time.monotonic() < until:
+            pass
+
+
+@sky.compute(grace=60)
+def hold_garbage(started: str, ended: str) -> None:
+    try:
+        Garbage(started)
+        time.sleep(600)
+    finally:
+        Path(ended).touch()
+
+
+def test_a_stop_that_arrives_in_del_is_not_lost(tmp_path: Path) -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        future = hold_garbage(f"{tmp_path}/started", f"{tmp_path}/ended") > mine
+        eventually((tmp_path / "started").exists)
+        assert future.cancel()
+        assert future.wait_stopped(30), "its grace is longer"
+        assert (tmp_path / "ended").exists()
+
+
 def test_a_call_that_is_lost_after_it_was_cancelled_has_stopped() -> None:
     with sky.ComputePool(slots=1, console="off") as mine:
         future = nap(60) > mine
@@ -967,11 +998,11 @@ def test_a_signal_that_arrives_in_the_callback_of_a_weak_reference_is_not_lost(n
         f"""
         import weakref
 
-        class Garbage:
+        class Weak:
             pass
 
         with sky.ComputePool(name="garbage", slots=1, console="off") as pool:
-            one = Garbage()
+            one = Weak()
             there = weakref.ref(one, lambda _: os.kill(os.getpid(), {number:d}))
             del one
             time.sleep(60)
@@ -989,12 +1020,12 @@ def test_other_errors_in_the_callback_of_a_weak_reference_are_printed_as_always(
         """
         import weakref
 
-        class Garbage:
+        class Weak:
             def __del__(self):
                 sys.exit(5)
 
         with sky.ComputePool(name="trash", slots=1, console="off") as pool:
-            one = Garbage()
+            one = Weak()
             there = weakref.ref(one, lambda _: 1 // 0)
             del one
         """,

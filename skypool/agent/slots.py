@@ -656,8 +656,9 @@ class Slots:
         """Interrupt the system call in which the worker process of a slot may wait, so that Python runs its handlers.
 
         Python runs the handler of SIGTERM in the main thread, between two instructions. If the signal arrives just
-        before that thread begins to wait, or in another thread, the handler would run only after the wait. A worker
-        does nothing else at this signal. Later wakes come after longer pauses.
+        before that thread begins to wait, or in another thread, the handler would run only after the wait. If Python
+        has ignored what the handler raised, the worker raises it again. It does nothing else at this signal. Later
+        wakes come after longer pauses.
         """
         self.signal(slot, signal.SIGURG)
         slot.wake_at += slot.wake_pause

@@ -87,6 +87,7 @@ class Worker:
         self._functions: dict[str, tuple[str, Callable[..., Any] | runtime.Attended]] = {}
         self._objects: dict[str, Any] = {}
         self._shield = Shield()
+        self._is_stop_lost = False
         self._channel = WorkerChannel(slot, agent, folder, spool_memory, lambda key: self._objects.pop(key, None))
         self._drops = page.drops
         self._untold = 0
@@ -146,8 +147,8 @@ class Worker:
         """Prepare this process for calls.
 
         Sets `sys.argv`, `sys.stdout`, `sys.stderr` and an empty `__main__` module. Installs the import hook for the
-        user's modules, and the handlers for SIGTERM and for forks. Also connects `skypool.runtime` and `codec` with
-        this worker.
+        user's modules, and the handlers for signals, for ignored exceptions and for forks. Also connects
+        `skypool.runtime` and `codec` with this worker.
         """
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
@@ -161,7 +162,8 @@ class Worker:
         runtime.taken = lambda: self._page.announced(self._slot)
         codec.resolve_object = self._object
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        signal.signal(signal.SIGURG, _on_wake)
+        signal.signal(signal.SIGURG, self._on_wake)
+        sys.unraisablehook = self._on_unraisable
         os.register_at_fork(before=self._note_fork, after_in_child=self._forget)
         self._needed = {name: module for name, module in sys.modules.items() if name != "__main__"}
         self._modules = len(sys.modules)
@@ -184,6 +186,26 @@ class Worker:
             os._exit(128 + signal.SIGTERM)
         if self._channel.call and self._page.given_up(self._slot):
             self._shield.stop()
+
+    def _on_unraisable(self, lost: sys.UnraisableHookArgs) -> None:
+        """Note that Python ignored a Cancelled; print all other exceptions, as Python does. A hook of `sys`.
+
+        Python ignores what is raised in `__del__`, and in the callback of a weak reference, as while garbage is
+        collected.
+        """
+        if isinstance(lost.exc_value, Cancelled):
+            self._is_stop_lost = True
+        else:
+            sys.__unraisablehook__(lost)
+
+    def _on_wake(self, number: int, stack: object) -> None:
+        """Raise a Cancelled again that was ignored. Otherwise do nothing.
+
+        The signal has ended a wait, after which Python runs the handlers of earlier signals.
+        """
+        if self._is_stop_lost:
+            self._is_stop_lost = False
+            self._on_sigterm(number, stack)
 
     # --- packets ---------------------------------------------------------------------------------------------
 
@@ -522,10 +544,6 @@ class Worker:
     def _flush(self) -> None:
         self._out.flush()
         self._err.flush()
-
-
-def _on_wake(_number: int, _stack: object) -> None:
-    """Do nothing: the signal has ended a wait, after which Python runs the handlers of earlier signals."""
 
 
 def _run_coroutine(coroutine: types.CoroutineType[Any, Any, Any]) -> Any:
