@@ -311,6 +311,17 @@ def test_only_the_files_of_the_last_sessions_are_kept(tmp_path: Path, monkeypatc
     assert sorted(each.name for each in tmp_path.glob("*.sqlite3")) == ["3.sqlite3", "4.sqlite3", "5.sqlite3"]
 
 
+def test_a_file_that_a_killed_process_never_finished_is_removed(tmp_path: Path) -> None:
+    for name in ("old.part", "old.part-wal", "young.part"):
+        (tmp_path / name).touch()
+    for name in ("old.part", "old.part-wal"):
+        os.utime(tmp_path / name, (1, 1))
+    kept = SampleStore(lambda: tmp_path / "new.sqlite3")
+    kept.add([NodeSample(time=1.0)])
+    kept.flush()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["new.sqlite3", "young.part"]
+
+
 # --- what a node keeps for its client ---------------------------------------------------------------------------
 
 

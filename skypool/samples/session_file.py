@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ create table if not exists fact (name text primary key, data text);
 """
 _MAKING = threading.Lock()
 """Held while a file is made, as a file cannot be made by two threads at once."""
+_UNFINISHED = 3600.0
+"""Seconds after which a file that was never finished is removed. Its process was killed while it made the file."""
 _WAIT = 30.0
 """Seconds to wait for another connection that writes."""
 
@@ -83,7 +86,10 @@ def reading(file: Path) -> Iterator[sqlite3.Connection | None]:
 
 
 def _prune(files: Path) -> None:
-    """Remove the files of old sessions. Files that vanish meanwhile are no error."""
+    """Remove the files of old sessions, and those never finished. Files that vanish meanwhile are no error."""
+    for part in files.glob("*.part*"):
+        if 0 < _stat(part)[0] < time.time() - _UNFINISHED:
+            part.unlink(missing_ok=True)
     total = 0
     for number, (_, size, old) in enumerate(sorted(map(_stat, files.glob("*.sqlite3")), reverse=True)):
         total += size
