@@ -178,9 +178,9 @@ def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], aws: AW
 @pytest.mark.parametrize(
     ("terms", "why"),
     [
-        ("{'lease': '6s'}", "its client is silent"),
+        ("{'lease': '15s'}", "its client is silent"),
         ("{'lease': '20m', 'max_lifetime': '25s'}", "it has lived for so long as it may"),
-        ("{'lease': '20m', 'market': 'spot', 'budget': 20.0}", "its budget is spent"),
+        ("{'lease': '20m', 'market': 'spot', 'budget': 30.0}", "its budget is spent"),
     ],
 )
 @pytest.mark.slow

@@ -94,9 +94,9 @@ def test_a_spot_machine_of_which_there_is_notice_is_replaced_and_its_call_runs_a
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_machine_whose_client_was_killed_stops_and_gc_ends_the_cost_of_its_disk(gce: GCE, tmp_path: Path) -> None:
-    CLIENT.killed("{'lease': '6s'}")
+    CLIENT.killed("{'lease': '15s'}")
     *_, rental = gce.rentals.values()
-    eventually(lambda: rental.state == "TERMINATED", 60)
+    eventually(lambda: rental.state == "TERMINATED", 90)
     CLIENT.gc(0, XDG_STATE_HOME=str(tmp_path / "elsewhere"))
     assert gce.count()["instances"] == 1, "until its label says that it is over, it may be another client's"
     CLIENT.gc(XDG_STATE_HOME=str(tmp_path / "elsewhere"))
@@ -107,9 +107,9 @@ def test_a_machine_whose_client_was_killed_stops_and_gc_ends_the_cost_of_its_dis
 @pytest.mark.timeout(240)
 def test_with_a_service_account_it_deletes_itself_and_its_disk(gce: GCE) -> None:
     driver = f"sky.GCP({HERE}, service_account={ROBOT!r})"
-    Client("gcp", driver, create="POST instances").killed("{'lease': '6s'}")
+    Client("gcp", driver, create="POST instances").killed("{'lease': '15s'}")
     assert gce.count()["instances"] == 1
-    eventually(lambda: not gce.rentals and not gce.disks, 60)
+    eventually(lambda: not gce.rentals and not gce.disks, 90)
     assert {each.headers["authorization"].partition("-")[0] for each in gce.calls("DELETE instance")} == {
         "Bearer ya29.vm"
     }

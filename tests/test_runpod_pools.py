@@ -78,15 +78,15 @@ def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], runpod:
 @pytest.mark.parametrize(
     "terms",
     [
-        "{'lease': '6s'}",
-        pytest.param("{'lease': '20m', 'max_lifetime': '15s'}", marks=pytest.mark.slow),
-        pytest.param("{'lease': '20m', 'accelerator': 'A40', 'budget': 0.5}", marks=pytest.mark.slow),
+        "{'lease': '15s'}",
+        pytest.param("{'lease': '20m', 'max_lifetime': '25s'}", marks=pytest.mark.slow),
+        pytest.param("{'lease': '20m', 'accelerator': 'A40', 'budget': 0.8}", marks=pytest.mark.slow),
     ],
     ids=["its client is silent", "its lifetime is over", "its budget is spent"],
 )
 @pytest.mark.slow
 def test_a_pod_whose_client_was_killed_ends_itself(runpod: RunPod, terms: str) -> None:
-    runpod.price("NVIDIA A40", 120.0, None)  # of 0.5 USD nothing is left after 15 s
+    runpod.price("NVIDIA A40", 120.0, None)  # of 0.8 USD nothing is left after 24 s
     CLIENT.killed(terms)
     assert runpod.count()["instances"] == 1
     eventually(lambda: not runpod.count()["instances"], 90)

@@ -193,9 +193,9 @@ def test_a_host_that_is_lost_costs_its_slice_which_is_replaced_as_a_whole(tpu: T
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_slice_whose_client_was_killed_does_no_more_and_gc_ends_its_cost(tpu: TPU, tmp_path: Path) -> None:
-    CLIENT.killed("{'lease': '6s', 'accelerator': 'v5p-16'}")
+    CLIENT.killed("{'lease': '15s', 'accelerator': 'v5p-16'}")
     *_, queued = tpu.queued.values()
-    eventually(lambda: {each.state for each in queued.hosts} == {"off"}, 60)
+    eventually(lambda: {each.state for each in queued.hosts} == {"off"}, 90)
     assert tpu.count()["instances"] == 2, "it is billed on"
     CLIENT.gc(0, XDG_STATE_HOME=str(tmp_path / "elsewhere"))
     assert tpu.count()["instances"] == 2
@@ -208,8 +208,8 @@ def test_a_slice_whose_client_was_killed_does_no_more_and_gc_ends_its_cost(tpu: 
 def test_a_slice_that_may_delete_itself_ends_its_own_cost(tpu: TPU) -> None:
     account = "runner@lab-project.iam.gserviceaccount.com"
     own = dataclasses.replace(CLIENT, driver=f"sky.GCP({HERE}, service_account={account!r})")
-    own.killed("{'lease': '6s'}")
-    eventually(lambda: tpu.left() == {}, 60, "the end of the slice, by its own hand")
+    own.killed("{'lease': '15s'}")
+    eventually(lambda: tpu.left() == {}, 90, "the end of the slice, by its own hand")
     last = tpu.calls("DELETE queuedResource")[-1]
     assert last.headers["authorization"].startswith("Bearer ya29.vm-")
     assert last.query == {"force": "true"}

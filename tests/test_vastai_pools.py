@@ -185,7 +185,7 @@ def test_a_node_that_is_outbid_is_replaced_and_its_call_runs_again_and_nothing_i
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("terms", "proxied"),
-    [("{'lease': '6s'}", False), ("{'lease': '6s'}", True), ("{'lease': '20m', 'max_lifetime': '25s'}", False)],
+    [("{'lease': '15s'}", False), ("{'lease': '15s'}", True), ("{'lease': '20m', 'max_lifetime': '25s'}", False)],
 )
 @pytest.mark.slow
 def test_a_machine_whose_client_was_killed_destroys_itself_with_a_key_of_its_own(

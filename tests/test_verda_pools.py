@@ -92,9 +92,9 @@ def test_a_machine_that_is_taken_back_without_a_word_is_replaced_and_its_call_ru
 @pytest.mark.timeout(240)
 @pytest.mark.slow
 def test_a_machine_whose_client_was_killed_does_no_more_and_gc_ends_its_cost(verda: Verda, tmp_path: Path) -> None:
-    CLIENT.killed("{'lease': '6s'}")
+    CLIENT.killed("{'lease': '15s'}")
     *_, rental = verda.rentals.values()
-    eventually(lambda: rental.state == "offline", 60)
+    eventually(lambda: rental.state == "offline", 90)
     assert verda.count()["instances"] == 1, "it is billed on"
     CLIENT.gc(0, XDG_STATE_HOME=str(tmp_path / "elsewhere"))
     assert verda.count()["instances"] == 1
