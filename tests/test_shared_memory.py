@@ -58,7 +58,7 @@ def names(tmp_path: Path) -> Path:
 
 
 def all_removed(names: Path) -> None:
-    eventually(lambda: there(names) == [False, False], 5, "removed semaphore and memory")
+    eventually(lambda: there(names) == [False, False], 30, "removed semaphore and memory")
 
 
 def test_service_that_is_killed(names: Path) -> None:
