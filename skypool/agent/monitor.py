@@ -138,9 +138,8 @@ class Monitor:
             return []
         waiting = [(number, said) for number, said in self._kept if number > self._sent][:_AT_ONCE]
         found = waiting[: _fitting([said for _, said in waiting])]
-        if found:
-            self._sent = found[-1][0]
-            self._most_sent = max(self._most_sent, self._sent)
+        self._sent = found[-1][0]
+        self._most_sent = max(self._most_sent, self._sent)
         return [said for _, said in found]
 
     def rewind(self) -> None:

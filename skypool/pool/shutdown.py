@@ -2,9 +2,9 @@
 
 A child process that was forked does not end the pools of its parent.
 
-Python runs the handler of a signal between any two steps of the main thread. If that is within `__del__` or a callback
-of a weak reference, as while garbage is collected, the exception that the handler raises is printed and ignored, and
-the program goes on as if nothing had happened. A signal whose exception is lost in this way is sent once more.
+Python runs the handler of a signal between any two steps of the main thread, also within `__del__` or a callback of a
+weak reference, as while garbage is collected. Python prints and ignores what the handler raises there. The program
+would go on as if nothing had happened, so the signal is sent once more.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ _elsewhere: set[Living] = set()
 _at_exit = threading.Event()
 _PAUSE = 0.01
 """Seconds until a signal whose exception was lost is sent once more, so that the callback which lost it is over."""
-_print_unraisable = sys.unraisablehook
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""The signals that exit the interpreter in the usual way."""
 
 
 def watch(each: Living) -> None:
     """Call `each.end_now` when the interpreter exits, unless `forget(each)` is called before.
 
     In the main thread, also make SIGTERM and SIGHUP exit the interpreter in the usual way, so that `end_now` is called
-    then, too. Neither they nor Ctrl-C are lost after that.
+    then, too. From the first call on, neither they nor Ctrl-C are lost.
     """
     _living.add(each)
     if not _at_exit.is_set():
         _at_exit.set()
         atexit.register(_end_all)
+        _lose_no_signals()
     if threading.current_thread() is threading.main_thread():
         _exit_on_signals()
-        _lose_no_signals()
 
 
 def _exit_on_signals() -> None:
@@ -61,7 +62,7 @@ def _exit_on_signals() -> None:
     Call this in the main thread. A signal that the program handles or ignores already is left alone. For example,
     `nohup` makes a program ignore SIGHUP.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _exit)
 
@@ -77,40 +78,39 @@ def _exit(number: int, _frame: object) -> NoReturn:
 
 
 def _lose_no_signals() -> None:
-    """Let `_on_unraisable` see all exceptions that Python would ignore."""
-    global _print_unraisable
-    if sys.unraisablehook is not _on_unraisable:
-        _print_unraisable = sys.unraisablehook
-        sys.unraisablehook = _on_unraisable
+    """Let `sys.unraisablehook` send a signal once more if the exception of its handler is ignored.
 
+    All other exceptions go to the hook that was there before.
+    """
+    earlier = sys.unraisablehook
 
-def _on_unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Send a signal once more if its exception is ignored; print all other exceptions as before. A hook of `sys`."""
-    number = _signal_of(lost.exc_value)
-    if number is None or threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
-        _print_unraisable(lost)
-        return
-    if number == signal.SIGHUP:
-        signal.signal(signal.SIGHUP, _exit)  # the handler, which is through, has let further ones be ignored
-    _thread.start_new_thread(_send_again, (number,))  # `threading` has locks, which this thread may hold right now
+    def on_unraisable(lost: sys.UnraisableHookArgs) -> None:
+        number = _signal_of(lost.exc_value)
+        here = threading.get_ident()
+        if number is None or here != threading.main_thread().ident or sys.is_finalizing():
+            earlier(lost)
+            return
+        if number == signal.SIGHUP:
+            signal.signal(signal.SIGHUP, _exit)  # the handler, which is through, has let further ones be ignored
+        # not a Thread: `threading` has locks, which this thread may hold right now
+        _thread.start_new_thread(_send_again, (here, number))
+
+    sys.unraisablehook = on_unraisable
 
 
 def _signal_of(error: BaseException | None) -> signal.Signals | None:
     """Return the signal whose handler has raised an exception; None for other exceptions."""
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if isinstance(error, SystemExit) and error.code == 128 + number:
-            return number
+    if isinstance(error, SystemExit):
+        return next((each for each in _ENDING if error.code == 128 + each), None)
     return None
 
 
-def _send_again(number: signal.Signals) -> None:
-    """Send a signal to the main thread, so that it wakes if it waits."""
+def _send_again(thread: int, number: signal.Signals) -> None:
+    """Send a signal to a thread, so that it wakes if it waits."""
     time.sleep(_PAUSE)
-    main = threading.main_thread().ident
-    if main is not None:
-        signal.pthread_kill(main, number)
+    signal.pthread_kill(thread, number)
 
 
 def forget(each: Living) -> None:
