@@ -325,6 +325,14 @@ def test_a_file_that_a_killed_process_never_finished_is_removed(tmp_path: Path) 
 # --- what a node keeps for its client ---------------------------------------------------------------------------
 
 
+def test_two_samples_of_one_moment_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Monitor((), "/", lambda *_: None, list, lambda: None)
+    monkeypatch.setattr(made._machine, "read", lambda: NodeSample(time=5.0001))
+    made._measure()
+    made._measure()
+    assert times_in(frames_of(made)) == [5.0, 5.001]
+
+
 def kept_by(made: Monitor, times: Sequence[float]) -> None:
     for each in times:
         made._keep(NodeSample(time=each))
@@ -434,7 +442,7 @@ class Probe:
 
         def keep_and_tell(monitor, sample):
             keep(monitor, sample)
-            tell("made", round(sample.time, 3))
+            tell("made", monitor._kept[-1][1]["time"])
 
         def taken_and_told(monitor):
             samples = taken(monitor)

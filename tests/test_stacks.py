@@ -107,6 +107,17 @@ def test_a_pool_returns_native_calls_or_why_there_are_none(pool: sky.ComputePool
         running.cancel()
 
 
+def test_an_answer_that_came_late_is_not_shown_beside_the_next_one() -> None:
+    thread = 'Thread 0x{}0 (most recent call first):\n  File "train.py", line {} in {}\n'
+    late = thread.format(1, 7, "load") + thread.format(2, 3, "main") + "\n"
+    now = thread.format(1, 8, "step") + thread.format(2, 3, "main")
+    assert stacks.threads_of(late + now, 0x20) == [
+        ['File "train.py", line 3 in main'],
+        ['File "train.py", line 8 in step'],
+    ]
+    assert stacks.threads_of(late, 0x20) == [['File "train.py", line 3 in main'], ['File "train.py", line 7 in load']]
+
+
 def test_a_pool_that_was_not_started_or_has_ended_has_no_stacks() -> None:
     pool = sky.ComputePool(name="undone", slots=1, console="off")
     assert pool.stack() == Stacks({})

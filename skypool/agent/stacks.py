@@ -130,10 +130,11 @@ def threads_of(text: str, main: int) -> list[list[str]]:
     """Return the stacks in a text of `faulthandler`, that of the main thread first.
 
     Each is a list of lines such as 'File "train.py", line 12 in step', the innermost first. The lines of skypool that
-    run the call are left out, and so are threads that have no others. A worker that waits for a call has none.
+    run the call are left out, and so are threads that have no others. A worker that waits for a call has none. If the
+    text has the stacks several times, as after an answer that came late, the last ones count.
     """
     starts = list(_THREAD.finditer(text))
-    found: list[tuple[bool, list[str]]] = []
+    found: dict[str, tuple[bool, list[str]]] = {}
     for each, following in zip(starts, [*starts[1:], None], strict=True):
         part = text[each.end() : following.start() if following else len(text)]
         frames = [frame.groups() for frame in _FRAME.finditer(part)]
@@ -142,9 +143,10 @@ def threads_of(text: str, main: int) -> list[list[str]]:
         is_main = int(each[1], 16) == main
         while not is_main and frames and frames[-1][0].endswith("/threading.py"):
             frames.pop()
+        found.pop(each[1], None)
         if frames:
-            found.append((not is_main, [f'File "{file}", line {line} in {name}' for file, line, name in frames]))
-    return [lines for _, lines in sorted(found, key=lambda each: each[0])]
+            found[each[1]] = not is_main, [f'File "{file}", line {line} in {name}' for file, line, name in frames]
+    return [lines for _, lines in sorted(found.values(), key=lambda each: each[0])]
 
 
 def short(mark: Mark, most: int = 6) -> str:
