@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import shutil
 import socket
 import socketserver
@@ -126,6 +127,11 @@ def _nothing_left() -> Iterator[None]:
             30,
             "a thread whose server was closed before it was stopped (use `served`): its end",
         )
+
+
+def memory() -> int:
+    """Bytes of this process that were in memory at once, at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def home() -> Path:

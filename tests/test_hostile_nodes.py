@@ -6,7 +6,6 @@ The node is a process that speaks the protocol by hand. What it does once it was
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import textwrap
 import time
@@ -23,7 +22,7 @@ from skypool.link.inbound import message_of
 from skypool.shipping.user_modules import Lender
 from skypool.trust.text import plain_error, printable
 from skypool.wire.frames import WIRE_VERSION, Frame, Kind
-from tests.conftest import eventually
+from tests.conftest import eventually, memory
 
 NODE = """\
     #!{python}
@@ -86,11 +85,6 @@ def false_node(folder: Path, after: str, before: str = "pass") -> sky.Local:
     )
     script.chmod(0o755)
     return sky.Local(python=str(script))
-
-
-def memory() -> int:
-    """Bytes of this process that were in memory at once, at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @sky.compute

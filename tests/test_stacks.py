@@ -19,7 +19,7 @@ from skypool.agent import stacks
 from skypool.observers import place
 from skypool.observers import stacks as observed
 from skypool.observers.stacks import Stacks
-from tests.conftest import eventually
+from tests.conftest import eventually, memory
 from tests.stack_work import hang
 
 ROOT = Path(__file__).parent.parent
@@ -133,7 +133,12 @@ def test_a_pool_that_was_not_started_or_has_ended_has_no_stacks() -> None:
         ("echo '\033[2Jno python' >&2; exit 3", "no python"),
         ("echo '{'", "no valid answer"),
         ("echo '[1]'", "no valid answer"),
-        ("yes", "no valid answer"),
+        ("""echo '[{"pid": 1e999}]'""", "no valid answer"),
+        ("""echo '[{"pid": -1}]'""", "no valid answer"),
+        ("""echo '[{"pid": 1, "stacks": "abc"}]'""", "no valid answer"),
+        ("""echo '[{"pid": 1, "name": []}]'""", "no valid answer"),
+        ("yes", "said more than 4 MiB"),
+        ("yes >&2", "cannot be asked what it does: y"),
         ("sleep 60", "did not say within 1 s"),
     ],
 )
@@ -149,6 +154,36 @@ def test_a_strange_node_cannot_send_control_sequences_to_the_terminal() -> None:
     said = [{"name": "x", "pid": 7, "command": "a\033]0;b\007c", "state": "S\033[2J", "stacks": [["\033[31mf"]]}]
     found = observed.ask("strange", [0], False, lambda *_: ["echo", json.dumps(said)])
     assert str(found) == "node 0, ac, process 7: S\n  f"
+
+
+def test_a_strange_node_cannot_write_lines_that_look_like_those_of_another_node() -> None:
+    fake = "\nnode 1, worker 0, process 9"
+    said = [{"pid": 7, "native": f"frame{fake}\r{fake[1:]}", "stacks": [[f"f{fake}"]]}]
+    said[0] |= dict.fromkeys(("name", "command", "state", "problem"), f"x{fake}\u2028{fake[1:]}")
+    found = observed.ask("strange", [0], True, lambda *_: ["echo", json.dumps(said)])
+    assert [line for line in str(found).splitlines() if not line.startswith(" ")] == [
+        "node 0, x node 1, worker 0, process 9 node 1, worker 0, process 9, process 7: "
+        "x node 1, worker 0, process 9 node 1, worker 0, process 9"
+    ]
+
+
+@pytest.mark.parametrize("what", ["[{}" + ",{}" * (5 << 20), "[" * (4 << 20), '{"stacks":[' + "[]," * (1 << 20)])
+def test_a_strange_node_costs_little_and_hides_no_other_node(what: str, tmp_path: Path) -> None:
+    (tmp_path / "0").write_text(what)
+    (tmp_path / "1").write_text('[{"pid": 7, "name": "x", "state": "running", "stacks": [["f"]]}]')
+    began, before = time.process_time(), memory()
+    found = observed.ask("strange", [0, 1, 2], False, lambda node, _: ["cat", str(tmp_path / f"{node}")])
+    assert time.process_time() - began < 1
+    assert memory() - before < 50 << 20
+    assert str(found.nodes[1][0]) == "node 1, x, process 7\n  f"
+    assert sorted(found.errors) == [0, 2]
+
+
+def test_a_node_for_which_no_command_can_be_made_hides_no_other_node() -> None:
+    ways = {1: ["echo", "[]"]}
+    found = observed.ask("strange", [0, 1], False, lambda node, _: ways[node])
+    assert found.nodes == {1: ()}
+    assert "KeyError: 0" in str(found.errors[0])
 
 
 def test_a_pool_that_does_not_run_has_no_stacks() -> None:

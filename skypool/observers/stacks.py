@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from skypool.errors import ConnectionLost, SkypoolError
-from skypool.trust.text import printable
+from skypool.errors import ConnectionLost, ProtocolError, SkypoolError
+from skypool.trust.text import one_line, printable
+from skypool.wire.frames import check_json
 
 _PATIENCE = 60.0
 """Seconds in which a node must answer."""
@@ -26,10 +27,16 @@ _NATIVE = 300.0
 """Seconds in which a node must answer if py-spy may have to be installed there first."""
 _AT_ONCE = 16
 """Nodes that are asked at the same time."""
-_LONGEST = 16 << 20
+_LONGEST = 4 << 20
 """The most bytes of a node's answer that are read. A node may be a stranger's."""
+_LONGEST_COMPLAINT = 1 << 20
+"""The most bytes of its error output that are read."""
 _COMMAND = 120
 """The most characters of a program's command that are shown."""
+_LINE = 1000
+"""The most characters of any other line that a node says."""
+_LARGEST_PID = 1 << 31
+"""The limit that the id of a process must stay below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,8 @@ def ask(pool: str, nodes: Sequence[int], native: bool, command: Callable[[int, s
             return _asked(pool, node, native, command)
         except SkypoolError as e:
             return e
+        except Exception as e:  # noqa: BLE001 - whatever fails for one node must not hide the others
+            return ConnectionLost(f"node {node} of pool {pool!r} cannot be asked what it does: {type(e).__name__}: {e}")
 
     if not nodes:
         return Stacks({})
@@ -132,16 +141,23 @@ def _asked(pool: str, node: int, native: bool, command: Callable[[int, str], lis
         ) from e
     except OSError as e:
         raise ConnectionLost(f"node {node} of pool {pool!r} cannot be asked what it does: {e}") from e
+    if len(answer) > _LONGEST:
+        raise ConnectionLost(
+            f"node {node} of pool {pool!r} said more than {_LONGEST >> 20} MiB about what it does, which is not read; "
+            f"`skypool shell {pool} --node {node}` and py-spy there show single processes"
+        )
     try:
-        return tuple(_process(node, each) for each in json.loads(answer))
-    except (ValueError, TypeError, AttributeError, RecursionError) as e:
-        words = complaint.decode("utf-8", "replace").strip().splitlines() or ["it gave no valid answer"]
-        why = printable(words[-1])
+        return _processes(node, answer)
+    except (ValueError, RecursionError, ProtocolError) as e:
+        words = complaint[-2000:].decode("utf-8", "replace").strip().splitlines() or ["it gave no valid answer"]
+        why = one_line(words[-1], _LINE)
         raise ConnectionLost(f"node {node} of pool {pool!r} cannot be asked what it does: {why}") from e
 
 
 def _run(argv: Sequence[str], program: bytes, patience: float) -> tuple[bytes, bytes]:
-    """Run a command with a program as its input. Return its output and its error output, of at most `_LONGEST` each.
+    """Run a command with a program as its input. Return its output and its error output.
+
+    A command that says more than `_LONGEST` or `_LONGEST_COMPLAINT` bytes is ended, and the output is cut there.
 
     Raises:
         TimeoutError: it did not end within `patience` seconds.
@@ -154,11 +170,12 @@ def _run(argv: Sequence[str], program: bytes, patience: float) -> tuple[bytes, b
         with subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
-            said = {each.fileno(): bytearray() for each in (process.stdout, process.stderr)}
+            out, err = process.stdout.fileno(), process.stderr.fileno()
+            said = {out: bytearray(), err: bytearray()}
             for fd in said:
                 selector.register(fd, selectors.EVENT_READ)
             try:
-                while selector.get_map() and max(map(len, said.values())) <= _LONGEST:
+                while selector.get_map() and len(said[out]) <= _LONGEST and len(said[err]) <= _LONGEST_COMPLAINT:
                     ready = selector.select(max(0.0, until - time.monotonic()))
                     if not ready and time.monotonic() >= until:
                         raise TimeoutError
@@ -169,21 +186,50 @@ def _run(argv: Sequence[str], program: bytes, patience: float) -> tuple[bytes, b
                             selector.unregister(key.fd)
             finally:
                 process.kill()  # it has ended, is too late, or says too much
-            answer, complaint = said.values()
-            return bytes(answer), bytes(complaint)
+            return bytes(said[out]), bytes(said[err])
 
 
-def _process(node: int, said: Mapping[str, Any]) -> ProcessStack:
-    """Return what a node said about a process. A node may be a stranger's, so control characters are removed."""
-    name = str(said.get("name", ""))
+def _processes(node: int, answer: bytes) -> tuple[ProcessStack, ...]:
+    """Return what a node said about its processes. It may be a stranger's, so it is checked as its messages are.
+
+    Raises:
+        ValueError, RecursionError, ProtocolError: it said something else, or what takes far more memory than its text.
+    """
+    check_json(answer)
+    said = json.loads(answer)
+    if type(said) is not list:
+        raise ValueError(f"a node must answer with a list of processes, not {type(said).__name__}")
+    return tuple(_process(node, each) for each in said)
+
+
+def _process(node: int, said: object) -> ProcessStack:
+    if type(said) is not dict:
+        raise ValueError(f"a process must be a JSON object, not {type(said).__name__}")
+    pid = said.get("pid")
+    if type(pid) is not int or not 0 <= pid < _LARGEST_PID:
+        raise ValueError("the id of a process is missing, or is no such id")
+    stacks = said.get("stacks", [])
+    if type(stacks) is not list or not all(type(frames) is list for frames in stacks):
+        raise ValueError("the stacks of a process must be lists of lines")
+    name = _text(said, "name")
     is_own = name.startswith("skypool-")
-    what = name.removeprefix("skypool-").replace("rank-", "rank ") if is_own else said.get("command") or name
+    what = name.removeprefix("skypool-").replace("rank-", "rank ") if is_own else _text(said, "command") or name
     return ProcessStack(
         node=node,
-        pid=int(said.get("pid", 0)),
-        name=printable(str(what)[:_COMMAND]),
-        state=printable(str(said.get("state", ""))),
-        stacks=tuple(tuple(printable(str(frame)) for frame in frames) for frames in said.get("stacks", ())),
-        native=printable(str(said.get("native", ""))),
-        problem=printable(str(said.get("problem", ""))),
+        pid=pid,
+        name=one_line(what, _COMMAND),
+        state=one_line(_text(said, "state"), _LINE),
+        stacks=tuple(tuple(one_line(_checked(frame), _LINE) for frame in frames) for frames in stacks),
+        native=printable(_text(said, "native")),
+        problem=one_line(_text(said, "problem"), _LINE),
     )
+
+
+def _text(said: Mapping[str, Any], name: str) -> str:
+    return _checked(said.get(name, ""))
+
+
+def _checked(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError(f"a text of a process is of the type {type(value).__name__}")
+    return value

@@ -41,6 +41,19 @@ def printable(text: str, colours: bool = False) -> str:
     return "".join(parts)
 
 
+def one_line(text: str, most: int) -> str:
+    """Return the beginning of a text as a single line, without what `printable` removes.
+
+    A text that has several lines could look like lines of other nodes.
+
+    Args:
+        text: the text that a node (a rented machine) sent.
+        most: the number of characters of the text that are taken.
+    """
+    text = printable(text[:most])
+    return text if text.isprintable() else " ".join(text.split())
+
+
 def plain_error(error: BaseException) -> BaseException:
     """Remove escape sequences other than colours from the texts of an exception, in place. Return the exception.
 

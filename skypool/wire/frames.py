@@ -50,7 +50,7 @@ TOGETHER = 512
 CALLS_NAMED = 16 << 10
 """The greatest number of calls that the header of one frame may name."""
 _SHORT_JSON = 4 << 10
-"""The size in bytes up to which JSON is parsed without the memory check of `_check_json`."""
+"""The size in bytes up to which JSON is parsed without the memory check of `check_json`."""
 _JSON_GROWS = 3
 """The memory that the objects of a long JSON text may take, as a multiple of the text's length."""
 # A list of call ids needs 2.
@@ -361,7 +361,7 @@ def _object_in(data: memoryview) -> dict[str, Any]:
         ProtocolError: the bytes are not a JSON object, or the parsed object would take too much memory.
     """
     if len(data) > _SHORT_JSON:
-        _check_json(bytes(data))
+        check_json(bytes(data))
     text = str(data, "utf-8", "replace")
     try:
         found, used = _scan_json(text, 0)
@@ -374,7 +374,7 @@ def _object_in(data: memoryview) -> dict[str, Any]:
     return found
 
 
-def _check_json(data: bytes) -> None:
+def check_json(data: bytes) -> None:
     """Refuse JSON that would take far more memory when parsed than it takes as text, such as a list of empty lists.
 
     Return nothing if the JSON is accepted.
