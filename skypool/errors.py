@@ -18,6 +18,7 @@
     ├── HostBusy                           the machine serves another pool
     ├── NetworkError                       nodes cannot reach each other; carries the pair, the port and advice
     ├── BudgetExceeded                     the budget is spent
+    ├── NotPrivate (PermissionError)       another user can change a folder or file that must be this user's alone
     ├── LedgerError                        the list of rented machines cannot be read or written: nothing is rented
     ├── StillRunning                       instances that may not have ended; carries them
     ├── ConnectionLost                     a node is gone or does not respond; carries the node
@@ -65,6 +66,7 @@ __all__ = [
     "NoOffers",
     "NodeInterrupted",
     "NodeRetired",
+    "NotPrivate",
     "OfferGone",
     "PickleError",
     "PoolClosed",
@@ -240,6 +242,22 @@ class BootstrapError(SkypoolError):
 
 class BudgetExceeded(SkypoolError):
     """The error for a budget that is spent, or that is too small for the plan. Nothing more is rented for the pool."""
+
+
+class NotPrivate(SkypoolError, PermissionError):
+    """The error for a folder or file that another user of this computer can change, but that skypool would trust.
+
+    It was neither read nor written.
+
+    Attributes:
+        path: the path of the folder or file, or of the folder on the way to it that others can change.
+        owner: the id of the user to whom it belongs; -1 if unknown.
+        mode: its permissions, such as 0o777.
+    """
+
+    def __init__(self, message: str, *, path: str = "", owner: int = -1, mode: int = 0) -> None:
+        self.path, self.owner, self.mode = path, owner, mode
+        super().__init__(message)
 
 
 class LedgerError(SkypoolError):

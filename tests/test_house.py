@@ -23,10 +23,10 @@ from tests.lab.fixtures import skip_or_fail
 ROOT = Path(__file__).parent.parent
 
 ORDER = """
-    errors tracebacks supported events clock checks processes event_loop accelerators devices wire shipping model trust
-    samples runtime gangs link drivers calls offers rental provision console logs metrics observers report pool engines
-    proof agent cli testing __main__
-""".split()  # noqa: SIM905 - as a list it is 33 lines and says no more
+    errors safety tracebacks supported events clock checks processes event_loop accelerators devices wire shipping model
+    trust samples runtime gangs link drivers calls offers rental provision console logs metrics observers report pool
+    engines proof agent cli testing __main__
+""".split()  # noqa: SIM905 - as a list it is 34 lines and says no more
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 
 FRONT_DOOR = "skypool"

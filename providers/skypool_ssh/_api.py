@@ -21,8 +21,8 @@ from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
 from skypool.drivers import settings
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
+from skypool.safety.text import printable
 from skypool.shipping import bundle
-from skypool.trust import printable
 from skypool.wire.transport import SSH, Errand, Trouble
 
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")

@@ -15,7 +15,7 @@ from skypool.calls.pending import PendingCall
 from skypool.calls.tally import CallTally
 from skypool.errors import ConnectionLost, WorkerDied, protocol_violation, taken_back
 from skypool.link.inbound import ItemWanted, Outcome, Yielded
-from skypool.trust.text import plain_error
+from skypool.safety.text import plain_error
 from skypool.wire import exceptions
 from skypool.wire.frames import Buffer, End
 

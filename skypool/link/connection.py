@@ -18,7 +18,8 @@ from skypool.link.handshake import Gone, Handshake
 from skypool.link.inbound import Welcome
 from skypool.link.inbox import Arrival, Inbox, complaint
 from skypool.link.outbox import Outbox
-from skypool.trust import Reader, printable
+from skypool.safety.text import printable
+from skypool.trust import Reader
 from skypool.wire.frames import Buffer, Decoder, Kind, frame
 from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import CommandStream, Transport, refusal

@@ -8,8 +8,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable
 
-from skypool import events, trust
+from skypool import events
 from skypool.link.inbound import Pong, Printed
+from skypool.safety.text import printable, unfinished
 from skypool.wire.frames import Buffer
 
 _ACK = 256 << 10
@@ -120,8 +121,8 @@ class NodeReports:
             decoder = self._decoders[source] = codecs.getincrementaldecoder("utf-8")("replace")
         text = self._halves.pop(source, "") + decoder.decode(data)
         if self._is_stranger(node):
-            return trust.printable(text)
-        if "\x1b" in text and (waits := trust.unfinished(text)):
+            return printable(text)
+        if "\x1b" in text and (waits := unfinished(text)):
             self._halves[source] = text[-waits:]
             text = text[:-waits]
-        return trust.printable(text, colours=True)
+        return printable(text, colours=True)

@@ -12,7 +12,6 @@ format, and reading this format cannot run code that the stranger chose.
   similar values to columns.
 - `refusals`: makes the errors for values that cannot be written as data.
 - `values` (standard library), `arrays` (numpy, torch), `classes` (the user's own): the types that may be sent.
-- `text`: removes terminal control sequences from texts that nodes send.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from skypool.trust.text import printable as printable
-from skypool.trust.text import unfinished as unfinished
 from skypool.wire.frames import Buffer
 
-__all__ = ["Reader", "printable", "unfinished"]
+__all__ = ["Reader"]
 
 
 class Reader(Protocol):

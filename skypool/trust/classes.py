@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from skypool.errors import WorkerDied, died
+from skypool.safety.text import printable
 from skypool.shipping import user_modules
 from skypool.trust.cursor import FAULTY, NotData
 from skypool.trust.format import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED
 from skypool.trust.reading import ClassShape, Reading
 from skypool.trust.refusals import short_form
-from skypool.trust.text import printable
 from skypool.wire import exceptions
 from skypool.wire.pickling import SCRIPT
 

@@ -11,12 +11,12 @@ from json.scanner import make_scanner
 from typing import Any
 
 from skypool.errors import RemoteError, UntrustedResult
+from skypool.safety.text import printable
 from skypool.trust import arrays, classes, values
 from skypool.trust.classes import Allowed
 from skypool.trust.cursor import FAULTY, NotData
 from skypool.trust.format import ALLOWED
 from skypool.trust.reading import ClassShape, Maker, Reading
-from skypool.trust.text import printable
 from skypool.trust.writing import JSON, MOST_JSON
 from skypool.wire.exceptions import RemoteTraceback
 from skypool.wire.frames import Buffer
