@@ -97,6 +97,14 @@ def seconds(name: str, value: Duration) -> float:
     return float(value)
 
 
+def duration_words(seconds: float) -> str:
+    """Return a duration in seconds as words: "7.5 s", "30:00 min" or "1:30:00 h"."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    text = str(timedelta(seconds=round(seconds)))
+    return f"{text} h" if seconds >= 3600 else f"{text.removeprefix('0:')} min"
+
+
 def switch(name: str, value: Any) -> bool:
     """Return `value` if it is True or False. Raise UsageError for any other value, also for 0, 1 and None."""
     if not isinstance(value, bool):

@@ -22,7 +22,12 @@ def now() -> float:
 
     On Linux, time in which the machine was suspended counts.
     """
-    return _BEGAN + time.clock_gettime(_CLOCK)
+    return _BEGAN + elapsed()
+
+
+def elapsed() -> float:
+    """Return seconds of a monotonic clock. On Linux, time in which the machine was suspended counts."""
+    return time.clock_gettime(_CLOCK)
 
 
 def today() -> date:

@@ -18,6 +18,7 @@
     ├── HostBusy                           the machine serves another pool
     ├── NetworkError                       nodes cannot reach each other; carries the pair, the port and advice
     ├── BudgetExceeded                     the budget is spent
+    ├── LifetimeExceeded                   the pool's `max_lifetime` is over
     ├── NotPrivate (PermissionError)       another user can change a folder or file that must be this user's alone
     ├── LedgerError                        the list of rented machines cannot be read or written: nothing is rented
     ├── StillRunning                       instances that may not have ended; carries them
@@ -60,6 +61,7 @@ __all__ = [
     "HostKeyMismatch",
     "LaunchError",
     "LedgerError",
+    "LifetimeExceeded",
     "LoginRefused",
     "NetworkError",
     "NoAnswer",
@@ -242,6 +244,10 @@ class BootstrapError(SkypoolError):
 
 class BudgetExceeded(SkypoolError):
     """The error for a budget that is spent, or that is too small for the plan. Nothing more is rented for the pool."""
+
+
+class LifetimeExceeded(SkypoolError):
+    """The error for a pool whose `max_lifetime` is over. All of its machines are ended, and nothing more is rented."""
 
 
 class NotPrivate(SkypoolError, PermissionError):

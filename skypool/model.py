@@ -230,7 +230,8 @@ class Order:
         need: requirements of the pool.
         lease: seconds that a machine lives on without hearing from its client, at first counted from its boot. Default
             600.
-        lifetime: seconds after its boot at which a machine ends itself in any case; None for no such limit.
+        lifetime: seconds after its boot at which a machine ends itself in any case; None for no such limit. It is what
+            is left of the pool's `max_lifetime`, or of its budget if that is less.
         until: time after which the machines are no longer needed, unless the pool sets a later one. This time is
             written into the machines' tags. Time zone aware, in UTC. If None, the machines get no such tag.
         max_usd_per_hour: maximum price of one machine (or one slice) in US dollars per hour, also when the price

@@ -13,6 +13,7 @@
 - `hints`: tells the user of idle devices.
 - `history`: writes what happens in a pool to disk, for reports.
 - `idle`: records the idle time of nodes in the ledger.
+- `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
 - `linger`: ends a pool that has had no work for a while.
 - `metering`: reads the numbers of a pool for Prometheus and other monitoring systems.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
@@ -34,6 +35,7 @@ __all__ = [
     "history",
     "idle",
     "lifecycle",
+    "limits",
     "linger",
     "metering",
     "network",

@@ -278,7 +278,7 @@ class Connector:
             slice=self._place(instance),
             slots=slots,
             lease=terms.lease,
-            lifetime=terms.lifetime,
+            lifetime=await asyncio.to_thread(self._rental.node_lifetime),
             liveness=terms.liveness,
             grace=terms.grace,
             guard=access.guard,

@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from skypool import events
@@ -20,9 +20,9 @@ from skypool.calls.futures import CallFuture
 from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
 from skypool.errors import (
-    BudgetExceeded,
     ConnectionLost,
     LaunchError,
+    LedgerError,
     NodeUnhealthy,
     PoolClosed,
     SkypoolError,
@@ -46,6 +46,7 @@ from skypool.pool.health import HealthWatch
 from skypool.pool.hints import IdleHints
 from skypool.pool.history import HistoryWatch
 from skypool.pool.idle import IdleWatch
+from skypool.pool.limits import LOOK, PLANNED, Limits
 from skypool.pool.linger import LingerWatch
 from skypool.pool.metering import Metering
 from skypool.pool.node_listener import NodeListener
@@ -162,6 +163,7 @@ class PoolEngine:
         )
         self.linger = LingerWatch(terms, self.dispatch, self.rental, lambda: self.state, self.apply)
         self._links = self._connector.links
+        self._limits = Limits(terms, self.rental, self.linger, self._links)
         self._welcomes = self._connector.welcomes
         hints = IdleHints(terms.name, self._welcomes, lambda: self.rental.known_receipt, self.emit)
         self.idle = IdleWatch(self.dispatch, self.rental, lambda: self.state, hints)
@@ -186,6 +188,7 @@ class PoolEngine:
         self._changed = asyncio.Event()
         self._advised = False
         self._told_of_stopped_parts = False
+        self._told: set[str] = set()
         self._grow_pause = _GROW_AGAIN
         self._grow_from = -math.inf
         self._no_growth = ""
@@ -298,6 +301,8 @@ class PoolEngine:
         """Begin what runs beside the nodes for as long as the pool lives."""
         self._spawn(self._serve_observers())
         self._spawn(self._tend())
+        self._spawn(self._keep_limits())
+        self._spawn(self._limits.watch_pauses())
         self._spawn(self.health.keep())
         self._spawn(self.idle.keep())
         self._spawn(self.linger.keep())
@@ -781,24 +786,44 @@ class PoolEngine:
                 )
 
     async def _tend(self) -> None:
-        """Record regularly in the ledger that this pool is alive, and end the pool when its budget is spent.
+        """Record regularly in the ledger and at the providers that this pool is alive, until the pool begins to end.
 
         The ledger is the local database of rented machines. The pool also ends if another process has begun to end it,
-        such as `skypool down`. Nodes are told for how long the budget still lasts. Returns when the pool begins to end.
+        such as `skypool down`.
         """
-        while self.state.phase not in (Phase.DRAINING, Phase.ENDED):
-            try:
-                left = await asyncio.to_thread(self.rental.tend)
-            except TakenOver as e:
-                await self._hand_over(e)
-                return
-            except (BudgetExceeded, PoolClosed) as e:
-                self.apply(states.Stop(e))
-                return
-            if left < math.inf:
-                for link in self._links.values():
-                    link.allow(left)
-            await self._pause(min(left, self.rental.pulse))
+        while not self._is_ending:
+            with self._deciding():
+                await asyncio.to_thread(self.rental.tend)
+            await self._pause(self.rental.pulse)
+
+    async def _keep_limits(self) -> None:
+        """End the pool when its budget is spent, or its lifetime is over. Return when the pool begins to end.
+
+        No provider is asked meanwhile, as the answer may take long.
+        """
+        while not self._is_ending:
+            pause = LOOK
+            with self._deciding():
+                pause = await self._limits.check()
+            await self._pause(pause)
+
+    @contextlib.contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """Act on an error in the block that ends the pool. Tell the user of any other error, once for each text."""
+        try:
+            yield
+        except TakenOver as e:
+            self._spawn(self._hand_over(e))
+        except PLANNED as e:
+            self.apply(states.Stop(e))
+        except Exception as e:  # noqa: BLE001 - the user is told, and it is tried again
+            if (words := alike(e)) not in self._told:
+                self._told.add(words)
+                self._notice(f"the pool goes on, but could not check its limits: {_text_of(e)}")
+
+    @property
+    def _is_ending(self) -> bool:
+        return self.state.phase in (Phase.DRAINING, Phase.ENDED)
 
     # --- what is kept in files -------------------------------------------------------------------------------
 
@@ -930,8 +955,8 @@ class PoolEngine:
     async def _pause(self, seconds: float) -> None:
         """Sleep for this many seconds, or until the pool begins to end. Return at once if it is ending or has ended."""
         until = time.monotonic() + seconds
-        while self.state.phase not in (Phase.DRAINING, Phase.ENDED) and time.monotonic() < until:
-            await asyncio.sleep(0.05)
+        while not self._is_ending and (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(0.05, left))
 
     async def _stop_reaching(self, node: int) -> None:
         """Cancel the task that still connects to a node or sets it up. Wait for the task, and close the connection.
@@ -1113,18 +1138,23 @@ class PoolEngine:
         self._spawn(self._lose(node, error))
 
     async def _lose(self, node: int, error: ConnectionLost) -> None:
-        """Report a lost node to the state machine, or give the pool up if another process has taken it over.
+        """Report a lost node to the state machine, unless its end was planned: then the pool ends.
 
-        That a node says so counts only if it is trusted: a stranger's machine could say so to be left running.
+        If another process has taken the pool over, give the pool up. That a node says so counts only if it is trusted:
+        a stranger's machine could say so to be left running.
         """
         try:
             if isinstance(error, TakenOver) and not self._trust_levels.is_stranger(node):
                 raise error
-            await asyncio.to_thread(self.rental.check_owner)
+            await self._limits.check_loss()
         except TakenOver as e:
             await self._hand_over(e)
-            return
-        await self.departures.lost(node, error)
+        except PLANNED as e:
+            self.apply(states.Stop(e))
+        except LedgerError:  # whether the end was planned is not known
+            await self.departures.lost(node, error)
+        else:
+            await self.departures.lost(node, error)
 
     async def _hand_over(self, error: TakenOver) -> None:
         """Give the pool up, because another process owns it now. Ready nodes are left alone, and keep running.

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 
 from skypool import clock
 from skypool.calls.dispatch import Dispatch
-from skypool.checks import Duration, seconds
+from skypool.checks import Duration, duration_words, seconds
 from skypool.errors import PoolClosed, UsageError
 from skypool.pool import states
 from skypool.pool.states import Phase
@@ -83,17 +82,26 @@ class LingerWatch:
         linger = self._terms.linger
         if linger is None:
             return
-        while (idle := self.idle) < linger:
-            await asyncio.sleep(min(_LOOK, max(0.05, (linger - idle) / 2)))
-        error = PoolClosed(await asyncio.to_thread(self._why, idle))
-        if self.idle >= linger:  # no call came meanwhile
-            self._apply(states.Stop(error))
-        else:
-            await self.keep()
+        while True:
+            while (idle := self.idle) < linger:
+                await asyncio.sleep(min(_LOOK, max(0.05, (linger - idle) / 2)))
+            try:
+                await self.check()
+            except PoolClosed as e:
+                self._apply(states.Stop(e))
+                return
+
+    async def check(self) -> None:
+        """Raise PoolClosed if the pool has had no work for its whole linger time. Otherwise do nothing."""
+        linger, idle = self._terms.linger, self.idle
+        if linger is not None and idle >= linger:
+            error = PoolClosed(await asyncio.to_thread(self._why, idle))
+            if self.idle >= linger:  # no call came meanwhile
+                raise error
 
     def _why(self, idle: float) -> str:
         """Return the message of the end: how long the pool had no work, what its machines cost, and what to do."""
-        said = f"pool {self._terms.name!r} ends itself, as it has had no work for {_words(idle)} (linger)"
+        said = f"pool {self._terms.name!r} ends itself, as it has had no work for {duration_words(idle)} (linger)"
         receipt = self._rental.known_receipt
         if receipt is not None and receipt.usd_per_hour:
             paid = "an unknown part" if receipt.idle_usd is None else f"{receipt.idle_usd:.4f} USD"
@@ -122,11 +130,3 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
-
-
-def _words(seconds: float) -> str:
-    """Return a duration as words: "7.5 s", "30:00 min" or "1:30:00 h"."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    text = str(timedelta(seconds=round(seconds)))
-    return f"{text} h" if seconds >= 3600 else f"{text.removeprefix('0:')} min"

@@ -122,7 +122,9 @@ class ComputePool(Executor):
         name: the name of the pool in logs, in the tags of its machines, and for `attach`. It has 1 to 40 characters
             a-z, 0-9 and "-". Default None: a random name.
         lease: the time after which a node ends itself if no message from this process arrives. Default "10m".
-        max_lifetime: the time after which each node ends itself, also while it works. Default None: no limit.
+        max_lifetime: the time after which the pool ends with all of its machines, also while calls run. It begins when
+            the first machine is billed. Calls that have not ended raise LifetimeExceeded. Each machine ends itself
+            then, too. Default None: no limit.
         linger: the time after which the pool ends itself if it has had no work: no call that waits or runs, and no
             service with `busy=True`. If this process is killed, each node ends itself that long after its last work,
             or when its lease is over if that is sooner. After a `with` block, the machines stay (and cost) for that

@@ -100,7 +100,14 @@ class Ledger:
     # --- before renting: methods that raise if nothing can be written ------------------------------------------
 
     def begin(
-        self, pool: str, session: str, *, lease: float, budget: Budget | None = None, drivers: Sequence[Driver] = ()
+        self,
+        pool: str,
+        session: str,
+        *,
+        lease: float,
+        budget: Budget | None = None,
+        lifetime: float | None = None,
+        drivers: Sequence[Driver] = (),
     ) -> None:
         """Record that this process begins a pool. Call this before anything is rented.
 
@@ -111,6 +118,7 @@ class Ledger:
             session: id of this run of the pool.
             lease: seconds for which the pool's machines live on without this process.
             budget: limit of the pool's cost; None for no limit.
+            lifetime: seconds after the beginning of its costs at which the pool ends; None for no limit.
             drivers: drivers of the pool's providers. Their secrets are not recorded.
 
         Raises:
@@ -130,7 +138,7 @@ class Ledger:
             _prune(book, now - KEEP)
             client = me.host, me.pid, me.birth
             times = now, now, lease
-            row = session, pool, *client, *times, *limits, notes, None, None, "", best_effort, None
+            row = session, pool, *client, *times, *limits, notes, None, None, "", best_effort, None, lifetime
             book.execute(f"INSERT INTO pools VALUES ({', '.join('?' * len(row))})", row)
 
         self._file.write(work, thoroughly=True, holds=lambda _: session)
@@ -483,12 +491,19 @@ class Ledger:
         cannot be written.
         """
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
+        return not self.is_ending(session)
+
+    def is_ending(self, session: str) -> bool:
+        """Return True if a process has begun to end the pool, or has ended it.
+
+        Return False if the ledger cannot be read or does not have the pool. Does not raise.
+        """
         try:
             sql = "SELECT ending FROM pools WHERE session = ?"
             found = self._file.read(lambda book: book.execute(sql, (session,)).fetchone())
         except LedgerError:
-            return True  # the user was told already; an unreadable file must not end a pool
-        return found is None or found[0] is None
+            return False  # the user was told already; an unreadable file must not end a pool
+        return found is not None and found[0] is not None
 
     def taken_by(self, session: str) -> Process | None:
         """Return the process that has taken a pool over from this process; None if none has.

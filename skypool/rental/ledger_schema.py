@@ -48,13 +48,17 @@ ALTER TABLE instances ADD COLUMN is_idle INTEGER NOT NULL DEFAULT 1;
     """
 ALTER TABLE pools ADD COLUMN stays REAL;
 """,
+    """
+ALTER TABLE pools ADD COLUMN lifetime REAL;
+""",
 )
 """SQL steps that bring the tables from each version to the next. The first step makes the tables in an empty file.
 
 Users have files of every version, so only add steps. `orders.at` is the time when an order was first sent, and
 `orders.sent` the time when it was last sent. `instances.idle_at` is the time until which `idle_seconds` and `idle_usd`
 count; it is NULL for instances of an older skypool. From then on, an instance is idle if `is_idle` is 1. `pools.stays`
-is the time until which machines stay after the end of their `with` block; NULL before that.
+is the time until which machines stay after the end of their `with` block; NULL before that. `pools.lifetime` is the
+pool's `max_lifetime` in seconds; NULL for no limit.
 """
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""

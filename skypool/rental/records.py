@@ -74,6 +74,7 @@ class Record:
         notes: the pool's drivers and their settings, as JSON objects.
         stays: the time until which the pool's machines stay without `client`, because its `with` block was left and it
             has `linger=`; None before that, and again after a process took the pool over.
+        lifetime: seconds after the beginning of its costs at which the pool ends; None for no such limit.
     """
 
     pool: str
@@ -90,6 +91,7 @@ class Record:
     intents: tuple[Intent, ...]
     notes: tuple[DriverNote, ...]
     stays: float | None = None
+    lifetime: float | None = None
 
     @property
     def running(self) -> tuple[Line, ...]:
@@ -260,7 +262,7 @@ def _intent(row: Sequence[Any]) -> Intent:
 
 def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent, ...]) -> Record:
     session, pool, host, pid, birth, started, beat, lease, max_usd, warn, notes, ending, ended, error, *more = row
-    best_effort, stays = more
+    best_effort, stays, lifetime = more
     return Record(
         pool=_name(pool),
         session=_name(session),
@@ -276,6 +278,7 @@ def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent
         intents=intents,
         notes=tuple(_note(each) for each in _plain(notes, list)),
         stays=None if stays is None else _time(stays),
+        lifetime=None if lifetime is None else _number(lifetime, _LONGEST),
     )
 
 

@@ -15,11 +15,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from skypool import clock, events
+from skypool.checks import duration_words
 from skypool.drivers.contract import Driver, Learns, Renews, Tidies, abilities
 from skypool.errors import (
     BudgetExceeded,
     CapacityError,
     LedgerError,
+    LifetimeExceeded,
     PoolClosed,
     SkypoolError,
     StillRunning,
@@ -38,6 +40,8 @@ from skypool.wire.keys import Keys
 
 _BOOT = 120.0
 """Seconds that are added to the lease for the expiry time in a machine's tag, as a new machine must boot first."""
+_NODE_LATER = 5.0
+"""Seconds by which nodes end themselves later than the pool, when its lifetime is over."""
 REPRICE = 600.0
 """Seconds after which the prices of spot machines are read again."""
 _HEADROOM = 1.25
@@ -74,6 +78,7 @@ class Rental:
         self.before_prices: Callable[[], None] = lambda: None
         self._numbers = itertools.count()
         self._priced = time.monotonic()
+        self._billed_since: float | None = None  # when the pool began to cost something
         self._told: set[str] = set()
         self._planning = Planning(terms, self._tell, self.stopping)
         self._holdings = Holdings(terms, self._tell)
@@ -187,7 +192,14 @@ class Rental:
         terms = self._terms
         self.check_budget(terms.minimum if minimum is None else minimum)
         ledger = Ledger.here(self._tell)
-        ledger.begin(terms.name, self.session, lease=terms.lease, budget=terms.budget, drivers=terms.drivers)
+        ledger.begin(
+            terms.name,
+            self.session,
+            lease=terms.lease,
+            budget=terms.budget,
+            lifetime=terms.lifetime,
+            drivers=terms.drivers,
+        )
         self._holdings.record_in(ledger, self.session)
 
     def check_budget(self, more: int) -> None:
@@ -198,13 +210,15 @@ class Rental:
         """
         budget = self._terms.budget
         if more > 0 and budget is not None and self.plan is not None and self.plan.best is not None:
-            budget.check_first_hour([self.plan.best] * more, self.receipt.usd, self._terms.lifetime)
+            lifetime = None if self._terms.lifetime is None else self._lifetime_left
+            budget.check_first_hour([self.plan.best] * more, self.receipt.usd, lifetime)
 
     def adopt(self) -> list[Instance]:
         """Take over the instances of the pool of this name that another process left, and return them.
 
-        If this pool was made without a budget, it gets the budget that the ledger has for it. If the ledger on this
-        computer does not have the pool, the pool is taken over all the same, but its costs are not recorded.
+        If this pool was made without a budget, it gets the budget that the ledger has for it. If the ledger has a
+        shorter lifetime, that counts. If the ledger on this computer does not have the pool, the pool is taken over all
+        the same, but its costs are not recorded.
 
         Raises:
             SkypoolError: no provider has instances of the pool, or a provider could not be asked.
@@ -224,10 +238,17 @@ class Rental:
         known = ledger.adopt(name, lease=self._terms.lease)
         if known is not None:  # None if the pool is in the ledger of another machine
             self._holdings.record_in(ledger, known.session)
-            self._terms = replace(self._terms, budget=self._terms.budget or known.budget)
+            lifetime = min(self._terms.lifetime or math.inf, known.lifetime or math.inf)
+            self._terms = replace(
+                self._terms,
+                budget=self._terms.budget or known.budget,
+                lifetime=None if lifetime == math.inf else lifetime,
+            )
             self._planning.keep_budget(self._terms.budget)
             waits = {d.name for d in self._terms.drivers if abilities(d).billed_from == "running"}
             ledger.found(self.session, found, waits)
+        else:
+            self._billed_since = min(clock.now(), *(each.billed_from or math.inf for each in found))
         return found
 
     # --- renting ---------------------------------------------------------------------------------------------
@@ -281,10 +302,13 @@ class Rental:
         left = self._left([offer] * (len(nodes) // offer.hosts))
         if left <= 0:
             raise BudgetExceeded(self._spent_words())
+        lifetime = self._lifetime_left
+        if lifetime <= 0:
+            raise LifetimeExceeded(self._over_words())
         bounded = terms.budget is not None and offer.market == "spot"
         if bounded and left > terms.lease:
             left = math.inf  # its price may fall; until then the lease, and the time that `tend` returns, limit it
-        ends = min(left, math.inf if terms.lifetime is None else terms.lifetime)
+        ends = min(left, lifetime)
         caps = [terms.need.max_usd_per_hour or math.inf, offer.usd_per_hour * _HEADROOM if bounded else math.inf]
         return Order(
             pool=terms.name,
@@ -323,57 +347,104 @@ class Rental:
 
     @property
     def pulse(self) -> float:
-        """Recommended seconds between two calls of `tend`: a third of the lease, but at most 60 (5 with a budget).
+        """Recommended seconds between two calls of `tend`: a third of the lease, but at most 60.
 
-        The lease is the time for which machines live on without this process."""
-        return min(self._terms.lease / 3, 60.0 if self._terms.budget is None else 5.0)
+        The lease is the time for which machines live on without this process.
+        """
+        return min(self._terms.lease / 3, 60.0)
 
-    def tend(self) -> float:
-        """Renew the pool's lease in the ledger and in its machines' tags, update prices, and check the budget. Blocks.
+    def tend(self) -> None:
+        """Renew the pool's lease in the ledger and in its machines' tags, and update prices. Blocks.
 
-        The user gets a warning when the share `warn` of the budget is spent. Errors of a provider are shown to the
-        user, and not raised.
-
-        Returns:
-            Seconds for which the rest of the budget lasts; `math.inf` without a budget.
+        Errors of a provider are shown to the user, and not raised.
 
         Raises:
-            BudgetExceeded: the budget is spent.
             PoolClosed: another process has begun to end the pool.
             TakenOver: another process has taken the pool over.
         """
         name = self._terms.name
-        ledger = self._holdings.ledger
-        if ledger is not None and not ledger.beat(self.session):
-            raise PoolClosed(
-                f"pool {name!r} was ended by another process, as `skypool down {name}` does; make a new ComputePool"
-            )
+        if self._holdings.ledger is not None:
+            self._holdings.ledger.beat(self.session)
         self.check_owner()
         for driver in self._terms.drivers:
             if driver.name in self._holdings.tried and isinstance(driver, Renews):
                 try:
                     driver.renew(name, _from_now(self._terms.lease + _BOOT))
-                except Exception as e:  # noqa: BLE001 - the budget below must be checked in any case
+                except Exception as e:  # noqa: BLE001 - the user is told, and it is tried again
                     self._tell(
                         f"the lease in the tags of the machines of {driver.name} could not be renewed; this is tried "
                         f"again soon: {e}"
                     )
         self._reprice()
         self._holdings.terminate_lost()
+
+    def check_limits(self, early: float = 0.0) -> float:
+        """Check the budget and the lifetime of the pool, without asking a provider. Blocks for a moment.
+
+        The user gets a warning when the share `warn` of the budget is spent.
+
+        Args:
+            early: seconds by which an end that is due later counts as due. Default 0.
+
+        Returns:
+            Seconds for which the pool may go on; `math.inf` without a budget and a lifetime.
+
+        Raises:
+            BudgetExceeded: the budget is spent.
+            LifetimeExceeded: the lifetime is over.
+            LedgerError: there is a budget, and the costs cannot be read from the ledger or from memory.
+        """
+        lifetime = self._lifetime_left
+        if lifetime <= early:
+            raise LifetimeExceeded(self._over_words())
         budget = self._terms.budget
         left = self._left()
         if budget is None:
-            return left
-        if left <= 0:
+            return min(left, lifetime)
+        if left <= early:
             raise BudgetExceeded(self._spent_words())
         if budget.warns(spent := self.receipt.usd):
             share = f"{budget.warn:.0%} of the budget of ${budget.max_usd:g}"
             self._tell(f"{share} is spent; all machines are ended when the budget is used up", f"${spent:.2f} so far")
-        return left
+        return min(left, lifetime)
+
+    @property
+    def _lifetime_left(self) -> float:
+        """Seconds until the pool's lifetime is over, at most 0 if it is; `math.inf` if it has none.
+
+        It begins with the costs of the pool: when its first machine is billed.
+        """
+        lifetime = self._terms.lifetime
+        if lifetime is None:
+            return math.inf
+        if self._billed_since is None:
+            receipt = self.known_receipt
+            billed = [each.begins for each in receipt.lines if each.billed_from is not None] if receipt else []
+            if not billed:
+                return lifetime
+            self._billed_since = min(billed)
+        return self._billed_since + lifetime - clock.now()
+
+    def node_lifetime(self) -> float | None:
+        """Return the seconds after which a node that starts now must end itself; None for no such limit. Blocks.
+
+        It is a little later than the end of the pool, so that the pool ends first and can say why.
+        """
+        left = self._lifetime_left
+        return None if left == math.inf else max(0.0, left) + _NODE_LATER
 
     def check_owner(self) -> None:
-        """Raise TakenOver if the ledger says that another process has taken the pool over. Otherwise do nothing."""
-        ledger = self._holdings.ledger
+        """Check in the ledger whether this process still has the pool. Do nothing if the ledger does not know. Blocks.
+
+        Raises:
+            PoolClosed: another process has begun to end the pool.
+            TakenOver: another process has taken the pool over.
+        """
+        name, ledger = self._terms.name, self._holdings.ledger
+        if ledger is not None and ledger.is_ending(self.session):
+            raise PoolClosed(
+                f"pool {name!r} was ended by another process, as `skypool down {name}` does; make a new ComputePool"
+            )
         owner = ledger.taken_by(self.session) if ledger is not None else None
         if owner is not None:
             raise TakenOver(
@@ -431,6 +502,13 @@ class Rental:
         return (
             f"pool {self._terms.name!r} has spent ${self.receipt.usd:.2f} of its budget of ${most:g}, and its machines "
             f"are ended; to go on, make a new pool with a larger Budget(max_usd=). `skypool cost` shows what was spent"
+        )
+
+    def _over_words(self) -> str:
+        name, lifetime = self._terms.name, self._terms.lifetime or 0.0
+        return (
+            f"pool {name!r} ends with its machines, as its max_lifetime of {duration_words(lifetime)} is over; calls "
+            "that have not ended are lost. To go on, make a new ComputePool with a longer max_lifetime="
         )
 
     def idle(self, spans: Mapping[tuple[str, str], IdleSpan]) -> None:
@@ -532,9 +610,7 @@ class Rental:
             raise SkypoolError(f"the ledger does not have pool {name!r}, so its machines cannot stay: they end now")
         receipt = self.receipt
         lines = [each for each in receipt.lines if not each.ended]
-        lifetime = math.inf if self._terms.lifetime is None else self._terms.lifetime
-        over = min((each.launched + lifetime for each in lines), default=math.inf) - clock.now()
-        seconds = max(0.0, min(seconds, self._left(), over))
+        seconds = max(0.0, min(seconds, self._left(), self._lifetime_left))
         for driver in self._terms.drivers:
             if driver.name in self._holdings.tried and isinstance(driver, Renews):
                 try:

@@ -44,7 +44,7 @@ class Terms:
             rented together at one price), the number of slices.
         maximum: largest number of nodes, or of slices.
         lease: seconds for which a node lives on without hearing from this client.
-        lifetime: seconds after which every node ends itself in any case; None for no such limit.
+        lifetime: seconds after the beginning of its costs at which the pool ends in any case; None for no such limit.
         liveness: seconds of silence after which a node is given up.
         grace: seconds that a call has to stop after it was asked to.
         image: software and files of the nodes.

@@ -1,0 +1,113 @@
+"""`Limits`: finds out when a pool must end as planned, because its budget, lifetime or other limit is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from skypool import clock
+from skypool.checks import duration_words
+from skypool.errors import BudgetExceeded, LifetimeExceeded, PoolClosed
+from skypool.link.connection import Link
+from skypool.pool.linger import LingerWatch
+from skypool.rental.rental import Rental
+from skypool.rental.request import Terms
+
+PLANNED = (BudgetExceeded, LifetimeExceeded, PoolClosed)
+"""The errors of an end that was planned. It is no loss: calls are not sent again, and nothing more is rented."""
+LOOK = 1.0
+"""Most seconds between two checks."""
+_OWNER_EVERY = 5.0
+"""Seconds between two checks whether another process ends the pool, or has taken it over. While a node cannot be
+reached, that is checked each time."""
+_TELL_EVERY = 5.0
+"""Seconds after which nodes are told again for how long they may live."""
+_EARLY = 2.0
+"""Seconds before a planned end in which the loss of a node is a part of that end, as clocks differ a little."""
+_LATE = 2.0
+"""Seconds between a message to a node and the moment from which the node counts its lease, at most."""
+
+
+class Limits:
+    """The limits of one pool. The methods run in the engine's thread.
+
+    Args:
+        terms: the checked arguments of the pool.
+        rental: knows the costs, and which process has the pool.
+        linger: knows for how long the pool has had no work.
+        links: the link (connection) to each node, by the node's number.
+    """
+
+    def __init__(self, terms: Terms, rental: Rental, linger: LingerWatch, links: Mapping[int, Link]) -> None:
+        self._terms = terms
+        self._rental = rental
+        self._linger = linger
+        self._links = links
+        self._looked: float | None = None
+        self._paused = 0.0
+        self._owner_checked = self._told = float("-inf")
+
+    async def check(self) -> float:
+        """Check the limits, and tell the nodes of them. Return the seconds after which to check again.
+
+        Raises:
+            BudgetExceeded, LifetimeExceeded: the budget is spent, or the lifetime is over.
+            PoolClosed: another process has begun to end the pool.
+            TakenOver: another process has taken the pool over.
+        """
+        left = await asyncio.to_thread(self._rental.check_limits)
+        now = time.monotonic()
+        links = list(self._links.values())
+        is_cut = not all(link.is_up for link in links)
+        if is_cut or now - self._owner_checked >= _OWNER_EVERY:
+            self._owner_checked = now
+            await asyncio.to_thread(self._rental.check_owner)
+        if is_cut:
+            self._check_pause()
+        elif all((link.silence or 0.0) < LOOK for link in links):
+            self._paused = 0.0  # the nodes have outlived it
+        if left < float("inf") and now - self._told >= _TELL_EVERY:
+            self._told = now
+            for link in links:
+                link.allow(left)
+        return min(left, LOOK)
+
+    async def watch_pauses(self) -> None:
+        """Note how long this process was paused, for as long as the task runs. Nodes hear nothing from it then.
+
+        A pause is one of the engine's thread, as when the computer was suspended.
+        """
+        while True:
+            self._note_pause()
+            await asyncio.sleep(LOOK)
+
+    def _note_pause(self) -> None:
+        now = clock.elapsed()
+        if self._looked is not None:
+            self._paused = max(self._paused, now - self._looked - LOOK)
+        self._looked = now
+
+    async def check_loss(self) -> None:
+        """Raise the reason of a planned end if a node was lost because of it. Return if the loss was not planned.
+
+        Raises:
+            BudgetExceeded, LifetimeExceeded: the budget is spent, or the lifetime is over.
+            PoolClosed: the linger time is over, another process ends the pool, or this process was paused for longer
+                than its lease.
+            TakenOver: another process has taken the pool over.
+        """
+        self._note_pause()
+        await asyncio.to_thread(self._rental.check_owner)
+        await asyncio.to_thread(self._rental.check_limits, _EARLY)
+        await self._linger.check()
+        self._check_pause()
+
+    def _check_pause(self) -> None:
+        """Raise PoolClosed if this process was paused for longer than its lease, and no node was heard since."""
+        if self._paused >= self._terms.lease - _LATE:
+            raise PoolClosed(
+                f"pool {self._terms.name!r} has ended: this process was paused for {duration_words(self._paused)}, "
+                f"longer than lease={self._terms.lease:g} s, so its machines have ended themselves. Make a new "
+                "ComputePool, with a longer lease= if the pause was wanted"
+            )

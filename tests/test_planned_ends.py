@@ -1,0 +1,198 @@
+"""Ends of a pool that its user has planned: `max_lifetime`, and others that are no loss of a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skypool as sky
+from skypool import events
+from skypool.errors import LifetimeExceeded, PoolClosed
+from skypool.rental.ledger import Ledger
+from skypool.rental.reaper import terminate_all
+from skypool.testing import FakeCloud, Stock
+from tests.bill import Item, bill
+from tests.conftest import eventually
+from tests.test_bills import rent
+from tests.test_bills import rented as rented_by
+from tests.watched import Watched
+from tests.work import add, nap, outlast
+
+BOUND = 30.0
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
+    with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0)]) as made:
+        yield made
+
+
+def rented(cloud: FakeCloud) -> list[Item]:
+    """What the cloud bills, in the order in which it was made."""
+    return [*bill(Path(str(cloud.state)) / "events", time.time()).values()]
+
+
+def test_an_idle_pool_ends_with_its_lifetime_and_rents_nothing_more(cloud: FakeCloud) -> None:
+    with Watched(cloud, name="p", max_lifetime=2.0, liveness=5) as pool:
+        assert add(1) >> pool == 2
+        eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
+        eventually(lambda: cloud.count() == 0, BOUND, "the end of key pair and security group")
+        time.sleep(1.0)  # not for luck: a pool that would rent again has begun to
+        [item] = rented(cloud)
+        assert 2.0 <= item.seconds < 4.0
+        with pytest.raises(LifetimeExceeded, match=r"pool 'p' ends .* its max_lifetime of 2 s is over.*longer max_lif"):
+            pool.send(add(1))
+    [end] = [each for each in pool.heard(events.PoolPhase) if each.phase == "draining"]
+    assert "max_lifetime of 2 s" in end.detail
+    assert not pool.heard(events.LinkDown)
+    assert Ledger.here().pools("p")[0].error == end.detail
+
+
+def test_calls_at_the_end_of_the_lifetime_fail_at_once_and_are_not_sent_again(cloud: FakeCloud, tmp_path: Path) -> None:
+    with Watched(cloud, name="p", max_lifetime=2.0) as pool:  # `liveness` is 90 s
+        runs = pool.send(outlast.with_options(retries=3)(str(tmp_path / "never"), str(tmp_path / "log")))
+        waits = pool.send(add.with_options(retries=3)(1))
+        for each in (runs, waits):
+            with pytest.raises(LifetimeExceeded, match="calls that have not ended are lost"):
+                each.result(BOUND)
+    assert not pool.heard(events.CallRetried)
+    assert (tmp_path / "log").read_text() == "0\n"
+    assert len(rented(cloud)) == 1
+
+
+def test_a_machine_in_place_of_a_lost_one_lives_no_longer_than_the_rest_of_the_lifetime(cloud: FakeCloud) -> None:
+    with Watched(cloud, name="p", max_lifetime=5.0, liveness=1.0) as pool:
+        time.sleep(1.0)  # not for luck: this much of the lifetime is over
+        pool.take(0)
+        pool.until_ready(1)
+        with cloud.control.state.open() as world:
+            lifetimes = [each.lifetime for each in world.machines.values()]
+        assert lifetimes[0] == pytest.approx(5.0, abs=0.01)
+        assert lifetimes[1] is not None
+        assert lifetimes[1] < 4.0
+        eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
+    first, last = rented(cloud)
+    assert last.ended is not None
+    assert last.ended - first.made < 7.0
+
+
+def test_a_pool_that_is_taken_over_keeps_its_lifetime(cloud: FakeCloud) -> None:
+    with sky.ComputePool(cloud, name="p", slots=1, linger=60, max_lifetime=4.0, console="off"):
+        pass
+    with sky.ComputePool.attach("p", cloud, linger=60, max_lifetime=100.0, console="off") as pool:
+        eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
+        with pytest.raises(LifetimeExceeded, match="max_lifetime of 4 s"):
+            pool.send(add(1))
+    [item] = rented(cloud)
+    assert 4.0 <= item.seconds < 6.0
+
+
+def test_a_start_that_takes_longer_than_the_lifetime_fails_and_says_why(cloud: FakeCloud) -> None:
+    cloud.control.delay(4.0, "describe")
+    with pytest.raises(LifetimeExceeded, match="max_lifetime of 1 s"):
+        sky.ComputePool(cloud, name="p", max_lifetime=1.0, console="off").start()
+    assert cloud.count() == 0
+
+
+def test_the_lifetime_begins_when_the_machine_is_billed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that waits in a queue costs nothing where billing begins with its run."""
+    cloud = FakeCloud(tmp_path / "queue", [Stock()], machines=False, ends_itself=False, billing="running")
+    rental = rented_by(cloud, monkeypatch, max_lifetime=100.0)
+    cloud.control.next_machines(boots=600.0)
+    rent(rental, 0)
+    cloud.control.advance(599.0)
+    assert rental.check_limits() == 100.0
+    cloud.control.advance(1.5)
+    rental.runs(cloud.instances(pool="p")[0])
+    cloud.control.advance(60.0)
+    assert rental.check_limits() == pytest.approx(39.5, abs=0.5)
+    assert rental.node_lifetime() == pytest.approx(44.5, abs=0.5)
+    cloud.control.advance(39.0)
+    with pytest.raises(LifetimeExceeded, match="max_lifetime of 01:40 min"):
+        rental.check_limits(early=2.0)
+
+
+# --- a process that is away ----------------------------------------------------------------------------------
+
+AWAY = """
+    import sys
+    import skypool as sky
+    from skypool import events
+    from skypool.testing import FakeCloud
+    from tests.work import nap
+    pool = sky.ComputePool(FakeCloud(sys.argv[1]), name="p", slots=1, liveness=20, console="off", **eval(sys.argv[2]))
+    again = []
+    pool.events.listen(lambda event: isinstance(event, events.CallRetried) and again.append(event))
+    with pool:
+        call = pool.send(nap.with_options(retries=2)(600))
+        print("ready", flush=True)
+        try:
+            call.result()
+        except sky.SkypoolError as e:
+            print(f"{type(e).__name__}: {e}", flush=True)
+    print("retried", len(again), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_lifetime": 2.0}, "LifetimeExceeded: pool 'p' ends with its machines, as its max_lifetime of 2 s"),
+        ({"lease": 4.0}, "longer than lease=4 s, so its machines have ended themselves"),
+    ],
+)
+@pytest.mark.slow
+def test_a_process_that_was_paused_past_a_planned_end_names_it_and_rents_nothing(
+    cloud: FakeCloud, options: dict[str, float], said: str
+) -> None:
+    argv = [sys.executable, "-c", textwrap.dedent(AWAY), str(cloud.state), json.dumps(options)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            os.kill(process.pid, signal.SIGSTOP)
+            eventually(lambda: cloud.count("machine") == 0, BOUND, "the end of the machine")
+            time.sleep(1.0)  # not for luck: what is paused has nothing to wait for
+            os.kill(process.pid, signal.SIGCONT)
+            began = time.monotonic()
+            assert said in process.stdout.readline()
+            assert process.stdout.readline() == "retried 0\n"
+            assert time.monotonic() - began < 15.0
+        finally:
+            process.kill()
+    assert len(rented(cloud)) == 1
+
+
+# --- `skypool down` of another process -----------------------------------------------------------------------
+
+
+def test_a_call_whose_pool_another_process_ends_says_so_at_once(cloud: FakeCloud) -> None:
+    with Watched(cloud, name="p") as pool:  # `liveness` is 90 s
+        call = pool.send(nap.with_options(retries=1)(600))
+        pool.until_busy(0)
+        down = threading.Thread(target=lambda: terminate_all([cloud], "p", Ledger.here()))
+        ledger = Ledger.here()
+        ledger.ending("p")
+        down.start()
+        began = time.monotonic()
+        with pytest.raises(PoolClosed, match=r"pool 'p' was ended by another process, as `skypool down p` does"):
+            call.result(BOUND)
+        assert time.monotonic() - began < 15.0
+        down.join()
+    assert not pool.heard(events.CallRetried)
+    assert len(rented(cloud)) == 1
