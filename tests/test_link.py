@@ -20,7 +20,10 @@ from skypool import events
 from skypool.link.chunks import Pieces
 from skypool.link.connection import Link
 from skypool.link.inbound import Piece
+from skypool.link.turns import Turns
+from skypool.wire.transport import CommandStream
 from tests.conftest import eventually
+from tests.exhausted import without_descriptors
 from tests.work import nap
 
 ROOT = Path(__file__).parent.parent
@@ -132,6 +135,82 @@ def test_a_link_that_breaks_while_a_caller_takes_in_a_large_value_comes_back(mon
         assert taken
         assert "LinkUp" in heard
         assert "CallFailed" not in heard
+
+
+def test_a_connection_that_is_cut_when_a_caller_begins_to_read_it_stays_open_until_the_caller_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+        link, heard = link_of(mine), names_heard(mine)
+        assert link._inbox.current is not None
+        turns: Any = type(link._inbox.current.turns)
+        caller, take = threading.current_thread(), turns.take
+        open_then: list[bool] = []
+
+        def take_late(self: Turns) -> None:
+            if threading.current_thread() is caller and not open_then:
+                stream = link._stream
+                assert stream is not None
+                cut(link)
+                eventually(lambda: stream.process.poll() is not None)  # all that can be closed is closed
+                open_then.append(stream.socket.fileno() >= 0)
+            take(self)
+
+        monkeypatch.setattr(turns, "take", take_late)
+        assert list(mine.map(sum, [[n, 1] for n in range(100)])) == list(range(1, 101))
+        assert open_then == [True]
+        eventually(lambda: "LinkUp" in heard)
+        assert "CallFailed" not in heard
+
+
+def test_a_connection_is_closed_when_it_was_replaced_and_its_last_reader_has_left() -> None:
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+        link = link_of(mine)
+        stream = link._stream
+        assert stream is not None
+        with link.reading():
+            cut(link)
+            eventually(lambda: link.is_up and link._stream is not stream)
+            assert nap(0) >> mine == 0, "the new connection is read meanwhile"
+            assert stream.socket.fileno() >= 0
+        assert stream.socket.fileno() < 0
+        stream = link._stream
+        assert stream is not None
+        cut(link)
+        eventually(lambda: stream.socket.fileno() < 0)
+
+
+def test_a_process_without_descriptors_loses_no_node_when_a_connection_breaks() -> None:
+    with sky.ComputePool(slots=1, console="off", liveness=30) as mine:
+        link, heard = link_of(mine), names_heard(mine)
+        future = nap(0.5) > mine
+        with without_descriptors():
+            cut(link)
+            eventually(lambda: "LinkDown" in heard)
+            time.sleep(1)  # several attempts fail
+            assert not link.is_up
+        assert future.result(30) == 0.5
+        assert nap(0) >> mine == 0
+        assert {"LinkUp", "CallFailed", "CallRetried"} & {*heard} == {"LinkUp"}
+
+
+def test_a_command_that_cannot_be_started_leaves_no_descriptor_open() -> None:
+    def opened() -> set[str]:
+        return {os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
+
+    before = opened()
+    with pytest.raises(FileNotFoundError):
+        CommandStream(["/no/such/program"])
+    with pytest.raises(ValueError, match="null byte"):
+        CommandStream(["no\0program"])
+    for spare in range(4):  # a pair of sockets, and the ends of a pipe
+        hold = [os.open("/dev/null", os.O_RDONLY) for _ in range(spare)]
+        with without_descriptors():
+            for each in hold:
+                os.close(each)
+            with pytest.raises(OSError, match="Too many open files"):
+                CommandStream(["true"])
+    assert opened() <= before
 
 
 @pytest.mark.slow

@@ -317,6 +317,25 @@ def test_a_disk_that_is_full_for_a_while_costs_only_what_came_meanwhile(
     assert any("1 events are missing here" in each for each in found)
 
 
+def test_a_folder_that_cannot_be_made_at_first_is_made_for_what_comes_later(place: Path) -> None:
+    said: list[str] = []
+    writer = LogWriter("mine", Limits(), said.append)
+    place.parent.mkdir(parents=True)
+    place.write_text("a file in its place")
+    writer.open("5e55", {})
+    writer.hear(printed("lost\n"))
+    eventually(lambda: bool(said), 30, "the notice")
+    eventually(lambda: not writer._waiting, 30, "the loss")
+    place.unlink()
+    writer.hear(printed("kept\n"))
+    eventually(lambda: files.runs("mine"), 30, "the folder")
+    writer.close()
+    found = texts(files.runs("mine")[-1])
+    assert "kept" in found
+    assert "lost" not in found
+    assert any("1 events are missing here" in each for each in found)
+
+
 # --- records and lines ---------------------------------------------------------------------------------------
 
 

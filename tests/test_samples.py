@@ -545,7 +545,7 @@ def test_samples_that_were_lost_with_a_connection_are_sent_again(tmp_path: Path)
         link = link_of(pool)
         stream = link._stream
         assert stream is not None
-        with link._inbox._reading:  # so the client reads nothing
+        with link.reading():  # so the client reads nothing
             before = len(history_of(pool))
             eventually(lambda: len(probe.sent) >= before + 10, 60, "samples that nobody reads")
             cut(link)

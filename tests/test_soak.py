@@ -20,6 +20,14 @@ def test_pools_under_random_kills_stops_and_cuts_lose_nothing_and_leave_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_call_fails_when_connections_are_cut_and_descriptors_are_exhausted() -> None:
+    argv = [sys.executable, "-m", "tests.soak.links", "--seed", "7", "--operations", "100000", "--cuts", "2000"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+@pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.timeout(900)
 def test_the_rank_that_began_is_named_whatever_ends_it() -> None:

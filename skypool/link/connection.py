@@ -205,6 +205,7 @@ class Link:
             async with asyncio.timeout(patience):
                 await self._loop.sock_sendall(stream.socket, preamble)
                 welcome, frames = await self._handshake.perform(stream, decoder, start, self._epoch)
+            incoming = self._inbox.open(self._loop, stream, decoder)
         except BaseException as e:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (OSError, EOFError)):
@@ -213,17 +214,20 @@ class Link:
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
                 raise ProtocolError(f"node {self.node}: {complaint(e)}", self.node) from e
             raise
-        if welcome.trust == "data" and self.reader is None:  # the pool that started the agent trusted it less
-            from skypool.trust.reader import DataReader
+        try:
+            if welcome.trust == "data" and self.reader is None:  # the pool that started the agent trusted it less
+                from skypool.trust.reader import DataReader
 
-            self.reader = DataReader(self.node)
-        incoming = self._inbox.open(self._loop, stream, decoder)
-        self._connected = self._clock()
-        self.connection += 1
-        self._epoch = welcome.epoch
-        self._listener.on_welcome(welcome)
-        self._outbox.open(stream.socket)
-        self._inbox.begin(incoming, frames)
+                self.reader = DataReader(self.node)
+            self._connected = self._clock()
+            self.connection += 1
+            self._epoch = welcome.epoch
+            self._listener.on_welcome(welcome)
+            self._outbox.open(stream.socket)
+            self._inbox.begin(incoming, frames)
+        except BaseException:
+            self._detach()
+            raise
         return welcome
 
     async def _watch_liveness(self) -> None:
@@ -271,13 +275,13 @@ class Link:
         def passing(error: BaseException) -> bool:
             """Return True if a new attempt to connect may succeed after this error.
 
-            This is so for a ConnectionLost, with these exceptions: the agent has ended or serves another client,
-            another client has taken the node over, a message was not valid, or the host key was wrong. For any other
-            error, return False.
+            This is so if the node was not reached, or if this process lacks something now, such as a free descriptor.
+            It is not so if the agent has ended or serves another client, if another client has taken the node over, if
+            a message was not valid, or if the host key was wrong.
             """
-            return isinstance(error, ConnectionLost) and not isinstance(
-                error, (Gone, ProtocolError, HostKeyMismatch, TakenOver)
-            )
+            if isinstance(error, ConnectionLost):
+                return not isinstance(error, (Gone, ProtocolError, HostKeyMismatch, TakenOver))
+            return isinstance(error, Exception) and not isinstance(error, SkypoolError)
 
         attempts = AsyncRetrying(
             stop=lambda _: self._clock() - self._inbox.heard >= self._liveness,
@@ -295,10 +299,9 @@ class Link:
             silent = self._clock() - self._inbox.heard
             limit = f"(the limit is liveness={self._liveness:g} s)"
             late = f", silent for {silent:.1f} s {limit}" if silent >= self._liveness else ""
+            what = complaint(e) if isinstance(e, SkypoolError) else f"this process cannot connect to it: {e}"
             self._give_up(
-                ConnectionLost(
-                    f"node {self.node} was given up{late}: {complaint(e)} (the connection broke: {why})", self.node
-                )
+                ConnectionLost(f"node {self.node} was given up{late}: {what} (the connection broke: {why})", self.node)
             )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -348,20 +351,23 @@ class Link:
         self._spawn(self._reconnect(why))
 
     def _detach(self) -> None:
-        """Stop reading and writing the current connection, and close it in another thread. Do nothing if there is none.
+        """Stop reading and writing the current connection, and close it. Do nothing if there is none.
 
-        If the interpreter is about to exit and starts no more threads, close it in this thread instead.
+        Another thread waits for the end of the command. If the interpreter is about to exit and starts no more threads,
+        this thread does so.
         """
-        stream = self._inbox.close()
+        incoming = self._inbox.close()
         self._outbox.close()
-        if stream is None:
+        if incoming is None:
             return
+        stream = incoming.stream
         self._loop.remove_writer(stream.socket)
         stream.shut()  # wakes a caller that reads this connection
+        incoming.end()
         try:
-            self._loop.run_in_executor(None, stream.close)
+            self._loop.run_in_executor(None, stream.reap)
         except RuntimeError:  # the interpreter is about to exit and starts no more threads
-            stream.close()
+            stream.reap()
 
     def allow(self, seconds: float) -> None:
         """Tell the node to end itself this many seconds from now. Return at once. Any thread may call this.

@@ -242,7 +242,7 @@ class _SSHDoor:
             pause = 0.5
             while not self._closing.wait(pause):
                 pause = min(2 * pause, _LONGEST_PAUSE)
-                with contextlib.suppress(SkypoolError):  # told above; the next attempt follows
+                with contextlib.suppress(SkypoolError, OSError):  # told above; the next attempt follows
                     self._stream = self._connect()
                     break
             if self._closing.is_set():

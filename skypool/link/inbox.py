@@ -55,20 +55,58 @@ class Awaited(Protocol):
     ended: bool
 
 
-class Incoming(NamedTuple):
+class Incoming:
     """The reading side of one connection to a node.
 
-    Attributes:
+    The thread that has `reading` owns the socket. So the socket is closed when the last reader has left, and no thread
+    ever reads from a descriptor that was closed and may have become another file.
+
+    Args:
         stream: the connection.
         decoder: splits the received bytes into frames (messages), and keeps an incomplete frame for later reads.
-        pieces: the large values that have not arrived completely.
         turns: decides which thread reads.
+
+    Attributes:
+        pieces: the large values that have not arrived completely.
     """
 
-    stream: CommandStream
-    decoder: Decoder
-    pieces: Pieces
-    turns: Turns
+    __slots__ = ("_is_over", "_reading", "decoder", "pieces", "stream", "turns")
+
+    def __init__(self, stream: CommandStream, decoder: Decoder, turns: Turns) -> None:
+        self.stream = stream
+        self.decoder = decoder
+        self.pieces = Pieces()
+        self.turns = turns
+        self._reading = threading.Lock()
+        self._is_over = False
+
+    def enter(self) -> bool:
+        """Make the calling thread the reader. Return False at once if another thread reads, or if this is over."""
+        if not self._reading.acquire(blocking=False):
+            return False
+        if self._is_over:
+            self.leave()
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Let other threads read. Call this after each `enter` that returned True."""
+        self._reading.release()
+        if self._is_over:
+            self._close()
+
+    def end(self) -> None:
+        """Let no further thread read, and close the socket as soon as nobody does. Return at once.
+
+        The socket must be shut down before, so that a thread that reads now comes back.
+        """
+        self._is_over = True
+        self._close()
+
+    def _close(self) -> None:
+        if self._reading.acquire(blocking=False):  # and keep it: nobody reads again
+            self.turns.close()
+            self.stream.socket.close()
 
 
 class Inbox:
@@ -107,7 +145,6 @@ class Inbox:
         self._on_bye = on_bye
         self._on_broken = on_broken
         self._on_senseless = on_senseless
-        self._reading = threading.Lock()
         self._pongs = 0
         self._pongs_expected = 0
         self.current: Incoming | None = None
@@ -147,8 +184,11 @@ class Inbox:
             loop: the pool's event loop.
             stream: the connection.
             decoder: the decoder that the handshake used. The decoder may hold the first bytes of a frame (message).
+
+        Raises:
+            OSError: this process has no free descriptor.
         """
-        self.current = Incoming(stream, decoder, Pieces(), quickest_turns(loop, stream.socket, self._on_readable))
+        self.current = Incoming(stream, decoder, quickest_turns(loop, stream.socket, self._on_readable))
         return self.current
 
     def begin(self, incoming: Incoming, frames: list[Frame]) -> None:
@@ -163,14 +203,16 @@ class Inbox:
         self._digest(incoming, frames)
         incoming.turns.watch()
 
-    def close(self) -> CommandStream | None:
-        """Stop reading the current connection, and return it without closing it. Return None if there was none."""
+    def close(self) -> Incoming | None:
+        """Stop reading the current connection, and return its reading side, which the caller must `end`.
+
+        Return None if there was no connection.
+        """
         current = self.current
         self.current = None
-        if current is None:
-            return None
-        current.turns.unwatch()
-        return current.stream
+        if current is not None:
+            current.turns.unwatch()
+        return current
 
     # --- reading threads -------------------------------------------------------------------------------------
 
@@ -214,29 +256,19 @@ class Inbox:
         caller must call `_give_turn_back`.
         """
         current = self.current
-        if current is None or not self._reading.acquire(blocking=False):
+        if current is None or not current.enter():
             return None
-        try:
-            if self.current is current:
-                current.turns.take()
-        except BaseException:
-            self._reading.release()
-            raise
+        current.turns.take()
         return current
 
     def _give_turn_back(self, incoming: Incoming) -> None:
         """Make the calling thread stop reading, and let the thread of the event loop read again.
 
-        If the connection was replaced meanwhile, that thread reads the new connection. Call this method in the thread
-        that called `_take_turn`, with the value that `_take_turn` returned.
+        Call this method in the thread that called `_take_turn`, with the value that `_take_turn` returned.
         """
-        try:
-            incoming.turns.give_back()
-        finally:
-            self._reading.release()
-            current = self.current  # this may be another connection by now
-            if current is not None:
-                current.turns.come_back()
+        incoming.turns.give_back()
+        incoming.leave()
+        incoming.turns.come_back()
 
     def _read_here(self, incoming: Incoming, wait: bool) -> bool:
         """Read once in a caller's thread. Return False if the connection is over, otherwise True.
@@ -263,15 +295,15 @@ class Inbox:
         current = self.current
         if current is None:
             return
-        if not self._reading.acquire(blocking=False):
+        if not current.enter():
             current.turns.stand_aside()
-            if not self._reading.acquire(blocking=False):
+            if not current.enter():
                 return
             current.turns.watch()  # the caller stopped just before, and did not see the call of `stand_aside`
         try:
             self._read(current)
         finally:
-            self._reading.release()
+            current.leave()
 
     # --- received frames -------------------------------------------------------------------------------------
 

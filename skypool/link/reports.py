@@ -6,6 +6,7 @@ Each piece of output becomes an event once, in order, and without control sequen
 from __future__ import annotations
 
 import codecs
+import threading
 from collections.abc import Callable
 
 from skypool import events
@@ -21,7 +22,7 @@ class NodeReports:
     """A converter of the output and the status reports of one pool's nodes into events.
 
     The methods are called in the thread that read the message: the thread of the pool's event loop, or a thread that
-    waits for the result of a call.
+    waits for the result of a call. When a connection was replaced, two threads may call them for the same node.
 
     Args:
         pool: the name of the pool.
@@ -55,6 +56,7 @@ class NodeReports:
         self._unread: dict[int, int] = {}
         self._decoders: dict[tuple[int, int, int], codecs.IncrementalDecoder] = {}
         self._halves: dict[tuple[int, int, int], str] = {}
+        self._lock = threading.Lock()  # guards the four dicts above
 
     def printed(self, node: int, said: Printed, data: Buffer) -> None:
         """Emit an `Output` event for a piece of output.
@@ -69,14 +71,15 @@ class NodeReports:
                 piece.
             data: the bytes that were printed.
         """
-        if said.seq <= self._heard.get(node, 0):
-            return
-        self._heard[node] = said.seq
-        self._unread[node] = self._unread.get(node, 0) + len(data)
-        if self._unread[node] > _ACK:
-            self._unread[node] = 0
+        with self._lock:
+            if said.seq <= self._heard.get(node, 0):
+                return
+            self._heard[node] = said.seq
+            unread = self._unread.get(node, 0) + len(data)
+            self._unread[node] = 0 if unread > _ACK else unread
+            text = self._shown(node, said, data)
+        if unread > _ACK:
             self._acknowledge(node, said.seq)
-        text = self._shown(node, said, data)
         output = events.Output(
             pool=self._pool,
             node=node,

@@ -61,6 +61,9 @@ class Turns(Protocol):
         A caller's thread calls this after it has read and released the lock.
         """
 
+    def close(self) -> None:
+        """Free what this object has opened beside the socket. Nobody reads then, and `unwatch` was called."""
+
     def receive(self, space: memoryview, wait: bool) -> int:
         """Read once from the connection. The calling thread must hold the lock for reading.
 
@@ -111,28 +114,22 @@ class EpollTurns:
         self._loop.remove_reader(self._epoll)
 
     def take(self) -> None:
-        """Keep incoming data from waking the event loop, by switching the epoll object off, until `give_back`.
-
-        Raises:
-            OSError, ValueError: the socket is closed.
-        """
+        """Keep incoming data from waking the event loop, by switching the epoll object off, until `give_back`."""
         self._epoll.modify(self._socket, 0)
 
     def give_back(self) -> None:
-        """Let incoming data wake the event loop again, by switching the epoll object on.
-
-        Do nothing if the connection was closed meanwhile.
-        """
-        try:
-            self._epoll.modify(self._socket, select.EPOLLIN)
-        except (ValueError, OSError):
-            return  # the connection was closed meanwhile
+        """Let incoming data wake the event loop again, by switching the epoll object on."""
+        self._epoll.modify(self._socket, select.EPOLLIN)
 
     def stand_aside(self) -> None:
         """Do nothing, because the thread that reads has switched the epoll object off already, with `take`."""
 
     def come_back(self) -> None:
         """Do nothing, because `give_back` has switched the epoll object on again already."""
+
+    def close(self) -> None:
+        """Close the epoll object."""
+        self._epoll.close()
 
     def receive(self, space: memoryview, wait: bool) -> int:
         """Read once from the connection into `space`, and return the number of bytes; 0 if the other end has closed it.
@@ -201,6 +198,9 @@ class PollTurns:
         """
         if self._aside:
             self._loop.call_soon_threadsafe(self.watch)
+
+    def close(self) -> None:
+        """Do nothing: a poll object has no descriptor."""
 
     def receive(self, space: memoryview, wait: bool) -> int:
         """Read once from the connection into `space`, and return the number of bytes; 0 if the other end has closed it.

@@ -127,19 +127,27 @@ class LogWriter:
         """Make the folder, and write what waits, again and again, until `close` is called. Runs in its own thread."""
         with self._writing:
             self._masker = Masker(secrets)
-            try:
-                self._run = files.make_run(self._pool, session)
-                self._number = max(files.segments(self._run), default=0)
-                self._touched = time.monotonic()  # the first segment, which is made soon, changes the folder
-            except OSError as e:
-                self._complain(e)
+            self._begin(session)
         while not self._closed:
             if not self._there.wait(_TOUCH):
                 self._touch()
                 continue
             time.sleep(_GATHER)
             with self._writing:
+                if self._run is None:
+                    self._begin(session)
                 self._write(self._taken())
+
+    def _begin(self, session: str) -> None:
+        """Make the folder. If that fails, tell the user; it is tried again for later events."""
+        try:
+            run = files.make_run(self._pool, session)
+            self._number = max(files.segments(run), default=0)
+        except OSError as e:
+            self._complain(e)
+        else:
+            self._run = run
+            self._touched = time.monotonic()  # the first segment, which is made soon, changes the folder
 
     def _touch(self) -> None:
         if self._run is not None:
@@ -214,7 +222,11 @@ class LogWriter:
 
     def _write(self, lines: list[bytes]) -> None:
         """Write lines of JSON, in as many segments as they need. If that fails, tell the user, and drop them."""
-        if not lines or self._run is None:
+        if not lines:
+            return
+        if self._run is None:
+            with self._lock:
+                self._missed += len(lines)
             return
         most = max(1, self._limits.pool // files.SEGMENTS)
         together = bytearray()

@@ -236,22 +236,22 @@ class CommandStream:
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            for end in (ours, theirs):
-                _widen(end)
-            self.stderr, stderr = os.pipe()
-            os.set_blocking(self.stderr, False)
-            try:
-                self.process = subprocess.Popen(
-                    argv, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=stderr, start_new_session=True
-                )
-            except OSError:
-                os.close(self.stderr)
-                ours.close()
-                raise
-            finally:
-                os.close(stderr)
+        with contextlib.ExitStack() as undone:
+            ours, theirs = socket.socketpair()
+            undone.callback(ours.close)
+            with theirs:
+                for end in (ours, theirs):
+                    _widen(end)
+                self.stderr, stderr = os.pipe()
+                undone.callback(os.close, self.stderr)
+                try:
+                    os.set_blocking(self.stderr, False)
+                    self.process = subprocess.Popen(
+                        argv, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=stderr, start_new_session=True
+                    )
+                finally:
+                    os.close(stderr)
+            undone.pop_all()
         self.socket = ours
         self.argv = list(argv)
 
@@ -300,6 +300,14 @@ class CommandStream:
             patience: seconds to wait. A command that still runs then is killed, with its process group.
         """
         self.socket.close()
+        self.reap(patience)
+
+    def reap(self, patience: float = 0.5) -> None:
+        """Do as `close`, but leave the socket open, for a thread that may still read it. It must be shut down before.
+
+        Args:
+            patience: seconds to wait. A command that still runs then is killed, with its process group.
+        """
         stderr = self.stderr
         self.stderr = -1
         if stderr >= 0:
