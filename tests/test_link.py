@@ -194,6 +194,14 @@ def test_a_process_without_descriptors_loses_no_node_when_a_connection_breaks() 
         assert {"LinkUp", "CallFailed", "CallRetried"} & {*heard} == {"LinkUp"}
 
 
+def test_a_node_that_is_watched_no_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with sky.ComputePool(slots=1, console="off", liveness=20) as mine:
+        future = nap(60) > mine
+        monkeypatch.setattr(link_of(mine), "_ping", lambda: 1 // 0)
+        with pytest.raises(sky.ConnectionLost, match="skypool failed here: ZeroDivisionError"):
+            future.result(30)
+
+
 def test_a_command_that_cannot_be_started_leaves_no_descriptor_open() -> None:
     def opened() -> set[str]:
         return {os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}

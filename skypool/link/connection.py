@@ -305,10 +305,22 @@ class Link:
             )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a coroutine as a task and return at once. The task is cancelled when the link closes."""
+        """Start a coroutine as a task and return at once. The task is cancelled when the link closes.
+
+        If the task fails, nobody watches the node any more, so the node is given up.
+        """
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            failed = f"node {self.node} was given up, because skypool failed here: {type(error).__name__}: {error}"
+            lost = ConnectionLost(f"{failed}; this is a bug of skypool, so please report it", self.node)
+            lost.__cause__ = error
+            self._give_up(lost)
 
     def _give_up(self, error: ConnectionLost) -> None:
         """Close the link and tell the listener that the node is lost. Do nothing if the link is closed already."""
