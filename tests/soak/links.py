@@ -151,7 +151,8 @@ def _stream(pool: sky.ComputePool, books: Books, chance: random.Random) -> None:
 
 
 def _part_of_a_stream(pool: sky.ComputePool, books: Books, chance: random.Random) -> None:
-    with items(5, 100_000) >> pool as stream:
+    stream: Any = items(5, 100_000) >> pool
+    with stream:
         for n in range(count := chance.randrange(1, 500)):
             _check(books, next(stream), n + 5)
     if not stream.wait_stopped(PATIENCE):
@@ -263,8 +264,8 @@ def run(seed: int, operations: int, cuts: int) -> Books:
             if (error := each.exception()) is not None:
                 books.trouble(f"the test failed: {type(error).__name__}: {error}")
         _look_for_leaks(before, pools, books)
-        for each in unlisten:
-            each()
+        for stop in unlisten:
+            stop()
     return books
 
 
