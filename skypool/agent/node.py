@@ -243,9 +243,17 @@ class Agent:
         self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
 
     def _works(self) -> bool:
-        """Return True if a call waits or runs, or has ended since this was asked last. Most services are no work."""
+        """Return True if a call waits or runs, or has ended since this was asked last. Most services are no work.
+
+        A generator that waits until its client takes items is no work either.
+        """
         done, self._seen_done = self._seen_done, self._done
-        return self._done > done or any(call.busy for call in self._calls.values())
+        stalled = self._stalled()
+        return self._done > done or any(call.busy and id_ not in stalled for id_, call in self._calls.items())
+
+    def _stalled(self) -> list[int]:
+        """Return the ids of the calls of generators that wait until their client takes items."""
+        return [id_ for slot in self._slots.all if (id_ := self.page.stalled(slot.number)) in self._calls]
 
     def _bye(self) -> None:
         self._ending = True
@@ -385,7 +393,8 @@ class Agent:
 
         The header has the numbers of running, waiting and finished calls, and the function names of at most 8 running
         calls. `cpu_busy` counts the running calls on CPU slots. `interruption` is the time at which the provider takes
-        the machine back, in seconds since 1970, or None. Services are left out.
+        the machine back, in seconds since 1970, or None. Services are left out. `stalled` has the ids of generators
+        that wait until the client takes items.
         """
         taken = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
         running = [call for call in taken if call.kind != SERVICE]
@@ -396,6 +405,7 @@ class Agent:
             "waiting": len(self._calls) - len(taken),
             "done": self._done,
             "interruption": self.page.interruption or None,
+            **({"stalled": stalled} if (stalled := self._stalled()) else {}),
             **self._samples(),
         }
 

@@ -21,6 +21,7 @@ _TIME = 0
 _CALL = 1
 _GIVEN_UP = 2
 _NOTICE = 3
+_STALLED = 4
 _WIDTH = 8
 """The number of eight-byte numbers for each slot: one line of the CPU's cache."""
 
@@ -28,14 +29,15 @@ _WIDTH = 8
 class SharedPage:
     """A page of numbers in memory that forked processes share. All numbers are 0 at first.
 
-    A slot is a place where one call runs at a time. For each slot there are four numbers:
+    A slot is a place where one call runs at a time. For each slot there are five numbers:
 
     - the id of the call that the slot's worker took last,
     - the time from which the duration of that call counts,
     - the id of the call that the worker process must stop; 0 for none,
-    - the time at which another machine of the call's gang is taken back; 0 for none.
+    - the time at which another machine of the call's gang is taken back; 0 for none,
+    - the id of the generator call that waits until its client takes items; 0 for none.
 
-    The last time is in seconds since 1970. Other times are in seconds of `time.monotonic()`.
+    The time of a notice is in seconds since 1970. Other times are in seconds of `time.monotonic()`.
 
     Args:
         slots: the number of slots on the node, with those for processes of gangs.
@@ -148,6 +150,14 @@ class SharedPage:
             at: the time in seconds since 1970; 0.0 for a new worker, whose gang loses no machine.
         """
         self._real[_WIDTH * (slot + 1) + _NOTICE] = at
+
+    def stall(self, slot: int, call: int) -> None:
+        """Write into the page which generator call of `slot` waits until its client takes items; 0 for none."""
+        self._whole[_WIDTH * (slot + 1) + _STALLED] = call
+
+    def stalled(self, slot: int) -> int:
+        """Return the id of the generator call of `slot` that waits until its client takes items; 0 for none."""
+        return self._whole[_WIDTH * (slot + 1) + _STALLED]
 
     def announced(self, slot: int) -> float:
         """Return the time at which a machine that the call on `slot` needs is taken back, in seconds since 1970.

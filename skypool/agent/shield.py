@@ -13,14 +13,22 @@ class Cancelled(BaseException):
     """
 
 
+class Closed(Cancelled, GeneratorExit):
+    """A Cancelled inside a generator, to which it looks as if its `close` was called."""
+
+
 class Shield:
     """A context manager for code that holds a lock: a stop of the call is raised at the end of the block, not inside.
 
     Python's `threading.Condition` may keep its lock for ever if an exception is raised by a signal handler at the wrong
     moment. The block must not wait for anything that a stopped call no longer gets.
+
+    Attributes:
+        cancelled: the class of what is raised.
     """
 
     def __init__(self) -> None:
+        self.cancelled = Cancelled
         self._is_up = False
         self._is_due = False
 
@@ -31,7 +39,7 @@ class Shield:
             Cancelled: the worker is not in a block.
         """
         if not self._is_up:
-            raise Cancelled
+            raise self.cancelled
         self._is_due = True
 
     def __enter__(self) -> None:
@@ -41,4 +49,4 @@ class Shield:
         self._is_up = False
         if self._is_due:
             self._is_due = False
-            raise Cancelled
+            raise self.cancelled

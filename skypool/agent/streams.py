@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any, Protocol
 
-from skypool.agent.shield import Shield
+from skypool.agent.shield import Cancelled, Closed, Shield
 from skypool.wire import codec
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind
 
@@ -34,9 +34,19 @@ class Sender:
         window: how many bytes of items may be sent that the client has not taken yet. If more bytes would be on the
             way, the generator waits.
         shield: keeps a stop of the call out of the code that holds a lock.
+        stall: called with the call's id while the generator waits until the client takes items, and with 0 afterwards.
     """
 
-    def __init__(self, channel: Channel, call: int, name: str, window: int, shield: Shield) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        call: int,
+        name: str,
+        window: int,
+        shield: Shield,
+        stall: Callable[[int], None] = lambda call: None,
+    ) -> None:
+        self._stall = stall
         self._shield = shield
         self._channel = channel
         self._call = call
@@ -67,6 +77,7 @@ class Sender:
         thread = threading.Thread(target=self._send_batches, name="skypool-stream", daemon=True)
         with self._shield:
             thread.start()
+        self._shield.cancelled = Closed
         try:
             while True:
                 try:
@@ -75,6 +86,7 @@ class Sender:
                     return end.value
                 self._put(item)
         finally:
+            self._shield.cancelled = Cancelled
             if isinstance(iterator, Generator):
                 iterator.close()  # if the call is stopped, the generator's cleanup runs now
             with self._shield:
@@ -178,7 +190,11 @@ class Sender:
         if self._failure is not None:
             raise self._failure
         while self._underway and self._underway + self._size + size > self._window:
-            credit, _ = self._channel.receive(self._is_credit)
+            self._stall(self._call)
+            try:
+                credit, _ = self._channel.receive(self._is_credit)
+            finally:
+                self._stall(0)
             with self._shield, self._ready:
                 while self._sent and self._sent[0][0] <= credit.header["seq"]:
                     self._underway -= self._sent.pop(0)[1]

@@ -16,6 +16,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -457,7 +458,8 @@ class Worker:
         if type(value) is types.CoroutineType:
             value = _run_coroutine(value)
         if "stream" in header:
-            value = Sender(self._channel, id_, name, header["stream"], self._shield).send_all(value)
+            stall = partial(self._page.stall, self._slot)
+            value = Sender(self._channel, id_, name, header["stream"], self._shield, stall).send_all(value)
         return codec.dump_result(value, f"the result of {name}")
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:

@@ -44,6 +44,9 @@ from skypool.wire.frames import Buffer, Kind, frame
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFailure, GangRunner
 
+_STREAMS = 64
+"""The number of calls of generators that are kept, at least, before those that have ended are removed."""
+
 
 class Dispatch:
     """The calls of one pool, and the nodes that run them.
@@ -98,6 +101,8 @@ class Dispatch:
         self.gangs: GangRunner | None = None
         self._gang_settings = (wait, on_gang_failed, notice)
         self._coming = 0
+        self._streams: list[PendingCall] = []
+        self._most_streams = _STREAMS
 
     # --- calls in --------------------------------------------------------------------------------------------
 
@@ -288,6 +293,10 @@ class Dispatch:
         node to send more items. Do nothing for a `ResultCell`, which stores the result but cannot control the call.
         """
         if isinstance(pending.outlet, Items):
+            if len(self._streams) >= self._most_streams:
+                self._streams = [each for each in self._streams if not each.ended]
+                self._most_streams = 2 * len(self._streams) + _STREAMS
+            self._streams.append(pending)
             pending.outlet.connect(lambda seq: self._credit(pending, seq), lambda: self.stop(pending))
         elif isinstance(pending.outlet, CallFuture):
             pending.outlet.on_cancel(lambda: self.stop(pending))
@@ -431,6 +440,34 @@ class Dispatch:
             node_queue = self.node_queues.get(pending.at)
             if node_queue is not None and node_queue.has(pending):
                 node_queue.link.send(frame(Kind.CREDIT, {"id": pending.id, "seq": seq}))
+                if pending.id in node_queue.stalled:
+                    node_queue.stalled -= {pending.id}
+                    node_queue.note_idle()
+
+    def stall(self, node: int, calls: Collection[int]) -> None:
+        """Note which generators on a node wait until their items are taken. They count as idle."""
+        with self._lock:
+            node_queue = self.node_queues.get(node)
+            if node_queue is not None and (node_queue.stalled or calls):
+                node_queue.stalled = frozenset(id_ for id_ in calls if node_queue.find(id_) is not None)
+                node_queue.note_idle()
+
+    def close_streams(self, error: BaseException) -> list[PendingCall]:
+        """Stop all generators that have not ended, and let the iteration of their items raise `error`. Do not wait.
+
+        Returns:
+            The calls of these generators, without those that were closed before.
+        """
+        with self._lock:
+            open_ = [each for each in self._streams if not each.ended]
+            self._streams.clear()
+        return [each for each in open_ if isinstance(each.outlet, Items) and each.outlet.fail(error)]
+
+    def runs(self, pending: PendingCall) -> bool:
+        """Return True if a node that can be reached runs a call, or has not confirmed its end."""
+        with self._lock:
+            node_queue = self.node_queues.get(pending.at)
+            return node_queue is not None and node_queue.is_reachable and node_queue.has(pending)
 
     def item(self, pending: PendingCall, header: Mapping[str, object], buffers: list[Buffer]) -> None:
         """Send an item of an iterator argument to the node that runs its call. Drop the item if no node runs it now.
@@ -903,10 +940,12 @@ class Dispatch:
     def worked(self) -> float | None:
         """The time of the pool's last work, in seconds since 1970; 0 if it had none, and None while it has work.
 
-        Work is a call or gang that waits or runs, and a service with `busy=True`.
+        Work is a call or gang that waits or runs, and a service with `busy=True`. A generator that waits until its
+        items are taken is none.
         """
         with self._lock:
-            if len(self._waiting) or any(each.since is None for each in self.idle.values()) or self.unfinished:
+            stalled = sum(node_queue.has_stalled for node_queue in self.node_queues.values())
+            if any(each.since is None for each in self.idle.values()) or self.unfinished > stalled:
                 return None
             return max((each.worked for each in self.idle.values() if each.worked is not None), default=0.0)
 

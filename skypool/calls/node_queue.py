@@ -220,6 +220,7 @@ class NodeQueue:
         devices: the number of the node's devices.
         address: the address at which other nodes reach this node; "" if it is not known.
         idle: sums up the time in which the node is idle.
+        stalled: the ids of calls of generators that wait until their items are taken.
     """
 
     node: int
@@ -241,6 +242,7 @@ class NodeQueue:
     address: str = ""
     services: Lane = field(default_factory=lambda: Lane(0))
     idle: IdleTime = field(default_factory=lambda: IdleTime(clock.now()))
+    stalled: frozenset[int] = frozenset()
 
     @property
     def is_up(self) -> bool:
@@ -305,11 +307,26 @@ class NodeQueue:
         held = any(each.busy for each in self.services.underway.values())
         if held is not self.idle.held:
             self.idle.hold(clock.now(), held)
-        if any(lane.underway for lane in self.lanes):
+        if self.works:
             if not self.idle.calls:
                 self.idle.begin(clock.now())
         elif self.idle.calls:
             self.idle.end(clock.now())
+
+    @property
+    def has_stalled(self) -> int:
+        """The number of generators on the node that wait until their items are taken."""
+        return sum(id_ in lane.underway for id_ in self.stalled for lane in self.lanes)
+
+    @property
+    def works(self) -> bool:
+        """True if a call was sent to the node and has not ended.
+
+        Services do not count, nor do generators that wait until their items are taken.
+        """
+        if self.stalled:
+            return any(id_ not in self.stalled for lane in self.lanes for id_ in lane.underway)
+        return any(lane.underway for lane in self.lanes)
 
     def has(self, pending: PendingCall) -> bool:
         """Return True if a call was sent to the node and has not ended.

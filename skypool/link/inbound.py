@@ -253,6 +253,7 @@ class Pong:
         interruption: when the provider takes the machine back, in seconds since 1970; None if not announced.
         cpu_busy: the number of running calls on CPU slots, which run calls without a device.
         samples: measurements of the node, the oldest first. Their `node` and `claimed` are not set.
+        stalled: the ids of calls of generators that wait until the client takes items.
     """
 
     busy: int
@@ -262,6 +263,7 @@ class Pong:
     interruption: float | None
     cpu_busy: int = 0
     samples: tuple[NodeSample, ...] = ()
+    stalled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,8 +571,8 @@ def _pong(f: Frame) -> Pong:
     """Return the `Pong` in a PONG frame: a status report. Control characters are removed from function names.
 
     Raises:
-        ProtocolError: a field other than "interruption" and "samples" is missing, a field is not valid, or more than 64
-            names or samples are listed.
+        ProtocolError: a field other than "interruption", "samples" and "stalled" is missing, a field is not valid, or
+            more than 64 names or samples are listed.
     """
     h = f.header
     what = "a status report"
@@ -585,6 +587,7 @@ def _pong(f: Frame) -> Pong:
         None if h.get("interruption") is None else _seconds(what, h, "interruption"),
         _number(what, h, "cpu_busy"),
         _samples(h["samples"]) if "samples" in h else (),
+        tuple(_numbers(what, h, "stalled")) if "stalled" in h else (),
     )
 
 

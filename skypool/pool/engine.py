@@ -82,6 +82,8 @@ _CALLED = {"cuda": "GPUs", "rocm": "GPUs", "tpu": "TPU chips"}
 """The names of devices in messages, by the kind of the device."""
 _GROW_AGAIN = 5.0
 """Seconds until a pool that could not grow tries again. The pause doubles with every failure."""
+_TO_CLEAN_UP = 5.0
+"""The most seconds for which the end of a pool waits for generators that are stopped."""
 _GROW_AGAIN_AT_MOST = 300.0
 """The longest pause between two attempts to grow, in seconds."""
 
@@ -161,7 +163,7 @@ class PoolEngine:
             health=self.health,
             linger=lambda: self.linger.told(),
         )
-        self.linger = LingerWatch(terms, self.dispatch, self.rental, lambda: self.state, self.apply)
+        self.linger = LingerWatch(terms, self.dispatch, self.rental, lambda: self.state, self._end_idle)
         self._links = self._connector.links
         self._limits = Limits(terms, self.rental, self.linger, self._links)
         self._welcomes = self._connector.welcomes
@@ -371,6 +373,7 @@ class PoolEngine:
         """
         name = self.terms.name
         reason = reason or PoolClosed(f"pool {name!r} was stopped before the call ended")
+        await self._end_streams(reason)
         self.dispatch.end_calls(reason)
         await self.services.close()
         self.dispatch.close(reason)
@@ -388,6 +391,37 @@ class PoolEngine:
                 f"down {name}` to try again",
                 left,
             )
+
+    def close_streams(self, reason: BaseException | None = None) -> list[PendingCall]:
+        """Close the streams that have not ended, and return their calls. Tell the user of them. Do not wait.
+
+        Any thread may call this.
+
+        Args:
+            reason: the error for who reads on. Default None: a PoolClosed error.
+        """
+        closed = self.dispatch.close_streams(
+            reason
+            or PoolClosed(
+                f"pool {self.terms.name!r} was left before this stream was read to its end; read streams in the `with` "
+                "block"
+            )
+        )
+        if closed:
+            names = [each.name for each in closed]
+            told = ", ".join(f"{name} ({n} times)" if (n := names.count(name)) > 1 else name for name in {*names})
+            self._notice(
+                f"the pool ends, so generators that have not ended are stopped, and the rest of their items is "
+                f"discarded: {told}. Read a stream to its end before, or close it"
+            )
+        return closed
+
+    async def _end_streams(self, reason: BaseException) -> None:
+        """Close the streams that have not ended, and wait until their generators have cleaned up, at most 5 s."""
+        closed = self.close_streams(reason)
+        until = time.monotonic() + _TO_CLEAN_UP
+        while any(map(self.dispatch.runs, closed)) and time.monotonic() < until:
+            await asyncio.sleep(0.01)
 
     async def leave(self, seconds: float) -> None:
         """End all calls and services, and leave the ready nodes to a process that takes the pool over, for a while.
@@ -806,6 +840,11 @@ class PoolEngine:
             with self._deciding():
                 pause = await self._limits.check()
             await self._pause(pause)
+
+    async def _end_idle(self, error: PoolClosed) -> None:
+        """End the pool, as it has had no work for its linger time. Generators that nobody reads may clean up."""
+        await self._end_streams(error)
+        self.apply(states.Stop(error))
 
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from skypool import clock
 from skypool.calls.dispatch import Dispatch
@@ -42,7 +42,7 @@ class LingerWatch:
         dispatch: knows the work.
         rental: knows the costs.
         state: returns the current state of the pool.
-        apply: passes an event to the state machine of the pool.
+        end: ends the pool with an error.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class LingerWatch:
         dispatch: Dispatch,
         rental: Rental,
         state: Callable[[], states.Pool],
-        apply: Callable[[states.Event], None],
+        end: Callable[[PoolClosed], Awaitable[None]],
     ) -> None:
         self._terms = terms
         self._dispatch = dispatch
         self._rental = rental
         self._state = state
-        self._apply = apply
+        self._end = end
         self._since = clock.now()
 
     def told(self) -> tuple[float, float] | None:
@@ -88,7 +88,7 @@ class LingerWatch:
             try:
                 await self.check()
             except PoolClosed as e:
-                self._apply(states.Stop(e))
+                await self._end(e)
                 return
 
     async def check(self) -> None:

@@ -100,7 +100,8 @@ class ComputePool(Executor):
 
     Making the object rents nothing. The pool starts when it is entered with `with` or `async with`, by `start`, or
     when the first call is sent to it. Leaving the `with` block waits for the calls and then ends every machine. If the
-    block raised, the calls are ended at once. A pool that has ended cannot be started again.
+    block raised, the calls are ended at once. Streams that were not read to their end are closed. A pool that has ended
+    cannot be started again.
 
     A pool is also a `concurrent.futures.Executor`. Any thread may call its methods.
 
@@ -362,6 +363,9 @@ class ComputePool(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait until all calls have ended, then end the pool and wait until its machines have ended.
 
+        Streams that were not read to their end are closed: their generators stop, and the rest of their items is
+        discarded. Reading on raises PoolClosed.
+
         This is `concurrent.futures.Executor.shutdown`. Does nothing if the pool has ended already. A pool that was not
         started cannot be started afterwards.
 
@@ -375,9 +379,16 @@ class ComputePool(Executor):
         """
         engine = self._engine
         if engine is not None and not cancel_futures and not shutdown.is_elsewhere(engine):
-            while engine.dispatch.unfinished:
-                threading.Event().wait(0.02)
+            self._await_calls(engine)
         self.stop()
+
+    @staticmethod
+    def _await_calls(engine: PoolEngine) -> None:
+        """Wait until all calls have ended. Close streams meanwhile, as nobody may read them any more."""
+        engine.close_streams()
+        while engine.dispatch.unfinished:
+            threading.Event().wait(0.02)
+            engine.close_streams()
 
     def __enter__(self) -> ComputePool:
         """Start the pool, wait until it is ready, and return it.
@@ -397,8 +408,8 @@ class ComputePool(Executor):
     ) -> None:
         """Wait for the calls, then end the pool. If the `with` block raised, end the calls at once. See `shutdown`.
 
-        The exception of the block is raised further. With `linger=`, the machines stay for that time, except after
-        Ctrl-C and SystemExit.
+        Streams that were not read to their end are closed. The exception of the block is raised further. With
+        `linger=`, the machines stay for that time, except after Ctrl-C and SystemExit.
         """
         if self in calls.current:
             calls.current.remove(self)
@@ -415,8 +426,8 @@ class ComputePool(Executor):
         if engine is None or not stays or shutdown.is_elsewhere(engine):
             self.shutdown(cancel_futures=kind is not None)
             return
-        while kind is None and engine.dispatch.unfinished:
-            threading.Event().wait(0.02)
+        if kind is None:
+            self._await_calls(engine)
         with self._starting:
             is_ours, self._engine, self._ended = self._engine is engine, None, True
         if is_ours:
