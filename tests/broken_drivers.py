@@ -294,6 +294,32 @@ class SeesAllPools(FakeCloud):
         return super().instances()
 
 
+class ReadsOnePage(FakeCloud):
+    """For its lists, and for the proof of an end."""
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        return [self._instance(each) for each in self._api().describe(pool)[0]]
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        api = self._api()
+        api.terminate([each.id for each in instances])
+        there = {each.id for each in api.describe(None)[0]}
+        if left := [each for each in instances if each.id in there]:
+            raise StillRunning("still there", left)
+
+
+class TakesWhatItGets(FakeCloud):
+    """It reads pages until they repeat, and calls that a list."""
+
+    def instances(self, *, pool: str | None = None) -> list[Instance]:
+        found, after, seen = list[Machine](), "", set[str]()
+        while after not in seen:
+            seen.add(after)
+            page, after = self._api().describe(pool, after)
+            found += page
+        return [self._instance(each) for each in found]
+
+
 class SeesLikeNames(FakeCloud):
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         return [each for each in super().instances() if each.pool.startswith(pool or "")]

@@ -389,7 +389,42 @@ def test_down_says_what_it_could_not_end_and_goes_on_with_the_rest(
     assert cloud.count() == 0
 
 
+def test_down_is_not_done_while_a_provider_cannot_show_what_it_has_of_a_pool_that_nobody_knows(
+    skypool: Run, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    broken = FakeCloud(tmp_path / "broken", machines=False)
+    for each in (cloud, broken):
+        each.launch(next(iter(each.offers(Need()))), Order("elsewhere", "s-0", (0,), Need()))
+    Ledger.here().begin("mine", "s", lease=600, drivers=[cloud, broken])
+    broken.control.cut_short()
+    done = skypool("down", "elsewhere", "--yes")
+    assert done.returncode == 1
+    assert "may be incomplete" in done.stderr
+    assert "run the same command again" in done.stderr
+    assert "has ended\n" not in done.stdout
+    assert (cloud.count(), broken.count("machine")) == (0, 1)
+    broken.control.cut_short(False)
+    assert skypool("down", "elsewhere", "--yes").returncode == 0
+    assert broken.count() == 0
+
+
 # --- gc ------------------------------------------------------------------------------------------------------
+
+
+def test_gc_says_that_it_could_not_see_all_where_a_list_breaks_off(
+    skypool: Run, cloud: FakeCloud, client: Callable[..., Client]
+) -> None:
+    client("lost").kill()
+    over(cloud, "lost")
+    cloud.control.cut_short()
+    done = skypool("gc", "--provider", "fake", "--yes")
+    assert done.returncode == 1
+    assert re.search("not asked: fake: .*may be incomplete: .*do not count as ended", done.stdout)
+    assert (cloud.count("machine"), Ledger.here().pools("lost")[0].ended) == (2, None)
+    cloud.control.cut_short(False)
+    cloud.control.paged(1)
+    done = skypool("gc", "--provider", "fake", "--yes")
+    assert (done.returncode, cloud.count()) == (0, 0), done.stderr
 
 
 def test_gc_ends_what_is_lost_and_only_when_told_to(

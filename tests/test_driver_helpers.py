@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from skypool.drivers import Refusals, Rest, preflight, retry, settings
+from skypool.drivers import Refusals, Rest, pages, preflight, retry, settings
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
 from tests.conftest import served
 
@@ -211,3 +213,104 @@ def test_a_driver_without_requests_says_what_to_install(tmp_path: Path, monkeypa
         with pytest.raises(UsageError, match="needs the package requests, which is not installed") as refused:
             api.once("GET", "/machines", what="a list")
         assert str(refused.value) == f"a list needs the package requests, which is not installed; run: {command}"
+
+
+# --- lists ---------------------------------------------------------------------------------------------------
+
+
+class Paged:
+    """An API that answers each request for a list with the next of some pages: (body, headers)."""
+
+    def __init__(self, pages: Sequence[tuple[object, dict[str, str]]]) -> None:
+        self.asked = asked = list[str]()
+        left = list(pages)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                body, headers = left.pop(0)
+                told = json.dumps(body).encode()
+                self.send_response(200)
+                for name, value in {"Content-Length": str(len(told)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(told)
+
+            def log_message(self, format: str, *args: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.rest = Rest(f"http://127.0.0.1:{self.server.server_port}", Refusals("skypool_verda", "acme", "Acme"), dict)
+
+
+@contextlib.contextmanager
+def paged(*told: tuple[object, dict[str, str]]) -> Iterator[Paged]:
+    api = Paged(told)
+    with served(api.server):
+        yield api
+
+
+def test_a_list_is_read_to_its_end_and_a_page_may_be_empty() -> None:
+    first = {"vms": [1, 2], "pagination": {"nextCursor": "a", "hasNextPage": True}}
+    empty = {"vms": [], "pagination": {"nextCursor": "b", "hasNextPage": True}}
+    last = {"vms": [3], "pagination": {"nextCursor": None, "hasNextPage": False}}
+    with paged((first, {}), (empty, {}), (last, {})) as api:
+        found = api.rest.ask_all("/vms", "vms", params={"of": "me"}, next="pagination.nextCursor", token="cursor")
+    assert (found, found.pages) == ([1, 2, 3], 3)
+    assert api.asked == ["/vms?of=me", "/vms?of=me&cursor=a", "/vms?of=me&cursor=b"]
+
+
+def test_a_page_that_says_that_none_follows_is_the_last_whatever_token_it_has() -> None:
+    with paged(({"vms": [1], "pagination": {"nextCursor": "a", "hasNextPage": False}}, {})) as api:
+        assert api.rest.ask_all("/vms", "vms", next="pagination.nextCursor", token="cursor") == [1]
+
+
+WHOLE: list[tuple[str, object, dict[str, str]]] = [
+    ("", [1], {}),
+    ("", [1], {"X-Total-Count": "1", "Link": '</vms?page=1>; rel="prev"'}),
+    ("vms", {"vms": [1], "next": None, "previous": "x", "has_more": False, "total": 1}, {}),
+    ("vms", {"vms": [1], "labels": {"next": 3}, "meta": {"total": 1, "links": {"next": ""}}}, {}),
+]
+BROKEN_OFF: list[tuple[str, object, dict[str, str]]] = [
+    ("", [1], {"Link": '</vms?page=2>; rel="next"'}),
+    ("", [1], {"X-Total-Count": "2"}),
+    ("vms", {"vms": [1], "next": "x"}, {}),
+    ("vms", {"vms": [1], "has_more": True}, {}),
+    ("vms", {"vms": [1], "total": 2}, {}),
+    ("vms", {"vms": [1], "next_page_token": "x"}, {}),
+    ("vms", {"vms": [1], "meta": {"nextCursor": "x"}}, {}),
+    ("vms", {"vms": [1], "pagination": {"hasNextPage": True, "nextCursor": None}}, {}),
+    ("vms", {"vms": [1], "_links": {"next": {"href": "/vms?page=2"}}}, {}),
+    ("vms", {"vms": [1], "metadata": {"continue": "x"}}, {}),
+    ("vms", {"vms": [1], "meta": {"links": {"next": "x"}}}, {}),
+]
+
+
+@pytest.mark.parametrize(("field", "body", "headers"), WHOLE)
+def test_an_answer_that_says_nothing_of_more_is_a_whole_list(field: str, body: object, headers: dict[str, str]) -> None:
+    with paged((body, headers)) as api:
+        assert api.rest.ask_all("/vms", field) == [1]
+
+
+@pytest.mark.parametrize(("field", "body", "headers"), BROKEN_OFF)
+def test_an_answer_that_says_in_any_way_that_there_is_more_is_no_list(
+    field: str, body: object, headers: dict[str, str]
+) -> None:
+    with paged((body, headers)) as api, pytest.raises(ProviderError, match="may be incomplete") as error:
+        api.rest.ask_all("/vms", field, what="the list of machines")
+    assert (error.value.code, error.value.provider) == ("incomplete", "acme")
+    assert "the list of machines" in str(error.value)
+    assert "do not count as ended" in str(error.value)
+
+
+def test_pages_that_lead_nowhere_are_no_list() -> None:
+    again = {"vms": [1], "next": "a"}
+    with paged((again, {}), (again, {})) as api, pytest.raises(ProviderError, match="page that was read already"):
+        api.rest.ask_all("/vms", "vms", next="next", token="after")
+    with paged(({"other": 1}, {})) as api, pytest.raises(NoAnswer, match="no list 'vms'"):
+        api.rest.ask_all("/vms", "vms")
+
+
+def test_a_list_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "MOST_PAGES", 5)
+    with pytest.raises(LookupError, match="more than 5 pages"):
+        pages.whole_list(lambda token: ([token], f"{token}x"), LookupError)

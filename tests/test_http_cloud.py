@@ -54,6 +54,12 @@ def make(cloud: HttpCloud, token: str = "t-0", **more: Any) -> dict[str, Any]:
     return made
 
 
+def listed(cloud: HttpCloud, **params: str) -> list[dict[str, Any]]:
+    """The machines of the first page, which is the only one unless a test says else."""
+    found: list[dict[str, Any]] = ask(cloud, "GET", "/machines", params=params).json()["machines"]
+    return found
+
+
 def instance(made: Mapping[str, Any]) -> Instance:
     return Instance("acme", made["id"], "p", 0)
 
@@ -63,7 +69,7 @@ def test_a_machine_is_made_once_for_a_token_found_with_its_tags_and_ended(cloud:
     assert (made["state"], made["type"], made["tags"]) == ("active", "small", {"skypool-pool": "p"})
     assert make(cloud)["id"] == made["id"]
     other = make(cloud, "t-1")
-    assert [each["id"] for each in ask(cloud, "GET", "/machines").json()] == [made["id"], other["id"]]
+    assert [each["id"] for each in listed(cloud)] == [made["id"], other["id"]]
     assert ask(cloud, "PUT", f"/machines/{made['id']}/tags", json={"a": "b"}).status_code == 204
     assert ask(cloud, "GET", f"/machines/{made['id']}").json()["tags"] == {"a": "b"}
     assert ask(cloud, "GET", f"/machines/{other['id']}").json()["tags"] == {"skypool-pool": "p"}
@@ -71,6 +77,22 @@ def test_a_machine_is_made_once_for_a_token_found_with_its_tags_and_ended(cloud:
     assert ask(cloud, "DELETE", f"/machines/{made['id']}").json()["code"] == "NotFound"
     assert ask(cloud, "GET", f"/machines/{made['id']}").status_code == 404
     assert cloud.control.count() == 1
+
+
+def test_machines_are_listed_in_pages_that_say_where_the_next_one_begins(cloud: HttpCloud) -> None:
+    ids = [make(cloud, f"t-{n}")["id"] for n in range(12)]
+    cloud.control.paged(5)
+    found, after, sizes = [], "", []
+    while after is not None:
+        page = ask(cloud, "GET", "/machines", params={"after": after}).json()
+        found += [each["id"] for each in page["machines"]]
+        sizes.append(len(page["machines"]))
+        after = page["next"]
+    assert (found, sizes) == (ids, [5, 5, 2])
+    cloud.control.cut_short()
+    assert ask(cloud, "GET", "/machines", params={"after": "more"}).json() == {"machines": [], "next": "more"}
+    cloud.control.cut_short(False)
+    assert len(listed(cloud)) == 5
 
 
 def test_what_is_sold_has_prices_and_what_was_sold_out_says_so(cloud: HttpCloud) -> None:
@@ -121,7 +143,7 @@ def test_a_lost_reply_is_a_dropped_connection_and_the_machine_is_there_with_its_
     cloud.control.lose_reply()
     with pytest.raises(requests.ConnectionError):
         make(cloud)
-    [there] = ask(cloud, "GET", "/machines").json()
+    [there] = listed(cloud)
     assert there["tags"] == SMALL["tags"]
     assert make(cloud)["id"] == there["id"]
 
@@ -138,11 +160,11 @@ def test_a_lease_ends_a_machine_and_a_stubborn_one_survives_being_ended(cloud: H
     cloud.control.undying(instance(stubborn), 1)
     make(cloud, "t-1", lease=60)
     cloud.clock.advance(61)
-    assert [each["id"] for each in ask(cloud, "GET", "/machines").json()] == [stubborn["id"]]
+    assert [each["id"] for each in listed(cloud)] == [stubborn["id"]]
     ask(cloud, "DELETE", f"/machines/{stubborn['id']}")
     assert ask(cloud, "GET", f"/machines/{stubborn['id']}").json()["state"] == "deleting"
     ask(cloud, "DELETE", f"/machines/{stubborn['id']}")
-    assert ask(cloud, "GET", "/machines").json() == []
+    assert listed(cloud) == []
 
 
 @pytest.mark.parametrize(
@@ -187,7 +209,7 @@ def test_another_provider_is_imitated_by_other_routes(tmp_path: Path) -> None:
             raise RuntimeError(request.parts["what"])
 
     cloud = Other(tmp_path / "cloud")
-    assert ask(cloud, "GET", "/vms").json() == []
+    assert ask(cloud, "GET", "/vms").json() == {"machines": [], "next": None}
     assert ask(cloud, "GET", "/machines").status_code == 404
     assert ask(cloud, "GET", "/broken/leg").status_code == 500
     with pytest.raises(ExceptionGroup) as failed:
@@ -223,7 +245,7 @@ def test_it_can_be_served_from_a_shell_until_it_is_ended(tmp_path: Path) -> None
 def test_its_control_has_every_method_that_a_contract_may_call(cloud: HttpCloud) -> None:
     control: Control = cloud.control
     names = [name for name in vars(Control) if not name.startswith("_")]
-    assert len(names) == 10
+    assert len(names) == 12
     assert [name for name in names if not callable(getattr(control, name, None))] == []
 
 

@@ -717,17 +717,19 @@ def _exists(ec2: EC2Client, kind: str, id: str) -> bool:
     def by(name: str) -> list[FilterTypeDef]:
         return [{"Name": name, "Values": [id]}]
 
-    match kind:
+    match kind:  # EC2 has no pages of key pairs, placement groups and addresses
         case "key-pair":
             return bool(ec2.describe_key_pairs(Filters=by("key-name"))["KeyPairs"])
         case "security-group":
-            return bool(ec2.describe_security_groups(Filters=by("group-id"))["SecurityGroups"])
+            return bool(
+                all_of(ec2.get_paginator("describe_security_groups").paginate(Filters=by("group-id")), "SecurityGroups")
+            )
         case "placement-group":
             return bool(ec2.describe_placement_groups(Filters=by("group-name"))["PlacementGroups"])
         case "elastic-ip":
             return bool(ec2.describe_addresses(Filters=by("allocation-id"))["Addresses"])
         case _:
-            return bool(ec2.describe_volumes(Filters=by("volume-id"))["Volumes"])
+            return bool(all_of(ec2.get_paginator("describe_volumes").paginate(Filters=by("volume-id")), "Volumes"))
 
 
 # --- Elastic IP addresses ------------------------------------------------------------------------------------

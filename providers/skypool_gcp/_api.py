@@ -12,14 +12,15 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from skypool.drivers import recording, ssh_machine, tags
+from skypool.drivers.pages import WholeList, whole_list
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import quietly
 from skypool.drivers.settings import surroundings
@@ -31,6 +32,16 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 T = TypeVar("T")
+
+
+class Paged(Protocol):
+    """The type of one page of a list. Only type checkers use this class."""
+
+    @property
+    def next_page_token(self) -> str: ...
+
+
+Page = TypeVar("Page", bound=Paged)
 
 REFUSALS = Refusals("skypool_gcp", "gcp", "Google Cloud")
 """The mapping of Google's error codes to skypool's errors. The table errors.csv of this package defines the mapping."""
@@ -339,6 +350,35 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
         raise error_of(e, what, **names) from e
     finally:
         _note_tokens()
+
+
+def pages(what: str, ask: Callable[[], Iterable[Page]], **names: str) -> WholeList[Page]:
+    """Return all pages of a list, as Google's SDK requests them one after the other.
+
+    All pages are fetched before the function returns, so that every error of the SDK is translated to an error of
+    skypool. The SDK itself would go on for ever if a page names itself as the next one.
+
+    Args:
+        what: The request in words, for error messages.
+        ask: The function that sends the request for the first page. It returns an iterator of the SDK, which requests
+            further pages.
+        names: Values that the error's message may mention, such as `project`, the id of the project.
+
+    Raises:
+        ProviderError: The API refused a request, or the list cannot be read to its end (code "incomplete").
+        NoAnswer: The API did not answer.
+    """
+
+    def read() -> WholeList[Page]:
+        several = iter(ask())
+
+        def page(token: str) -> tuple[list[Page], str]:
+            found = next(several)
+            return [found], found.next_page_token
+
+        return whole_list(page, partial(REFUSALS.incomplete, what))
+
+    return call(what, read, **names)
 
 
 _tokens: WeakKeyDictionary[Credentials, str | None] = WeakKeyDictionary()

@@ -618,7 +618,8 @@ class RunPod(Regional):
         """Ask RunPod to end pods, without waiting, and return those that have not ended.
 
         A pod that RunPod does not know has ended, unless RunPod's list still contains the pod, or the pod was created
-        less than 6 s ago, when RunPod may not know it yet.
+        less than 6 s ago, when RunPod may not know it yet. If the list has several pages, each pod that it lacks is also
+        requested by its id.
 
         Args:
             region: not used, because RunPod has one list for all places.
@@ -642,5 +643,9 @@ class RunPod(Regional):
                 left[id] = "RunPod does not know the new pod yet"
         if len(errors) == len(instances):
             raise errors[0]
-        there = {each["id"] for each in api.pods() if each["status"] != "TERMINATED"}
+        listed = api.pods()
+        there = {each["id"] for each in listed if each["status"] != "TERMINATED"}
+        if listed.pages > 1:  # the list may have changed while its pages were read
+            unlisted = [id for id in instances if id not in left and id not in there]
+            there.update(id for id in unlisted if (api.pod(id) or {"status": "TERMINATED"})["status"] != "TERMINATED")
         return {id: left.get(id, "") for id in instances if id in left or id in there}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skypool.drivers import recording, rest, tags
+from skypool.drivers.pages import WholeList
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently, quietly
 from skypool.errors import ProviderError
@@ -30,7 +31,7 @@ PRIVATE = recording.Private(patterns={r"\brpa_(\w{8,})": ("secret",)})
 Record = Mapping[str, Any]
 """An object in an answer of RunPod."""
 
-_UNREAD: tuple[float, list[Record]] = (-float("inf"), [])
+_UNREAD: tuple[float, WholeList[Record]] = (-float("inf"), WholeList())
 """A list of pods that was never read: the time on the monotonic clock, and the records."""
 
 _GONE = "404"
@@ -96,7 +97,7 @@ class Api:
 
     # --- API REST v2 -----------------------------------------------------------------------------------------
 
-    def pods(self, age: float = 0.0) -> list[Record]:
+    def pods(self, age: float = 0.0) -> WholeList[Record]:
         """Return the records of all pods of the account, except members of clusters.
 
         Args:
@@ -229,17 +230,17 @@ class Api:
         found = self._list("/v2/billing/pods", "records", f"to show the costs of {id}", span)
         return sum(float(each["totalAmount"]) for each in found) if found else None
 
-    def _list(self, path: str, field: str, what: str, params: rest.Params | None = None) -> list[Record]:
-        """Send a GET request, and return the list in one field of the answer.
+    def _list(self, path: str, field: str, what: str, params: rest.Params | None = None) -> WholeList[Record]:
+        """Send GET requests for all pages of a list, and return the list, which is in one field of each answer.
+
+        The lists of pods have pages since autumn 2026, the newest pod first. The number of pods in a page is left to
+        RunPod, because its older servers refuse the parameter `limit`.
 
         Raises:
             NoAnswer: the answer has no such list.
+            ProviderError: the list cannot be read to its end (code "incomplete").
         """
-        answer = self._rest.ask("GET", path, what=what, params=params)
-        if not isinstance(answer, Mapping) or not isinstance(answer.get(field), list):
-            raise self._rest.error(what, "502", f"the answer has no list {field!r}: {str(answer)[:300]}")
-        found: list[Record] = answer[field]
-        return found
+        return self._rest.ask_all(path, field, what=what, params=params, next="pagination.nextCursor", token="cursor")
 
     # --- GraphQL ---------------------------------------------------------------------------------------------
 

@@ -201,7 +201,8 @@ class VastAI:
             StillRunning: some instances may still exist. The error names these instances and the reasons.
         """
         young = {each.id for each in instances if _is_young(each)}
-        ssh_machine.terminate_and_wait(instances, self._account.terminate, self._ids, self.ending, young)
+        there = partial(self._ids, [each.id for each in instances])
+        ssh_machine.terminate_and_wait(instances, self._account.terminate, there, self.ending, young)
 
     def renew(self, pool: str, until: datetime) -> None:
         """Write the new end of the lease into the label of each instance of a pool, all in parallel.
@@ -331,13 +332,21 @@ class VastAI:
         """Return the machines that failed in the last day, with the reasons, as text; "none" if there are none."""
         return ", ".join(f"{id}: {why}" for id, why in blocklist.known(self.name).items()) or "none"
 
-    def _ids(self) -> set[str]:
+    def _ids(self, ids: Sequence[str]) -> set[str]:
         """Return the ids of all instances of the account, also of those that no pool created.
 
+        If the list has several pages, it may have changed while they were read. So each of the instances `ids` that it
+        lacks is also requested alone.
+
         Raises:
-            ProviderError: the list was refused, or there was no answer.
+            ProviderError: a request was refused, or there was no answer.
         """
-        return {str(each["id"]) for each in self._account.instances()}
+        account = self._account
+        listed = account.instances()
+        there = {str(each["id"]) for each in listed}
+        if listed.pages > 1:
+            there.update(each for each in ids if each not in there and account.exists(each))
+        return there
 
     def _ordered(self, order: Order) -> list[Instance]:
         """Return the instances that an order has created, found by the order's token; [] if there are none.

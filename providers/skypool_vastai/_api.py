@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skypool.drivers import rest
+from skypool.drivers.pages import WholeList
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import quietly
 
@@ -24,7 +25,7 @@ REFUSALS = Refusals("skypool_vastai", "vastai", "Vast.ai")
 PACE: dict[str, float] = {
     "PUT /api/v0/asks/*": 4.5,
     "DELETE /api/v0/instances/*": 3.0,
-    "GET /api/v1/instances/*": 2.0,
+    "GET /api/v?/instances/*": 2.0,
     "PUT /api/v0/instances/*": 1.0,
 }
 """A dict from kind of request to the minimum seconds between two requests of this kind."""
@@ -61,12 +62,13 @@ class Account:
         self.ask = api.ask
         self.once = api.once
         self.error = api.error
+        self._ask_all = api.ask_all
         self._reply = api.reply
         self._lock = threading.Lock()
-        self._listed: list[dict[str, Any]] = []
+        self._listed: WholeList[dict[str, Any]] = WholeList()
         self._listed_at = float("-inf")
 
-    def instances(self, age: float = 0.0) -> list[dict[str, Any]]:
+    def instances(self, age: float = 0.0) -> WholeList[dict[str, Any]]:
         """Return all instances of the account as Vast.ai's records, from a list that is at most `age` seconds old.
 
         A new list is requested if the last list is older. Threads wait for each other. Do not change the result,
@@ -87,20 +89,20 @@ class Account:
                 self._listed_at = began
             return self._listed
 
-    def _all_instances(self) -> list[dict[str, Any]]:
+    def _all_instances(self) -> WholeList[dict[str, Any]]:
         """Request the list of the account's instances, one page after the other, and return all instances.
 
         Raises:
             ProviderError: a request failed.
         """
-        found: list[dict[str, Any]] = []
-        params: dict[str, Any] = {"limit": _PAGE}
-        while True:
-            page = self.ask("GET", "/api/v1/instances/", what="to list the instances", params=params)
-            found += page["instances"]
-            if not page.get("next_token"):
-                return found
-            params["after_token"] = page["next_token"]
+        return self._ask_all(
+            "/api/v1/instances/",
+            "instances",
+            what="to list the instances",
+            params={"limit": _PAGE},
+            next="next_token",
+            token="after_token",
+        )
 
     def date(self) -> str:
         """Send a request, and return the header "Date" of the answer.
@@ -125,17 +127,32 @@ class Account:
         last = until.astimezone(UTC).replace(hour=23, minute=59, second=59, microsecond=0)
         day = {"gte": int(first.timestamp()), "lte": int(last.timestamp())}
         filters = json.dumps({"day": day, "type": {"in": ["instance"]}})
-        params: dict[str, Any] = {"select_filters": filters, "limit": _CHARGES_PAGE}
+        charges = self._ask_all(
+            "/api/v0/charges/",
+            "results",
+            what="to show charges",
+            params={"select_filters": filters, "limit": _CHARGES_PAGE},
+            next="next_token",
+            token="after_token",
+        )
         found: dict[str, float] = {}
-        while True:
-            page = self.ask("GET", "/api/v0/charges/", what="to show charges", params=params)
-            for each in page["results"]:
-                kind, _, id = each["source"].partition("-")
-                if kind == "instance":
-                    found[id] = found.get(id, 0.0) + float(each["amount"])
-            if not page.get("next_token"):
-                return found
-            params["after_token"] = page["next_token"]
+        for each in charges:
+            kind, _, id = each["source"].partition("-")
+            if kind == "instance":
+                found[id] = found.get(id, 0.0) + float(each["amount"])
+        return found
+
+    def exists(self, id: str) -> bool:
+        """Return True if an instance exists.
+
+        https://docs.vast.ai/api-reference/instances/show-instance (read 2026-11-21)
+
+        Raises:
+            ProviderError: the request was refused or got no answer.
+        """
+        ask = partial(self.ask, "GET", f"/api/v0/instances/{id}/", what=f"to show instance {id}")
+        found = quietly(ask, "no_such_instance")
+        return bool(found and found.get("instances"))
 
     def terminate(self, id: str) -> None:
         """Request the destruction of an instance, which ends its cost. Does not wait for the end.

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import Regional, chosen, each_done
-from skypool.drivers.rest import Rest
+from skypool.drivers.rest import Params, Rest
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
 from skypool_verda import _api, _catalog, _requests
@@ -147,9 +147,9 @@ class Verda(Regional):
         base_image = need.bases.get(self.name) or self.image or ""
         stock: _catalog.Stock = {market: self._stock(market, locations) for market in need.markets}
         usd_per_gb_month = {
-            each["type"]: float(each["price"]["price_per_month_per_gb"]) for each in self._ask("/volume-types")
+            each["type"]: float(each["price"]["price_per_month_per_gb"]) for each in self._list("/volume-types")
         }
-        for record in self._ask("/instance-types", params={"currency": "usd"}):
+        for record in self._list("/instance-types", params={"currency": "usd"}):
             yield from _catalog.offers(record, stock, need, usd_per_gb_month["NVMe"], base_image)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
@@ -297,6 +297,10 @@ class Verda(Regional):
     def _ask(self, path: str, **given: Any) -> Any:
         return self._api.ask("GET", path, **given)
 
+    def _list(self, path: str, params: Params | None = None) -> list[Any]:
+        """Return a list of Verda. Its API has no pages: an answer that says that the list goes on is an error."""
+        return self._api.ask_all(path, params=params)
+
     def _drop(self, path: str, **given: Any) -> None:
         """Delete a resource, such as a tag. Does nothing if the resource does not exist.
 
@@ -327,7 +331,7 @@ class Verda(Regional):
         Raises:
             UsageError: the setting names a location that Verda does not list.
         """
-        return chosen([each["code"] for each in self._ask("/locations")], self.location or (), patterns)
+        return chosen([each["code"] for each in self._list("/locations")], self.location or (), patterns)
 
     def _stock(self, market: Market, locations: Sequence[str]) -> dict[str, list[str]]:
         """Return a dict from location to the names of the instance types that are in stock there now.
@@ -339,7 +343,7 @@ class Verda(Regional):
             locations: the locations to return. Other locations are left out.
         """
         spot = "true" if market == "spot" else "false"
-        got = self._ask("/instance-availability", params={"is_spot": spot})
+        got = self._list("/instance-availability", params={"is_spot": spot})
         return {each["location_code"]: each["availabilities"] for each in got if each["location_code"] in locations}
 
     def _funds(self) -> str:
@@ -362,11 +366,11 @@ class Verda(Regional):
         Raises:
             UsageError: Verda does not have the image of the settings, or has no fitting image for a type.
         """
-        there = {str(each["image_type"]) for each in self._ask("/images")}
+        there = {str(each["image_type"]) for each in self._list("/images")}
         if self.image is not None and self.image not in there:
             raise UsageError(f"Verda has no image {self.image!r}; choose one of {', '.join(sorted(there))}")
         chosen_for: dict[str, list[str]] = {}
-        for record in self._ask("/instance-types", params={"currency": "usd"}):
+        for record in self._list("/instance-types", params={"currency": "usd"}):
             has = _catalog.accelerator(record)
             if has is not None:
                 name = self.image or _catalog.image(record.get("supported_os") or (), has)
@@ -379,7 +383,7 @@ class Verda(Regional):
 
     def _gpus(self) -> Finding:
         """Return a finding, without a title, about the GPUs of Verda's instance types."""
-        records = self._ask("/instance-types", params={"currency": "usd"})
+        records = self._list("/instance-types", params={"currency": "usd"})
         names: dict[bool, set[str]] = {True: set(), False: set()}
         for each in records:
             if each["gpu"]["number_of_gpus"]:
@@ -432,7 +436,7 @@ class Verda(Regional):
             NoAnswer: the reply to the create request was lost, or is not an id.
             ProviderError: Verda refused.
         """
-        for each in self._ask(_PATHS[kind]):
+        for each in self._list(_PATHS[kind]):
             found = _api.label(each["name"], name.pool)
             if found and found.token == name.token:
                 return str(each["id"])
@@ -485,7 +489,7 @@ class Verda(Regional):
         statuses: dict[int, str] = {}
 
         def look() -> bool:
-            known = {each["id"]: each["status"] for each in self._ask("/instances")} if made else {}
+            known = {each["id"]: each["status"] for each in self._list("/instances")} if made else {}
             for node, instance in made.items():
                 statuses[node] = known.get(instance.id, "new")
             return _NEW.isdisjoint(statuses.values())
@@ -506,7 +510,7 @@ class Verda(Regional):
             pool: name of a pool that was started from this computer, for its machines only; None for all pools of this
                 user.
         """
-        for record in self._ask("/instances"):
+        for record in self._list("/instances"):
             said = tags.read(record.get("tags") or (), "key", "value")
             if not tags.ours(said, pool, _api.LONGEST) or record["status"] in _GONE:
                 continue
@@ -573,7 +577,7 @@ class Verda(Regional):
         """
         boot_disk = {record["os_volume_id"]} if record.get("os_volume_id") else set()
         attached = set(record.get("volume_ids") or ()) - boot_disk
-        volumes = [each for each in self._ask("/volumes") if each["id"] in attached] if attached else []
+        volumes = [each for each in self._list("/volumes") if each["id"] in attached] if attached else []
         disks = boot_disk | {each["id"] for each in volumes if _api.label(each["name"], None)}
         built_in = {each["id"] for each in volumes if each["type"] in _BUILT_IN} - disks
         request = _requests.delete(id_, disks=disks, built_in=built_in)
@@ -621,10 +625,10 @@ class Verda(Regional):
             pool: name of a pool that was started from this computer, for its resources only; None for all pools of this
                 user.
         """
-        living = {each["id"] for each in self._ask("/instances") if each["status"] not in _GONE}
+        living = {each["id"] for each in self._list("/instances") if each["status"] not in _GONE}
         until = {each.pool: each.until for each in self.instances(pool=pool)}
         for kind, path in (*_PATHS.items(), ("volume", "/volumes/trash")):
-            for each in self._ask(path):
+            for each in self._list(path):
                 name = _api.label(each["name"], pool)
                 if name is None or each.get("instance_id") in living:
                     continue

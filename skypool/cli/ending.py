@@ -97,6 +97,13 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
     for record in records:
         if ledger is not None and record.ended is None and (after := ledger.record(record.session)) is not None:
             output.say(str(after.receipt(after.ended or 0.0)))
+    unseen = [e for driver, e in seen.failures if not noted and not isinstance(e, _NOT_SET_UP)]
+    if unseen:
+        raise ErrorGroup(
+            f"what the other providers list of pool {name!r} has ended, but a provider that could not be asked may have "
+            "more of it; correct the cause, and run the same command again",
+            unseen,
+        )
     output.say(f"pool {name} has ended")
 
 

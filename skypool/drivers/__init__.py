@@ -9,6 +9,7 @@ A driver is the class that talks to one cloud provider. It is found by name thro
 - `preflight`: the checks that `skypool doctor` shows.
 - `retry`: sends requests in parallel, and repeats failed requests.
 - `refusals`: translates error codes of a provider to errors of skypool.
+- `pages`: reads lists of providers to their end.
 - `rest`: HTTP client for clouds without an SDK.
 - `sdk`: imports SDKs (the Python packages of providers).
 - `recording`: records requests and replies without secrets.
@@ -28,6 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from skypool.drivers import (
         blocklist,
+        pages,
         preflight,
         recording,
         retry,
@@ -58,7 +60,18 @@ if TYPE_CHECKING:
     from skypool.wire.keys import Keys
     from skypool.wire.transport import Transport
 
-_MODULES = ("blocklist", "preflight", "recording", "retry", "settings", "ssh_machine", "tags", "transports", "userdata")
+_MODULES = (
+    "blocklist",
+    "pages",
+    "preflight",
+    "recording",
+    "retry",
+    "settings",
+    "ssh_machine",
+    "tags",
+    "transports",
+    "userdata",
+)
 _HOME = {
     "Abilities": "skypool.drivers.contract",
     "Answers": "skypool.drivers.contract",
@@ -107,6 +120,7 @@ __all__ = [
     "everywhere",
     "imported",
     "lacks",
+    "pages",
     "preflight",
     "recording",
     "retry",

@@ -226,11 +226,15 @@ class Driver(Protocol):
         Find the instances by their tags at the provider, never from skypool's own records. Instances that have ended
         may be left out; if they are returned, their state must be "ended".
 
+        Read the provider's list to its end, with all its pages. An instance that is missing counts as ended, so raise
+        an error if the list may be incomplete. `Rest.ask_all` and `pages.whole_list` do both.
+
         Args:
             pool: return only the instances of the pool with this name; None for all pools.
 
         Raises:
-            ProviderError: the provider or one of its regions could not be asked, so instances could be missing.
+            ProviderError: the provider or one of its regions could not be asked, or the list may be incomplete. So
+                instances could be missing.
             ErrorGroup: several regions could not be asked, for different reasons.
         """
         ...
@@ -250,7 +254,8 @@ class Driver(Protocol):
         """Terminate instances, and return when the provider says that all of them have ended.
 
         If an instance is a host of a slice (several machines that are rented together), the whole slice ends. Instances
-        that no longer exist are ignored. With an empty `instances`, nothing is done.
+        that no longer exist are ignored. With an empty `instances`, nothing is done. A list of the provider proves an
+        end only if it was read to its end.
 
         Raises:
             StillRunning: names the instances whose end could not be proved. The other instances have ended. After any
@@ -314,7 +319,8 @@ class Tidies(Protocol):
             pool: return only the resources of the pool with this name; None for all pools.
 
         Raises:
-            ProviderError: the provider or one of its regions could not be asked, so resources could be missing.
+            ProviderError: the provider or one of its regions could not be asked, or a list may be incomplete. So
+                resources could be missing.
             ErrorGroup: several regions could not be asked, for different reasons.
         """
         ...

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from importlib.resources import files
 
 from skypool import errors
+from skypool.drivers import pages
 from skypool.errors import ProviderError
 
 
@@ -96,6 +97,17 @@ class Refusals:
         kind, advice = (meaning.kind, meaning.advice.format(**names)) if meaning else (ProviderError, "")
         said = f"{self._called} refused {what}: {text.strip() or 'no reason given'} ({code or 'no code'})"
         return kind(f"{said}; {advice}" if advice else said, provider=self.provider, code=code, text=text)
+
+    def incomplete(self, what: str, why: str) -> ProviderError:
+        """Return the error for a list that the provider did not give to its end. Its code is "incomplete".
+
+        This method does not raise the error.
+
+        Args:
+            what: name of the request for the list.
+            why: why elements may be missing.
+        """
+        return pages.incomplete(self.provider, self._called, what, why)
 
     def known(self, codes: Sequence[str]) -> str:
         """Return the first of these error codes for which the table has a row, or `codes[0]` if the table has none.

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skypool.drivers import recording, registry
+from skypool.drivers.pages import WholeList, whole_list
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently
 from skypool.drivers.sdk import imported
@@ -49,6 +50,21 @@ _LONGEST = 300
 
 _SENDABLE = re.compile("[ -~]*")
 """Matches a header value that consists of printable ASCII characters. Other values are not sent."""
+
+_MORE = re.compile(r"(?i)(?!.*prev)(.*next.*|(has_?)?more|continue|continuation.*)")
+"""Matches the name of a field of an answer that says that a list goes on, such as "nextCursor" or "has_more"."""
+
+_HAS_MORE = re.compile(r"(?i)has_?(next|more)\w*")
+"""Matches the name of a field of an answer that says if a page follows, such as "hasNextPage"."""
+
+_PAGING = re.compile(r"(?i)_?(pag|meta|link)\w*")
+"""Matches the name of a field of an answer that may hold such fields, such as "pagination"."""
+
+_TOTAL = re.compile(r"(?i)total(_?count)?")
+"""Matches the name of a field of an answer with the number of elements of the whole list."""
+
+_NEXT_LINK = re.compile(r"""\brel=["']?[^"';,]*\bnext\b""", re.IGNORECASE)
+"""Matches a header "Link" that names the next page: https://www.rfc-editor.org/rfc/rfc8288#section-3.3."""
 
 Params = Mapping[str, str | int | float]
 """Query parameters of a request, sent as "?name=value"."""
@@ -169,6 +185,57 @@ class Rest:
         """
         once = partial(self.once, method, path, what=what, json=json, params=params, headers=headers)
         return patiently(once, PATIENCE)
+
+    def ask_all(
+        self,
+        path: str,
+        field: str = "",
+        *,
+        what: str = "",
+        params: Params | None = None,
+        next: str = "",
+        token: str = "",
+    ) -> WholeList[Any]:
+        """Send GET requests for all pages of a list, and return the elements of the list.
+
+        Each request is repeated as `ask` does. A machine that is not in the result counts as ended, so the result is
+        never a part of the list. An answer counts as incomplete if it says in any of the usual ways that more elements
+        exist, and the driver cannot request them. Such ways are a field "next…" or "hasMore", a total above the number
+        of elements, and a header "Link".
+
+        Args:
+            path: path of the request, appended to the base address.
+            field: name of the answer's field that holds the elements; "" if the answer is the list itself.
+            what: name of the request in errors, such as "the list of machines"; "" for the method and path.
+            params: query parameters of each request; None for none.
+            next: field of an answer with the token of the next page, such as "pagination.nextCursor". The field is
+                missing, empty or null in the last page. "" if the API has no pages.
+            token: query parameter that carries the token of a page.
+
+        Raises:
+            NoAnswer: no attempt got an answer, or an answer has no such list.
+            ProviderError: the API refused a request. The code is "incomplete" if the list cannot be read to its end.
+            RateLimitError: requests still came too often for the API after 20 s.
+            UsageError: the package `requests` is not installed.
+        """
+        what = what or f"GET {path}"
+
+        def page(of: str) -> tuple[list[Any], str]:
+            asked = {**(params or {}), token: of} if of else params
+            request = partial(self.reply, "GET", path, what=what, params=asked)
+            answer, headers = patiently(request, PATIENCE)
+            elements = answer.get(field) if field and isinstance(answer, Mapping) else answer
+            if not isinstance(elements, list):
+                lacks = f"no list {field!r}" if field else "no list"
+                raise self.error(what, "502", f"the answer has {lacks}: {str(answer)[:_LONGEST]}")
+            if _says_end(answer):
+                return elements, ""
+            follows = str(_inside(answer, next) or "") if next else ""
+            if not follows and (sign := _says_more(answer, headers, field, None if of else len(elements))):
+                raise self._refusals.incomplete(what, f"the answer says that the list goes on ({sign}), but not how")
+            return elements, follows
+
+        return whole_list(page, partial(self._refusals.incomplete, what))
 
     def once(
         self,
@@ -435,6 +502,51 @@ def _said_of_credentials(status: int, body: Any) -> tuple[str, str]:
     """
     code, text = said(status, body)
     return ("401" if status in (400, 401, 403) else code), text
+
+
+def _inside(answer: Any, path: str) -> Any:
+    """Return the value of a field of an answer, such as "pagination.nextCursor"; None if there is no such field."""
+    for name in path.split("."):
+        answer = answer.get(name) if isinstance(answer, Mapping) else None
+    return answer
+
+
+def _paging(answer: Any, place: str = "") -> list[tuple[str, Any]]:
+    """Return the fields of an answer that may tell of its pages, as pairs (path, value)."""
+    told: list[tuple[str, Any]] = []
+    for name, value in answer.items() if isinstance(answer, Mapping) else ():
+        told.append((f"{place}{name}", value))
+        if _PAGING.fullmatch(name):
+            told += _paging(value, f"{place}{name}.")
+    return told
+
+
+def _says_end(answer: Any) -> bool:
+    """Return True if an answer says that no page follows, such as "hasNextPage": false, whatever token it has."""
+    return any(_HAS_MORE.fullmatch(name.rpartition(".")[2]) and value is False for name, value in _paging(answer))
+
+
+def _says_more(answer: Any, headers: Mapping[str, str], field: str, number: int | None) -> str:
+    """Return what in an answer says that its list goes on, such as "has_more=True"; "" if nothing says so.
+
+    Args:
+        answer: the body of the answer.
+        headers: the headers of the answer.
+        field: name of the field that holds the list; "" if the answer is the list itself.
+        number: number of elements, if this is the only page; None if there were pages before.
+    """
+    if _NEXT_LINK.search(headers.get("Link", "")):
+        return f"Link: {headers['Link']}"
+    for name, value in [*_paging(answer), ("X-Total-Count", headers.get("X-Total-Count"))]:
+        last = name.rpartition(".")[2]
+        if name == field:
+            continue
+        if _MORE.fullmatch(last) and value and str(value).casefold() != "false":
+            return f"{name}={value}"
+        is_total = _TOTAL.fullmatch(last) or name == "X-Total-Count"
+        if is_total and number is not None and str(value).isdecimal() and int(value) > number:
+            return f"{name}={value}, but {number} elements"
+    return ""
 
 
 def _is_page(body: object) -> bool:

@@ -12,9 +12,11 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from skypool.drivers import tags
+from skypool.drivers.pages import WholeList, incomplete, whole_list
 from skypool.errors import (
     AccessError,
     CapacityError,
@@ -163,14 +165,31 @@ class Api:
         self._look_after(new)
         return new
 
-    def describe(self, pool: str | None) -> list[Machine]:
-        """Return the live machines whose tags say that they belong to this user. Empty if there are none.
+    def describe(self, pool: str | None, after: str = "") -> tuple[list[Machine], str]:
+        """Return one page of the live machines whose tags say that they belong to this user, oldest first.
 
         Args:
             pool: return only this pool's machines that were rented from this computer. None: the machines of all pools,
                 rented from any computer.
+            after: where the page begins: the text that came with the page before; "" for the first page.
+
+        Returns:
+            (machines, after): the machines, and the argument for the next page; "" if there are no more machines.
         """
-        return self._call("describe", lambda world: _tagged(world.alive(), pool), pool=pool)
+        return self._call("describe", lambda world: page_of(world, _tagged(world.alive(), pool), after), pool=pool)
+
+    def machines(self, pool: str | None) -> WholeList[Machine]:
+        """Return the live machines whose tags say that they belong to this user, from all pages. Empty if none.
+
+        Args:
+            pool: return only this pool's machines that were rented from this computer. None: the machines of all pools,
+                rented from any computer.
+
+        Raises:
+            ProviderError: the list may be incomplete.
+        """
+        what = "the list of machines"
+        return whole_list(partial(self.describe, pool), partial(incomplete, self._provider, self._provider, what))
 
     def terminate(self, ids: Sequence[str]) -> None:
         """Ask the cloud to end machines.
@@ -514,6 +533,21 @@ def _tagged(all_: Any, pool: str | None) -> list[Any]:
     """
     mine = [each for each in all_ if tags.ours({tags.POOL: each.pool, tags.OWNER: each.owner}, pool)]
     return [each for each in mine if getattr(each, "tagged", True)]
+
+
+def page_of(world: World, machines: Sequence[Machine], after: str) -> tuple[list[Machine], str]:
+    """Return the machines of one page of a list, and the text with which the next page is requested; "" at the end.
+
+    Args:
+        world: the state of the cloud, with the size of a page.
+        machines: the whole list, oldest first.
+        after: the id of the last machine of the page before; "" for the first page.
+    """
+    if world.cut:
+        return [], "more"
+    left = [each for each in machines if (len(each.id), each.id) > (len(after), after)]
+    page = left[: world.page]
+    return page, page[-1].id if len(page) < len(left) else ""
 
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:

@@ -187,7 +187,7 @@ class FakeCloud:
             pool: return only this pool's machines that were rented from this computer. None: the machines of all pools,
                 rented from any computer.
         """
-        return [self._instance(each) for each in self._api().describe(pool)]
+        return [self._instance(each) for each in self._api().machines(pool)]
 
     def access(self, instance: Instance) -> Access:
         """Return how to run commands on a machine, without waiting for the machine's boot.
@@ -198,7 +198,7 @@ class FakeCloud:
             ProviderError: the machine has ended or never existed, was not rented by this user from this computer, or
                 `machines` is False.
         """
-        found = next((each for each in self._api().describe(instance.pool) if each.id == instance.id), None)
+        found = next((each for each in self._api().machines(instance.pool) if each.id == instance.id), None)
         if found is None or not self.machines:
             why = (
                 "no command can run on a machine of FakeCloud(machines=False); use FakeCloud(machines=True)"
@@ -239,7 +239,7 @@ class FakeCloud:
         while ids:
             try:
                 api.terminate(sorted(ids))
-                ids &= {each.id for each in api.describe(None)}
+                ids &= {each.id for each in api.machines(None)}
             except (NoAnswer, RateLimitError):
                 if time.monotonic() > until:
                     raise

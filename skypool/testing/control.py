@@ -135,6 +135,20 @@ class Control(Protocol):
         """End a machine without telling the driver, as if the machine had crashed."""
         ...
 
+    def paged(self, size: int, /) -> None:
+        """Limit the answers to requests for lists: from now on, one answer has at most `size` machines.
+
+        The answer says how to ask for the next machines, as the cloud does when it has more machines than fit.
+        """
+        ...
+
+    def cut_short(self, on: bool, /) -> None:
+        """Make the answers to requests for lists of machines break off, or end this.
+
+        Such an answer lacks machines. It says that there are more, but the client cannot read them.
+        """
+        ...
+
     def advance(self, seconds: float, /) -> None:
         """Let the machines read their lease files, and then move the cloud's clock forward by a number of seconds.
 
@@ -266,6 +280,32 @@ class FakeCloudControl(Control):
             UsageError: there is no such call, `error` is not an exception, or `times` is less than 1.
         """
         self._rule(Rule(call, error, times=times, place=(instance_type, zone, market)))
+
+    def paged(self, size: int) -> None:
+        """Limit the answers to the call "describe": from now on, one answer has at most `size` machines.
+
+        The answer says after which machine the next answer begins.
+
+        Args:
+            size: the maximum number of machines, at least 1.
+
+        Raises:
+            UsageError: `size` is not a whole number, or is less than 1.
+        """
+        whole("size", size, "how many machines an answer has", least=1)
+        with self.state.open() as world:
+            world.page = size
+
+    def cut_short(self, on: bool = True) -> None:
+        """Make the answers to the call "describe" break off, or end this.
+
+        Such an answer has no machines. It says that there are more, and the next answer is the same.
+
+        Args:
+            on: True for answers that break off, False for whole lists.
+        """
+        with self.state.open() as world:
+            world.cut = on
 
     def throttle(self, times: int = 1, retry_after: float | None = 0.1, call: str = "") -> None:
         """Make the next calls of the fake cloud's API fail with RateLimitError, before they take effect.

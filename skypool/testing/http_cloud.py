@@ -14,7 +14,7 @@ are JSON. A refusal has a status of 400 or more and a body such as
     GET    /v1/account                 return the limits of the account, by name
     GET    /v1/types                   return what is sold: a list of {type, region, zone, market, usd_per_hour, …}
     POST   /v1/machines                make a machine: {type, zone, market, client_token, tags, lease, lifetime}
-    GET    /v1/machines                return the machines that are alive
+    GET    /v1/machines?after=…        return machines that are alive, and what to ask for the next ones
     GET    /v1/machines/ID             return one machine that is alive
     PUT    /v1/machines/ID/tags        replace the machine's tags
     DELETE /v1/machines/ID             ask to end the machine
@@ -63,7 +63,7 @@ from skypool.errors import (
 )
 from skypool.model import Need, Order
 from skypool.testing import machine
-from skypool.testing.api import Api
+from skypool.testing.api import Api, page_of
 from skypool.testing.control import Clock, FakeCloudControl
 from skypool.testing.state import State
 from skypool.testing.world import USUAL, Machine, Stock, When, World
@@ -317,12 +317,16 @@ class HttpCloud:
         return Answer(201, self._machine(made))
 
     def get_machines(self, request: Request) -> Answer:
-        """Return a list of all machines that are alive, empty if there are none, as an answer with status 200.
+        """Return one page of the list of all machines that are alive, as an answer with status 200.
+
+        The body is {"machines": […], "next": …}. "next" is the value of the parameter `after` for the next page, or
+        null in the last page.
 
         Raises:
             ProviderError: the API key is wrong, or a test prepared a failure.
         """
-        return Answer(200, [self._machine(each) for each in self._api(request).machines()])
+        page, after = self._api(request).page(request.query.get("after", ""))
+        return Answer(200, {"machines": [self._machine(each) for each in page], "next": after or None})
 
     def get_machine(self, request: Request) -> Answer:
         """Return the description of one machine that is alive, as an answer with status 200.
@@ -405,7 +409,7 @@ class HttpCloud:
             Refused: the machine does not exist or has ended (status 404).
             ProviderError: the API key is wrong, or a test prepared a failure.
         """
-        for each in self._api(request).machines():
+        for each in self._api(request).everything():
             if each.id == request.parts["id"]:
                 return each
         raise Refused(404, "NotFound", f"the machine {request.parts['id']} does not exist or has ended")
@@ -465,7 +469,18 @@ class HttpCloudControl(FakeCloudControl):
 class _Api(Api):
     """A connection to a fake cloud, with the calls that only `HttpCloud` needs."""
 
-    def machines(self) -> list[Machine]:
+    def page(self, after: str) -> tuple[list[Machine], str]:
+        """Return one page of all machines that are alive, of every client and whatever tags they have.
+
+        Args:
+            after: where the page begins, as the page before told it; "" for the first page.
+
+        Returns:
+            (machines, after): the machines, and the argument for the next page; "" if there are no more machines.
+        """
+        return self._call("describe", lambda world: page_of(world, world.alive(), after))
+
+    def everything(self) -> list[Machine]:
         """Return all machines that are alive, of every client and whatever tags they have. Empty if there are none."""
         return self._call("describe", lambda world: world.alive())
 

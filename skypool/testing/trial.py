@@ -32,6 +32,8 @@ ABILITIES = {
     "interrupt": "(instance): announce on this machine that the provider takes the machine back",
     "undying": "(instance, times): the next `times` requests to end this machine have no effect; None means all",
     "kill": "(instance): end this machine without telling the driver",
+    "paged": "(size): from now on, an answer lists at most `size` machines, and says how to ask for the next ones",
+    "cut_short": "(on): from now on (or no longer), lists of machines break off: they say that there are more, not how",
     "advance": "(seconds): machines read their lease files, and then the cloud's clock moves on by so many seconds",
 }
 """The signature and effect of each method of `control.Control`, as the reason of a skipped test shows them."""
@@ -59,6 +61,7 @@ class Trial:
         several: True if several machines can be rented on one offer; False if each offer is a single machine.
         pools: the names of the pools that the test uses.
         stubborn: machines that ignore requests to end them, because the test prepared that. `close` undoes this.
+        cut: True if lists of machines break off, because the test prepared that. `close` undoes this.
     """
 
     driver: Driver
@@ -68,6 +71,7 @@ class Trial:
     several: bool = True
     pools: list[str] = field(default_factory=list)
     stubborn: list[Instance] = field(default_factory=list)
+    cut: bool = False
 
     # --- methods of the control ------------------------------------------------------------------------------
 
@@ -297,12 +301,14 @@ class Trial:
     def close(self) -> None:
         """End all machines of this trial's pools, and remove the pools' other resources and local keys.
 
-        Machines in `stubborn`, which ignore requests to end them, are first made to accept requests again. This method
-        waits until the machines have ended.
+        Lists that break off are first made whole again, and machines in `stubborn`, which ignore requests to end them,
+        are made to accept requests again. This method waits until the machines have ended.
 
         Raises:
             AssertionError: machines were still alive after `patience` seconds.
         """
+        if self.cut:
+            self.pull("cut_short", False)
         for each in self.stubborn:
             self.pull("undying", each, 0)
         until = time.monotonic() + self.patience

@@ -260,6 +260,8 @@ class World:
         listed: the cloud's published price list: what it sold when it was new.
         lenient: True if the cloud also makes machines of types that it does not sell.
         surcharge: factor by which the cloud's bill differs from the prices.
+        page: largest number of machines in one answer of the call "describe"; None for no limit.
+        cut: True if answers of the call "describe" break off: they say that more machines exist, and never which.
     """
 
     folder: str
@@ -281,6 +283,8 @@ class World:
     listed: tuple[Stock, ...] = ()
     lenient: bool = False
     surcharge: float = 1.0
+    page: int | None = None
+    cut: bool = False
 
     def __post_init__(self) -> None:
         self.listed = self.listed or self.stock

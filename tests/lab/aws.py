@@ -36,7 +36,19 @@ from tests.lab.aws_life import Delays, Life, Rental, SpotRequest
 from tests.lab.aws_limits import Throttle
 from tests.lab.aws_permissions import Permissions, User
 from tests.lab.aws_stock import Reservation, Rule, Stock
-from tests.lab.aws_wire import ApiError, Call, Reply, answer, ask_moto, confirmed, error_code, read, refusal, rewritten
+from tests.lab.aws_wire import (
+    ApiError,
+    Call,
+    Reply,
+    answer,
+    ask_moto,
+    confirmed,
+    continued,
+    error_code,
+    read,
+    refusal,
+    rewritten,
+)
 from tests.lab.machines import Lab
 from tests.lab.replay import Asked, NotRecorded, Replay
 from tests.lab.world import Fault, World
@@ -390,6 +402,8 @@ class AWS(World[Call]):
         if shop is not None and (call.service != "ssm" or aws_shops.is_public(call)):
             return answer(call, shop(self, call))
         hidden = self._hide(call) if call.action in ("DescribeInstances", "DescribeInstanceStatus") else {}
+        follows = self._turn(call, hidden) if call.action == "DescribeInstances" else ""
+        body = rewritten(body, {}, ["NextToken"]) if call.action == "DescribeInstances" else body
         try:
             reply = ask_moto(environ, body)
         except NotImplementedError as error:
@@ -398,7 +412,21 @@ class AWS(World[Call]):
             for reservations, name, reservation in hidden.values():
                 reservations[name] = reservation
         call.error = error_code(reply)
-        return confirmed(call, reply)
+        return confirmed(call, continued(call, reply, follows))
+
+    def _turn(self, call: Call, hidden: dict[str, tuple[Any, str, Any]]) -> str:
+        """Take out the reservations of other pages, which moto does not have; the token of the next page.
+
+        Filters apply within a page, as with the real one: a page may be empty and not the last.
+        """
+        if call.params.get("InstanceIds") or (self.pages.size is None and not self.pages.cut):
+            return ""
+        reservations = self.backend(call.region).reservations
+        names, first = sorted(reservations), int(call.params.get("NextToken") or 0)
+        last = first if self.pages.cut else first + (self.pages.size or 0)
+        for name in (*names[:first], *names[last:]):
+            hidden[name] = (reservations, name, reservations.pop(name))
+        return str(last) if last < len(names) or self.pages.cut else ""
 
     def _hide(self, call: Call) -> dict[str, tuple[Any, str, Any]]:
         """Take out reservations that a description does not find yet; whoever asks for one by name is told so."""

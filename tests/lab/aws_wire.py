@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -239,6 +239,14 @@ def _element(name: str, shape: Any, value: Any) -> str:
         case _:
             text = escape(str(value))
     return f"<{name}>{text}</{name}>"
+
+
+def continued(call: Call, reply: Reply, token: str) -> Reply:
+    """A reply of moto with the token of the next page; unchanged without one."""
+    if not token or reply.status >= 300:
+        return reply
+    end = f"</{call.action}Response>".encode()
+    return replace(reply, body=reply.body.replace(end, f"<nextToken>{token}</nextToken>".encode() + end))
 
 
 def refusal(call: Call, error: ApiError) -> Reply:

@@ -603,7 +603,7 @@ class GCE(Cloud[Instance]):
         """By zone or region, with a warning where there is nothing, as the API lists them."""
         nothing = {"code": "NO_RESULTS_ON_PAGE", "message": "There are no results for scope on this page."}
         scopes: dict[str, Any] = {"zones/me-west1-c": {"warning": nothing}}
-        shown, rest = page(request, list(things))
+        shown, rest = page(request, list(things), self.pages)
         for each in shown:
             place = str(each.get("zone") or each.get("region", "")).rpartition("/")[2]
             scope = f"{'zones' if 'zone' in each else 'regions'}/{place}"
@@ -618,7 +618,7 @@ class GCE(Cloud[Instance]):
         """Those of the request's zone or region, if it has one."""
         wanted = request.by.get("zone") or request.by.get("region") or ""
         here = [each for each in things if not wanted or _place(each) == wanted]
-        shown, rest = page(request, here)
+        shown, rest = page(request, here, self.pages)
         path = request.path.removeprefix(_HERE.format(project=request.by["project"]))
         more = {"items": shown} if shown else {}
         return {"kind": f"compute#{kind}List", "id": path.strip("/"), "selfLink": HERE + path, **more, **rest}

@@ -14,6 +14,7 @@ from typing import Any
 from tests.lab.cloud import Answer, Refused, Request
 from tests.lab.discovery import Document, Wrong
 from tests.lab.gce_things import refused
+from tests.lab.world import Pages
 
 SCHEMA = Path(__file__).parent / "compute_v1.json"
 PREFIX = "/compute/v1/"
@@ -95,13 +96,18 @@ def _said(wrong: Wrong, is_parameter: bool) -> Refused:
             return refused(400, "invalid", f"Invalid value for field '{field}': '{wrong.value}'. It is {wrong.wanted}.")
 
 
-def page(request: Request, items: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
+def page(
+    request: Request, items: Sequence[Mapping[str, Any]], pages: Pages
+) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
     """Those of the items that the filter fits and that are on the page; and the token of the next page, if any."""
+    if pages.cut:
+        return [], {"nextPageToken": "0"}
     found = [each for each in items if fits(request.query.get("filter", ""), each)]
     start, most = int(request.query.get("pageToken") or 0), int(request.query.get("maxResults") or _MOST)
     if not 1 <= most <= _MOST:
         text = f"Invalid value for field 'maxResults': '{most}'. Must be less than or equal to {_MOST}"
         raise refused(400, "invalid", text)
+    most = min(most, pages.size or most)
     rest = {"nextPageToken": str(start + most)} if len(found) > start + most else {}
     return found[start : start + most], rest
 

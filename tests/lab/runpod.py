@@ -60,6 +60,8 @@ DISK = 0.10
 """USD for a GB of a container's disk and month: https://docs.runpod.io/pods/storage/types (read 2026-11-23)."""
 MOST_GPUS, MOST_VARIABLES, LONGEST_NAME = 8, 50, 191
 DRIVER = "570.172.08"
+PAGE = 100
+"""Pods on a page of the list. The true number is not known."""
 
 
 @dataclass
@@ -136,7 +138,7 @@ class RunPod(Cloud[Pod]):
                 self.prices[kind, cloud] = usd, spot.get(kind)
         self.schema = published()
         rest = {
-            "GET /v2/pods": lambda request: {"pods": [self._v2(each) for each in self._listed()]},
+            "GET /v2/pods": self._pods,
             "POST /v2/pods": self._create,
             "GET /v2/pods/{id}": lambda request: self._v2(self._there(request)),
             "PATCH /v2/pods/{id}": self._patch,
@@ -532,6 +534,19 @@ class RunPod(Cloud[Pod]):
             raise _problem(404, TITLES[404], "Pod not found.")
         return pod
 
+    def _pods(self, request: Request) -> dict[str, Any]:
+        """A page of the pods, the newest first. A cursor that was never given is refused."""
+        pods = [self._v2(each) for each in reversed(self._listed())]
+        if self.pages.cut:
+            return {"pods": [], "pagination": {"nextCursor": None, "hasNextPage": True}}
+        cursor, limit = request.query.get("cursor", "at-0"), int(request.query.get("limit", PAGE))
+        if not cursor.startswith("at-"):
+            raise _unfit(["query cursor: it is malformed"])
+        first = int(cursor.removeprefix("at-"))
+        last = first + min(limit, self.pages.size or limit)
+        follows = f"at-{last}" if last < len(pods) else None
+        return {"pods": pods[first:last], "pagination": {"nextCursor": follows, "hasNextPage": follows is not None}}
+
     def _create(self, request: Request) -> Answer:
         """A body that fits the schema may still break rules: https://docs.runpod.io/api-reference-v2/pods/create-a-pod."""
         body = request.body
@@ -723,8 +738,22 @@ class RunPod(Cloud[Pod]):
 
 @functools.cache
 def published() -> Document:
-    """The schema of REST v2, read once for all worlds."""
-    return Document(Path(__file__).parent / "runpod_v2.json")
+    """The schema of REST v2, read once for all worlds, with the pages that the list of pods has had since.
+
+    The pages are as five public programs read them in autumn 2026 (read 2026-11-26); no document of them was at hand.
+    """
+    told = json.loads((Path(__file__).parent / "runpod_v2.json").read_text())
+    limit = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}}
+    cursor = {"name": "cursor", "in": "query", "schema": {"type": "string", "minLength": 1}}
+    told["paths"]["/v2/pods"]["get"].setdefault("parameters", []).extend((limit, cursor))
+    listed = told["components"]["schemas"]["ListPodsResponse"]
+    listed["required"] = ["pods", "pagination"]
+    listed["properties"]["pagination"] = {
+        "type": "object",
+        "required": ["nextCursor", "hasNextPage"],
+        "properties": {"nextCursor": {"type": ["string", "null"]}, "hasNextPage": {"type": "boolean"}},
+    }
+    return Document(told)
 
 
 def _unfit(wrong: list[str]) -> Refused:

@@ -534,7 +534,9 @@ class TPU(Cloud[Host]):
         token, size = request.query.get("pageToken") or "0", int(request.query.get("pageSize") or 50)
         if not token.isdigit():
             raise refused("INVALID_ARGUMENT", f"Invalid page token {token!r}")
-        first = int(token)
+        first, size = int(token), min(size, self.pages.size or size)
+        if self.pages.cut and name in ("nodes", "queuedResources"):
+            return {name: [], "unreachable": [], "nextPageToken": "0"}
         page: dict[str, Any] = {name: items[first : first + size]}
         page |= {"unreachable": self.unreachable} if name not in ("locations", "operations") else {}
         return page | ({"nextPageToken": str(first + size)} if first + size < len(items) else {})

@@ -338,7 +338,9 @@ class VastAI(Cloud[Contract]):
     # --- what there is ---------------------------------------------------------------------------------------
 
     def _list(self, request: Request) -> dict[str, Any]:
-        limit = int(request.query.get("limit", 25))
+        limit = min(int(request.query.get("limit", 25)), self.pages.size or 25)
+        if self.pages.cut:  # its token leads to the same page
+            return {"success": True, "instances": [], "next_token": "t0", "total_instances": 1}
         filters = json.loads(request.query.get("select_filters", "{}"))
         shown = [record for each in self._seen() if (record := self._record(each))]
         for name, terms in filters.items():

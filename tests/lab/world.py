@@ -110,6 +110,19 @@ class Fault:
         return True
 
 
+@dataclass
+class Pages:
+    """How lists of what was made are answered.
+
+    Attributes:
+        size: at most so many in one answer; None for as many as the API allows.
+        cut: lists break off: they say that there are more, and no request gets them.
+    """
+
+    size: int | None = None
+    cut: bool = False
+
+
 C = TypeVar("C", bound=Asked)
 A = TypeVar("A", bound=Answered)
 
@@ -121,6 +134,7 @@ class World(Generic[C]):
         journal: every call received, in order.
         on_call: called with a call and "before" or "after" it takes effect; its reply goes out after that.
         clock: time, which a test can speed up.
+        pages: how lists are answered.
         minute: seconds in a minute of `shutdown +5` in machines.
         errors: what went wrong in the lab itself; `close` raises them.
     """
@@ -129,6 +143,7 @@ class World(Generic[C]):
         self.journal: list[C] = []
         self.on_call: Callable[[C, str], object] = lambda call, moment: None
         self.clock = Clock()
+        self.pages = Pages()
         self.minute = 60.0
         self.errors: list[Exception] = []
         self.faults: list[Fault] = []

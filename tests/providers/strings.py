@@ -50,3 +50,13 @@ class LabStrings:
 
     def undying(self, instance: Instance, times: int | None) -> None:
         self.world.undying(instance.id, times)
+
+    def cut_short(self, on: bool) -> None:
+        self.world.pages.cut = on
+
+
+class PagedStrings(LabStrings):
+    """Those of a cloud whose API lists things in pages."""
+
+    def paged(self, size: int) -> None:
+        self.world.pages.size = size

@@ -46,7 +46,7 @@ from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import TEXTS, Call
 from tests.lab.launches import LATER, LEASE_OVER
 from tests.providers.on_machines import OnMachines
-from tests.providers.strings import LabStrings
+from tests.providers.strings import PagedStrings
 
 HERE = "us-east-1"
 H100 = Need(accelerators=(parse("H100:8"),))
@@ -60,7 +60,7 @@ CODES = {
 }
 
 
-class Strings(LabStrings):
+class Strings(PagedStrings):
     """The contract's control of the lab's AWS."""
 
     create, boot = "RunInstances", "pending"

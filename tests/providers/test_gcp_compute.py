@@ -40,7 +40,7 @@ from tests.lab.gce import GCE as World
 from tests.lab.gce import NO_ROOM, PROJECT
 from tests.lab.gce_things import error
 from tests.providers.on_machines import OnMachines
-from tests.providers.strings import LabStrings
+from tests.providers.strings import PagedStrings
 
 FORBIDDEN = "Required 'compute.instances.create' permission for 'projects/lab-project/zones/us-central1-a/instances/a'"
 NO_QUOTA = "Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally."
@@ -52,7 +52,7 @@ CODES: dict[type[ProviderError], tuple[int, str, str]] = {
 }
 
 
-class Strings(LabStrings):
+class Strings(PagedStrings):
     """The contract's control of the lab's Compute Engine."""
 
     create = "POST instances"

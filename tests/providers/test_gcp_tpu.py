@@ -38,7 +38,7 @@ from tests.lab.tpu import PROJECT
 from tests.lab.tpu import TPU as World
 from tests.lab.tpu_grpc import grpc_of
 from tests.providers.on_machines import OnMachines
-from tests.providers.strings import LabStrings
+from tests.providers.strings import PagedStrings
 
 SCOPES = "devstorage.read_only", "logging.write", "monitoring.write"
 COMPUTE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"
@@ -68,7 +68,7 @@ def backend(**settings: Any) -> Tpu:
     return Tpu(google.Settings(**{**told, **settings}))
 
 
-class Strings(LabStrings):
+class Strings(PagedStrings):
     """The contract's control of the lab's Cloud TPU."""
 
     create = "POST queuedResources"

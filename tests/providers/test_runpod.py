@@ -38,11 +38,12 @@ from skypool.model import Access, Instance, Market, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.wire.transport import SSH
 from skypool_runpod import RunPod, _api
+from tests.lab.cloud import Request
 from tests.lab.prices import snapshot
 from tests.lab.runpod import GONE, TROUBLE
 from tests.lab.runpod import RunPod as World
 from tests.providers.on_machines import OnMachines
-from tests.providers.strings import LabStrings
+from tests.providers.strings import PagedStrings
 
 CREATE = "POST /v2/pods"
 RENT, BID = "podFindAndDeployOnDemand", "podRentInterruptable"
@@ -55,7 +56,7 @@ SAYS: dict[type[ProviderError], tuple[str, str]] = {
 }
 
 
-class Strings(LabStrings):
+class Strings(PagedStrings):
     """The contract's control of the lab's RunPod."""
 
     create, boot = CREATE, "starting"
@@ -489,6 +490,29 @@ def test_the_page_of_refusals_says_what_a_user_reads(runpod_api: World) -> None:
     if os.environ.get("SKYPOOL_WRITE_DOCS") == "1":
         PAGE.write_text(page)
     assert PAGE.read_text() == page, "write it anew: SKYPOOL_WRITE_DOCS=1 pytest tests/providers/test_runpod.py"
+
+
+def test_a_pod_that_slips_from_page_to_page_is_asked_for_by_its_id(
+    runpod_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that ends while pages are read moves the ones behind it: where cursors count, one of them is on no page."""
+    monkeypatch.setattr(RunPod, "ending", 1.0)
+    runpod_api.pages.size = 1
+    oldest, newest = rent(runpod_api, order(nodes=(0, 1)))[0]
+    runpod_api.undying(oldest.id, None)
+    lists = 0
+
+    def slip(request: Request, moment: str) -> None:
+        nonlocal lists
+        if (request.action, moment) == ("GET /v2/pods", "after") and newest.id in runpod_api.rentals:
+            lists += 1
+            runpod_api.vanish(newest.id)  # after the first page
+
+    runpod_api.on_call = slip
+    with pytest.raises(StillRunning) as left:
+        RunPod().terminate([oldest])
+    assert left.value.instances == (oldest,)
+    assert lists == 1
 
 
 def test_retry_after_is_heard(runpod_api: World) -> None:

@@ -45,7 +45,7 @@ from tests.lab import prices
 from tests.lab.vastai import KEY, OCI
 from tests.lab.vastai import VastAI as World
 from tests.providers.on_machines import OnMachines
-from tests.providers.strings import LabStrings
+from tests.providers.strings import PagedStrings
 
 CREATE = "PUT /api/v0/asks/{id}/"
 DESTROY = "DELETE /api/v0/instances/{id}/"
@@ -68,7 +68,7 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_api, "PACE", {})
 
 
-class Strings(LabStrings):
+class Strings(PagedStrings):
     """The contract's control of the lab's Vast.ai."""
 
     create, boot = CREATE, "loading"

@@ -39,6 +39,9 @@ V = TypeVar("V")
 Client = TypeVar("Client")
 Request = TypeVar("Request", contravariant=True)
 Answer = TypeVar("Answer", covariant=True)
+Item = TypeVar("Item", covariant=True)
+Paged = TypeVar("Paged", bound=_api.Paged, covariant=True)
+Page = TypeVar("Page", bound=_api.Paged)
 
 
 class _Method(Protocol[Request, Answer]):
@@ -56,6 +59,30 @@ class _Scope(Protocol):
 
     @property
     def warning(self) -> compute_v1.Warning: ...
+
+
+class _Pager(Protocol[Paged]):
+    """The type of the SDK's iterator over a list, which requests the pages. Only type checkers use this class."""
+
+    @property
+    def pages(self) -> Iterable[Paged]: ...
+
+
+class _Items(_api.Paged, Protocol[Item]):
+    """The type of one page of a list of one zone, or of things without a zone. Only type checkers use this class."""
+
+    @property
+    def items(self) -> Iterable[Item]: ...
+
+
+class _Scopes(_api.Paged, Protocol[Item]):
+    """The type of one page of a list of all zones and regions. Only type checkers use this class."""
+
+    @property
+    def items(self) -> Mapping[str, Item]: ...
+
+    @property
+    def unreachables(self) -> Iterable[str]: ...
 
 
 class _Labelled(Protocol):
@@ -665,11 +692,8 @@ class ComputeApi:
             project=self.project,
         )
 
-    def _list(self, what: str, method: _Method[Request, Iterable[V]], request: Request) -> list[V]:
+    def _list(self, what: str, method: _Method[Request, _Pager[_Items[V]]], request: Request) -> list[V]:
         """Send a request for a list once, and return the items of all pages; [] if there are none.
-
-        All pages are fetched before the method returns, so that every error of Google's SDK is translated to an error
-        of skypool.
 
         Args:
             what: The request in words, for error messages.
@@ -677,19 +701,23 @@ class ComputeApi:
             request: The request.
 
         Raises:
-            ProviderError: The API refused the request for a page.
+            ProviderError: The API refused the request for a page, or the list may be incomplete.
             NoAnswer: The API did not answer. Each page has a time limit of 60 s.
         """
-        return _api.call(
+        return [each for page in self._pages(what, method, request) for each in page.items]
+
+    def _pages(self, what: str, method: _Method[Request, _Pager[Page]], request: Request) -> list[Page]:
+        """Send a request for a list once, and return all pages, which are at least one."""
+        return _api.pages(
             what,
-            lambda: list(method(request=request, retry=None, timeout=_TIMEOUT)),
+            lambda: method(request=request, retry=None, timeout=_TIMEOUT).pages,
             project=self.project,
         )
 
     def _list_everywhere(
         self,
         what: str,
-        method: _Method[Request, Iterable[tuple[str, Scope]]],
+        method: _Method[Request, _Pager[_Scopes[Scope]]],
         request: Request,
         *,
         may_lack: bool = False,
@@ -705,13 +733,15 @@ class ComputeApi:
 
         Raises:
             NoAnswer: The API did not answer. Or a zone or region did not answer, and `may_lack` is False.
-            ProviderError: The API refused the request.
+            ProviderError: The API refused the request, or the list may be incomplete.
         """
-        scopes = self._list(what, method, request)
+        pages = self._pages(what, method, request)
+        scopes = [each for page in pages for each in page.items.items()]
         lacking: list[str] = []
-        silent = sorted(where for where, scope in scopes if scope.warning.code == "UNREACHABLE")
+        silent = {where for where, scope in scopes if scope.warning.code == "UNREACHABLE"}
+        silent.update(where for page in pages for where in page.unreachables)
         if silent:
-            error = _api.REFUSALS.error(what, "Unreachable", f"no answer came from {', '.join(silent)}")
+            error = _api.REFUSALS.error(what, "Unreachable", f"no answer came from {', '.join(sorted(silent))}")
             if not may_lack:
                 raise error
             lacking.append(lacks("offers", error))

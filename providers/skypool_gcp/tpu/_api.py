@@ -6,7 +6,7 @@ is the request for the slice, and a node, which is the running slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
@@ -28,7 +28,7 @@ _TIMEOUT = 60.0
 """Seconds that one request may take. A request that takes longer counts as not answered."""
 
 _ZONES = 500
-"""The largest number of zones that the request for the list of zones returns."""
+"""The number of zones on a page of the list of zones."""
 
 _GONE = ("NotFound",)
 """The error code for a resource that does not exist."""
@@ -40,7 +40,7 @@ PASSING = ("FailedPrecondition", "BadRequest", "Aborted", "Conflict")
 """Error codes with which a change is refused because of the present state of a slice."""
 
 
-class _Page(Protocol):
+class _Page(_api.Paged, Protocol):
     """The type of one page of a list that Cloud TPU's API returns. Only type checkers use this class.
 
     Attributes:
@@ -98,17 +98,21 @@ class TpuApi:
     # --- what there is ---------------------------------------------------------------------------------------
 
     def zones(self) -> list[str]:
-        """Return the sorted names of the zones that have TPUs. At most 500 are returned.
+        """Return the sorted names of the zones that have TPUs.
 
         Raises:
             ProviderError: The API refused the request, or did not answer.
         """
         request = locations_pb2.ListLocationsRequest(name=f"projects/{self.settings.billed()}", page_size=_ZONES)
 
-        def ask() -> locations.ListLocationsResponse:
-            return _current_client().list_locations(request=request, timeout=_TIMEOUT)
+        def ask() -> Iterator[locations.ListLocationsResponse]:  # the SDK has no iterator for this list
+            while True:
+                page = _current_client().list_locations(request=request, timeout=_TIMEOUT)
+                yield page
+                request.page_token = page.next_page_token
 
-        return sorted(each.location_id for each in _api.call("the list of zones with TPUs", ask).locations)
+        pages = _api.pages("the list of zones with TPUs", ask)
+        return sorted(each.location_id for page in pages for each in page.locations)
 
     def accelerator_types(self, zone: str) -> list[tpu_v2.AcceleratorType]:
         """Return Google's records of the types of TPU slices that a zone has, such as v5p-8, also those out of stock.
@@ -362,18 +366,15 @@ def _final(error: BaseException, what: str) -> ProviderError:
 def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
     """Return all pages of a list.
 
-    All pages are fetched before the function returns, so that every error of Google's SDK is translated to an error of
-    skypool.
-
     Args:
         what: The request in words, for error messages.
         ask: The function that sends the request and returns an iterable of pages.
 
     Raises:
         NoAnswer: The API or a zone did not answer. The message names the zones.
-        ProviderError: The API refused the request.
+        ProviderError: The API refused the request, or the list may be incomplete.
     """
-    pages = _api.call(what, lambda: list(ask()))
+    pages = _api.pages(what, ask)
     silent = sorted({place for page in pages for place in page.unreachable})
     if silent:
         raise _api.REFUSALS.error(what, "Unreachable", f"no answer came from {', '.join(silent)}")

@@ -49,8 +49,7 @@ class Acme:
 
     def _machines(self) -> list[dict[str, Any]]:
         """Return Acme's list of the account's live machines, as JSON objects."""
-        machines: list[dict[str, Any]] = self._api().ask("GET", "/machines", what="the list of machines")
-        return machines
+        return self._api().ask_all("/machines", "machines", what="the list of machines", next="next", token="after")
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Delete machines, and wait until Acme no longer lists them.
