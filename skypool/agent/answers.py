@@ -75,8 +75,8 @@ class Answers:
             )
         elif call.doomed == "stopped":
             error = ConnectionLost(
-                f"the worker process that ran {call.name} was stopped (as by SIGSTOP) for longer than "
-                f"liveness={self._liveness:g} s and was replaced; send the call again",
+                f"the worker process that ran {call.name} was stopped (as by SIGSTOP), or lost its main thread, for "
+                f"longer than liveness={self._liveness:g} s and was replaced; send the call again",
                 self._node,
             )
         else:
@@ -86,6 +86,32 @@ class Answers:
                 error.add_note(f"{STOPPED_IN}{was}")
             call.mark.close()
             call.mark = None
+        self.fail(call.id, error)
+
+    def broken(self, call: NodeCall, fault: str) -> None:
+        """End a call whose worker was killed because the agent (the node's main process) failed to read what it wrote.
+
+        The call is removed from the queue.
+
+        Args:
+            call: the call.
+            fault: what went wrong.
+        """
+        error = WorkerDied(
+            call.name,
+            signal=signal.SIGKILL,
+            node=self._node,
+            hint=f"skypool has replaced it, because it wrote what its agent does not understand ({fault}): the "
+            "function must not use file descriptors that it did not open",
+        )
+        self.fail(call.id, error)
+
+    def unable(self, call: NodeCall, why: str) -> None:
+        """End a call for which no worker process can be started on this node. It was taken from the queue."""
+        error = SkypoolError(
+            f"{call.name} cannot run on node {self._node}, because no worker process can be started there: {why}; an "
+            "earlier call may have left too many processes, or have changed the machine"
+        )
         self.fail(call.id, error)
 
     def died(self, slot: Slot, call: NodeCall, status: int) -> None:

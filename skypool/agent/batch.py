@@ -213,7 +213,8 @@ class Pipes:
         """
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._claims, _ALL)
-            return [id_ for (id_,) in _ID.iter_unpack(data)]
+            whole = len(data) - len(data) % _ID.size  # a call may have written to a file that it did not open
+            return [id_ for (id_,) in _ID.iter_unpack(data[:whole])]
         return []
 
     def ended(self) -> bytes:

@@ -113,6 +113,12 @@ class CallOutput:
         """
         return slot.tail[-TAIL:].decode("utf-8", "replace") if slot.tail_of == call.id else ""
 
+    @staticmethod
+    def last_line(slot: Slot) -> str:
+        """Return the last line that was printed on a slot while no call ran, or a general reason if there is none."""
+        text = slot.tail.decode("utf-8", "replace") if not slot.tail_of else ""
+        return (text.strip().splitlines() or ["its processes end at once"])[-1]
+
 
 def _header(slot: Slot, id_: int, fd: int) -> dict[str, object]:
     """Return the header of the OUTPUT frame (message) for output of a call, without the frame's number.

@@ -133,6 +133,9 @@ class CallQueue:
             call = lane.waiting[0]
             try:
                 lane.queue.offer([call.packet], [call.blob.fd] if call.blob else [])
+            except (BrokenPipeError, ConnectionResetError):
+                self.mend()
+                continue
             except BlockingIOError:
                 if not lane.full:
                     lane.full = True
@@ -143,6 +146,16 @@ class CallQueue:
         if lane.full:
             lane.full = False
             self._watch(lane.queue.end.fileno(), 0, self.pump)
+
+    def mend(self) -> None:
+        """Make a new queue in the place of one whose socket a call has shut. Its workers end, and new ones use it."""
+        for kind, lane in enumerate(self._lanes):
+            if lane.queue.is_broken:
+                self._take_back(lane)
+                self._watch(lane.queue.end.fileno(), 0, self.pump)
+                lane.queue.close()
+                lane.full = False
+                lane.queue = self._slots.queues[kind] = WorkerQueue()
 
     def lacks_workers(self) -> bool:
         """Return True if one more worker process for CPU slots (slots without a device) would have a call to run.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -116,7 +117,8 @@ class Client:
             self._drop(connection)
         except (OSError, ProtocolError) as e:
             self._complain(connection, e)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
+        except Exception as e:  # noqa: BLE001 - whatever a client sends must not end the agent
+            traceback.print_exc()
             self._complain(
                 connection, protocol_violation(f"the client sent an invalid message: {type(e).__name__}: {e}")
             )

@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -37,12 +38,20 @@ from skypool.clock import RunningClock
 from skypool.errors import ProtocolError, SkypoolError, SpoolFull, UsageError, protocol_violation
 from skypool.gangs.environment import Member
 from skypool.wire import codec
-from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, Frame, Kind, end_of, ends_in, parse_frame
+from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, End, Frame, Kind, end_of, ends_in, parse_frame
 
 _TICK = 0.1
 """Seconds between two checks of things that no file descriptor reports, such as the lease and timeouts."""
 _HIRED = 4
 """The number of workers that are started before the loop handles other events again."""
+_TO_VANISH = 2.0
+"""Seconds that a dead worker's call waits, at most, until all processes that it has left are gone."""
+_PAUSE = 0.1
+"""Seconds until a worker that died before its first call is replaced again. Each later pause is twice as long."""
+_LONGEST_PAUSE = 5.0
+"""The longest such pause in seconds."""
+_UNABLE = 10.0
+"""Seconds after which calls fail for which no worker can be started."""
 _PACKETS_AT_ONCE = 64
 """The number of packets of one worker that are handled before those of other workers."""
 _OUTCOME = Kind.OUTCOME
@@ -82,7 +91,7 @@ class Agent:
         self._kept = SpareMemory()
         self._queue = CallQueue(self._slots, self._watch, self._kept)
         self._calls = self._queue.calls
-        self._batch_watch = BatchWatch(self._slots, self._queue, self._on_packets)
+        self._batch_watch = BatchWatch(self._slots, self._queue, self._hear)
         self._noted_pauses = 0.0
         self._lookout = Lookout(config.watch, self._watch, self._on_interruption)
         devices = plan.health.devices if plan.health.monitored else ()
@@ -106,6 +115,8 @@ class Agent:
         self._store = Store(config.folder, self._slots, self._arrivals, self._client.send, self._kept)
         self._handlers = self._handle()
         self._done = self._seen_done = 0
+        self._dying: dict[Slot, float] = {}
+        self._vacant: dict[Slot, float] = {}
         self._ending = False
         self._keeper = os.getppid()
         self._lease = Lease(config.lease, config.lifetime, config.guard)
@@ -128,7 +139,7 @@ class Agent:
         ticked = 0.0
         lacking = False
         while not self._ending:
-            patience = LOOK if self._batch_watch.alert else _TICK
+            patience = LOOK if self._batch_watch.alert or self._dying else _TICK
             ready = self._poll.poll(0 if lacking else patience)
             if len(ready) > 1:  # handle the output of a call before its outcome
                 ready.sort(key=lambda each: each[0] in self._outputs, reverse=True)
@@ -136,7 +147,12 @@ class Agent:
             for fd, _ in ready:
                 # what is ready may belong to a file that was closed meanwhile, and whose number a new file has
                 if fd not in self._registered and (callback := self._callbacks.get(fd)):
-                    callback()
+                    try:
+                        callback()
+                    except Exception as e:  # noqa: BLE001 - one worker must not end the agent; others are raised again
+                        self._contain(e, self._slots.of_file(fd))
+            if self._dying:
+                self._bury()
             if self._stops.cancelling:
                 self._stops.look()
             now = self._read_clock()
@@ -164,8 +180,9 @@ class Agent:
         for _ in range(_HIRED):
             if not self._queue.lacks_workers():
                 return False
-            self._start(self._slots.add_cpu_slot())
-        return True
+            self._vacant[self._slots.add_cpu_slot()] = 0.0
+            self._fill(self._clock())
+        return not self._vacant
 
     def _watch(self, fd: int, events: int, callback: Callable[[], None]) -> None:
         """Register a callback that the event loop calls when the file descriptor is ready.
@@ -227,10 +244,17 @@ class Agent:
             self._bye()
         if self._queue.suspects:
             self._stops.look()
-        for slot in self._slots.all:
-            if slot.waiting:
-                self._slots.retell(slot)
-            self._stops.look_at_slot(slot, now)
+        for slot in list(self._slots.all):
+            try:
+                if slot.waiting:
+                    self._slots.retell(slot)
+                self._stops.look_at_slot(slot, now)
+            except Exception as e:  # noqa: BLE001 - one worker must not end the agent
+                self._contain(e, slot)
+        if self._slots.has_orphans:
+            self._slots.end_orphans()
+        if self._vacant:
+            self._fill(now)
 
     def _renew(self) -> None:
         """Move the node's deadline, the time at which everything on it ends, in the shared memory.
@@ -465,66 +489,45 @@ class Agent:
         busy = kind != SERVICE or bool(h.get("busy"))
         call = NodeCall(h["id"], bytes(f.raw), blob, name, h["fn"], h.get("timeout"), silent, streams, kind, busy)
         self._names[call.id] = name
-        if kind == GANG:
-            self._begin_member(call, Member.from_header(h), h.get("devices") == 0)
-        elif kind == SERVICE:
-            self._begin_service(call, h.get("devices") == 0)
+        if kind in OWN:
+            self._begin_own(call, Member.from_header(h) if kind == GANG else None, h.get("devices") == 0)
         else:
             self._queue.add(call)
 
-    def _begin_service(self, call: NodeCall, on_cpu: bool) -> None:
-        """Start the worker process of a service, a long-lived call beside all others. Does not wait for the process.
+    def _begin_own(self, call: NodeCall, member: Member | None, on_cpu: bool) -> None:
+        """Start the worker process of a call that has a slot of its own. Does not wait for the process.
 
         The process runs nothing but this call. If it cannot be started, the call ends at once with an error.
 
         Args:
-            call: the call.
-            on_cpu: True if the service asks for no devices.
+            call: the call: a service (a long-lived call beside all others), or one process of a gang (a call that runs
+                as several processes on its nodes).
+            member: the place of the process in its gang; None for a service.
+            on_cpu: True if the call asks for no devices.
         """
         self._queue.add_begun(call)
+        slot = None
         try:
-            slot = self._slots.add_service_slot(call.id, on_cpu)
-        except UsageError as e:
-            self._answers.fail(call.id, e)
-            return
-        try:
+            if member is None:
+                slot = self._slots.add_service_slot(on_cpu)
+            else:
+                running = [each for each in self._slots.all if each.kind == GANG]
+                if sum(self.page.running(each.number)[0] in self._calls for each in running) >= GANG_PROCESSES:
+                    raise too_many_processes()
+                slot = self._slots.add_gang_slot(member, on_cpu)
             self._start(slot, call)
-        except OSError as e:
-            self._slots.remove(slot)
+        except Exception as e:  # noqa: BLE001 - whatever keeps one call from its start must not end the agent
+            if slot is not None:
+                self._slots.remove(slot)
+            if isinstance(e, UsageError):
+                self._answers.fail(call.id, e)
+                return
+            if not isinstance(e, OSError):
+                traceback.print_exc()
+            what = f"service {call.name}" if member is None else f"rank {member.rank} of {call.name}"
+            advice = "close other services there" if member is None else "use fewer processes on each node"
             error = SkypoolError(
-                f"service {call.name} cannot be started on node {self.config.node}: {e}; close other services there, "
-                "or use a machine with more memory"
-            )
-            self._answers.fail(call.id, error)
-
-    def _begin_member(self, call: NodeCall, member: Member, on_cpu: bool) -> None:
-        """Start the worker process of a call that is one process of a gang. Does not wait for the process.
-
-        A gang is one call that runs as several processes on its nodes. The process runs nothing but this call. If it
-        cannot be started, the call ends at once with an error.
-
-        Args:
-            call: the call.
-            member: the place of the process in its gang.
-            on_cpu: True if the process asks for no devices.
-        """
-        self._queue.add_begun(call)
-        slots = [slot for slot in self._slots.all if slot.kind == GANG]
-        try:
-            running = sum(self.page.running(slot.number)[0] in self._calls for slot in slots)
-            if running >= GANG_PROCESSES:
-                raise too_many_processes()
-            slot = self._slots.add_gang_slot(member, on_cpu)
-        except UsageError as e:
-            self._answers.fail(call.id, e)
-            return
-        try:
-            self._start(slot, call)
-        except OSError as e:
-            self._slots.remove(slot)
-            error = SkypoolError(
-                f"rank {member.rank} of {call.name} cannot be started on node {self.config.node}: {e}; use fewer "
-                "processes on each node, or a machine with more memory"
+                f"{what} cannot be started on node {self.config.node}: {e}; {advice}, or use a machine with more memory"
             )
             self._answers.fail(call.id, error)
 
@@ -623,6 +626,13 @@ class Agent:
         if self._read_packets(slot):
             self._batch_watch.alert = True
 
+    def _hear(self, slot: Slot) -> None:
+        """Handle the packets (messages) of a worker process, and contain errors. For callers beside the event loop."""
+        try:
+            self._on_packets(slot)
+        except Exception as e:  # noqa: BLE001 - one worker must not end the agent
+            self._contain(e, slot)
+
     def _read_packets(self, slot: Slot) -> bool:
         """Handle up to `_PACKETS_AT_ONCE` (64) packets (messages) of a worker. Return True if there may be more.
 
@@ -711,14 +721,23 @@ class Agent:
 
         The outcomes are sent in one frame (message), and their calls are forgotten. Outcomes of calls that the agent
         (the node's main process) itself has ended meanwhile are dropped. Does nothing if there are no outcomes.
+
+        Raises:
+            ProtocolError: something else was written to the pipe, too. The outcomes before it are sent.
         """
         if not slot.ended:
             return
         body = bytes(slot.ended)
         slot.ended = bytearray()
-        ids = [end[0] for end in ends_in(body)]
-        if not self._calls.keys() >= set(ids):  # the agent itself has answered some of them meanwhile
-            kept = [end for end in ends_in(body) if end[0] in self._calls]
+        ends: list[End] = []
+        fault = None
+        try:
+            ends.extend(ends_in(body))  # those before a fault are added
+        except ProtocolError as e:
+            fault = e
+        ids = [end[0] for end in ends]
+        if fault is not None or not self._calls.keys() >= set(ids):  # or the agent itself has answered some meanwhile
+            kept = [end for end in ends if end[0] in self._calls]
             ids = [end[0] for end in kept]
             body = b"".join(end_of(*end) for end in kept)
         for id_ in ids:
@@ -730,6 +749,8 @@ class Agent:
         if ids:
             self._batch_watch.ended()
             self._unacknowledged.add_together(ids, frame_of_ends(body))
+        if fault is not None:
+            raise fault
 
     def _on_pull(self, id_: int, arg: int) -> None:
         """Ask the client for the next item of a call's iterator argument.
@@ -745,8 +766,41 @@ class Agent:
             call.pulls[arg] = call.pulls.get(arg, 0) + 1
             self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": call.pulls[arg]})
 
+    # --- the end of workers ----------------------------------------------------------------------------------
+
+    def _contain(self, error: Exception, slot: Slot | None) -> None:
+        """Kill a worker whose call has made the agent's own code fail, so that no other call fails. Log the error.
+
+        Raises:
+            Exception: `error`, if no worker is to blame.
+        """
+        if slot is None:
+            raise error
+        traceback.print_exception(error)
+        slot.fault = slot.fault or f"{type(error).__name__}: {error}"
+        for fd in (slot.channel.fileno(), *slot.outputs.values()):
+            self._slots.ignore(fd)
+        self._slots.signal(slot, signal.SIGKILL)
+
     def _on_death(self, slot: Slot) -> None:
-        """Handle the death of a worker process, and start a new one for its slot (place for one call).
+        """Handle the death of a worker process: kill what it has left, and forget it when that is gone."""
+        self._slots.ignore(slot.pidfd)
+        self._dying[slot] = self._clock()
+        self._bury()
+
+    def _bury(self) -> None:
+        """Kill what dead workers have left. Forget the workers when that is gone, or after `_TO_VANISH` (2) seconds."""
+        is_clean = self._slots.end_orphans()
+        now = self._clock()
+        for slot, since in list(self._dying.items()):
+            if is_clean or now - since > _TO_VANISH:
+                status = self._slots.reap(slot)
+                if status is not None:
+                    del self._dying[slot]
+                    self._forget(slot, status)
+
+    def _forget(self, slot: Slot, status: int) -> None:
+        """Forget a dead worker process, and start a new one for its slot (place for one call).
 
         The slot of a service or of a process of a gang is forgotten instead.
 
@@ -754,37 +808,121 @@ class Agent:
         its direct outputs (stdout and stderr). The call that the worker ran ends with an error. Calls that it had taken
         but not begun are queued again, before all others. A call that workers could take, but that none is known to
         have, is queued again later (see `Stops.note_missing`).
+
+        Args:
+            slot: the slot.
+            status: the wait status of the process, as from `os.waitpid`.
         """
-        slot.ended += slot.pipes.ended()
+        for hear in (self._hear_last_packets, self._hear_last_output, self._hear_last_ends):
+            try:
+                hear(slot)
+            except Exception as e:  # noqa: BLE001 - what a worker wrote must not end the agent
+                self._contain(e, slot)
+        self._queue.take_back_from([slot])
+        id_ = self.page.running(slot.number)[0]
+        call = self._queue.get(id_)
+        if call is not None and call.offered:
+            try:
+                self._answer_for(slot, call, status)
+            except Exception as e:  # noqa: BLE001 - as above
+                self._contain(e, slot)
+                self._answers.broken(call, slot.fault)
+        self._slots.close(slot)
+        slot.failures = 0 if id_ else slot.failures + 1
+        slot.fault = ""
+        slot.answer = None
+        slot.ended.clear()
+        self._store.forget_worker(slot)
+        self._slots.remove(slot)
+        if slot.kind not in OWN:
+            self._queue.mend()
+            now = self._clock()
+            self._vacant[slot] = now + (min(_PAUSE * 2**slot.failures, _LONGEST_PAUSE) if slot.failures > 1 else 0.0)
+            self._fill(now)
+            self._queue.take_back()
+            self._queue.take_back_from(self._slots.all)
+            taken = self._slots.taken()
+            for each in list(self._calls):
+                if self._calls[each].offered and each not in taken:
+                    self._stops.note_missing(each)
+            self._queue.pump()
+        self._find_outputs()
+
+    def _hear_last_packets(self, slot: Slot) -> None:
         while self._read_packets(slot):
-            pass  # what the worker sent last says why it died
+            pass
+
+    def _hear_last_output(self, slot: Slot) -> None:
         for fd in list(slot.outputs):
             self._call_output.read(slot, fd)
+
+    def _hear_last_ends(self, slot: Slot) -> None:
+        slot.ended += slot.pipes.ended()
         self._on_ends(slot)
-        self._queue.take_back_from([slot])
-        call = self._queue.get(self.page.running(slot.number)[0])
-        status = self._slots.bury(slot)
-        if call is not None and call.offered:
-            self._call_output.end(slot, call)
-            if slot.answer is not None:
-                packet, is_large, done = slot.answer
-                self._end(slot, call.id, done)
-                self._unacknowledged.add(call.id, 0, [packet], is_large)
-            elif call.doomed:
-                self._answers.stopped(call)
+
+    def _answer_for(self, slot: Slot, call: NodeCall, status: int) -> None:
+        """End the call of a worker process that has died.
+
+        Args:
+            slot: the worker's slot.
+            call: the call.
+            status: the wait status of the process, as from `os.waitpid`.
+        """
+        self._call_output.end(slot, call)
+        if slot.answer is not None:
+            packet, is_large, done = slot.answer
+            self._end(slot, call.id, done)
+            self._unacknowledged.add(call.id, 0, [packet], is_large)
+        elif call.doomed:
+            self._answers.stopped(call)
+        elif slot.fault:
+            self._answers.broken(call, slot.fault)
+        else:
+            self._answers.died(slot, call, status)
+
+    def _fill(self, now: float) -> None:
+        """Start a worker in each slot that has none and whose pause is over. One that cannot be started is tried again.
+
+        Calls fail if none could be started for their kind of slot in `_UNABLE` (10) seconds.
+
+        Args:
+            now: the time of the agent's clock, in seconds.
+        """
+        for slot, at in list(self._vacant.items()):
+            if now < at:
+                continue
+            why = CallOutput.last_line(slot) if slot.failures > 1 else ""
+            try:
+                self._start(slot)
+            except OSError as e:
+                why = f"{type(e).__name__}: {e}"
+                slot.failures += 1
+                self._vacant[slot] = now + min(_PAUSE * 2**slot.failures, _LONGEST_PAUSE)
             else:
-                self._answers.died(slot, call, status)
-        slot.tail.clear()
-        self._store.forget_worker(slot)
-        if slot.kind in OWN:
-            self._slots.remove(slot)
-            self._find_outputs()
+                del self._vacant[slot]
+                self._slots.all.append(slot)
+                self._find_outputs()
+                slot.tail.clear()
+            slot.failing_since = (slot.failing_since or now) if slot.failures else 0.0
+            if why and now - slot.failing_since > _UNABLE:
+                self._give_up(slot.kind, why)
+
+    def _give_up(self, kind: int, why: str) -> None:
+        """End all calls that need a kind of slot for which no worker process can be started.
+
+        Args:
+            kind: the kind of slot (place for one call), MAIN or CPU. Nothing is done if one of them has a worker.
+            why: the reason, for the error.
+        """
+        if any(each.kind == kind and not each.failures for each in self._slots.all):
             return
-        self._start(slot)
-        self._queue.take_back()
-        self._queue.take_back_from(self._slots.all)
-        taken = self._slots.taken()
         for id_ in list(self._calls):
-            if self._calls[id_].offered and id_ not in taken:
-                self._stops.note_missing(id_)
+            call = self._queue.get(id_)
+            if call is not None and call.kind == kind and not call.doomed:
+                call.doomed = "unable"
+        for call in self._queue.doomed():
+            if call.doomed == "unable":
+                self._answers.unable(call, why)
+            else:
+                self._answers.stopped(call)
         self._queue.pump()

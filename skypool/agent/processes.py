@@ -1,4 +1,4 @@
-"""Names processes, counts the CPUs that they may use, and finds or kills the descendants of a process."""
+"""Names processes, counts the CPUs that they may use, and finds, adopts or kills the descendants of a process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from skypool.clock import RunningClock
 
-_PASSES = 50
-"""The number of times that `kill_group` looks for processes of a group that are left."""
+_PR_SET_CHILD_SUBREAPER = 36
+"""The option of prctl(2) that makes a process the parent of orphaned descendants."""
+_TO_VANISH = 2.0
+"""Seconds after which a killed process counts as one that cannot be killed."""
 _TO_CLEAN = 1.0
 """Seconds in which a resource tracker of `multiprocessing` may remove what the others have left."""
 
@@ -55,8 +57,8 @@ class _Process:
     group: int
 
 
-def _running() -> Iterator[_Process]:
-    """Yield all processes that can be seen. Those that have ended but were not waited for (zombies) are left out."""
+def _running(zombies: bool = False) -> Iterator[_Process]:
+    """Yield all processes that can be seen, also those that have ended but were not waited for if `zombies` is True."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -64,8 +66,27 @@ def _running() -> Iterator[_Process]:
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue
-            if fields[0] != b"Z":
+            # without its main thread, a process whose other threads run looks like one that has ended
+            if zombies or fields[0] != b"Z" or int(fields[17]) > 1:
                 yield _Process(int(name), int(fields[1]), int(fields[2]))
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of the children of a process, with those that have ended and that it has not waited for.
+
+    A child may be missing if another one ends meanwhile. Returns an empty list if there is no such process.
+    """
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended
+                try:
+                    with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                        found += map(int, file.read().split())
+                except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN, or the thread has ended
+                    if os.path.exists(f"/proc/{pid}/task/{thread}"):
+                        return [each.pid for each in _running(zombies=True) if each.parent == pid]
+    return found
 
 
 def descendants(root: int) -> list[int]:
@@ -74,87 +95,110 @@ def descendants(root: int) -> list[int]:
     `root` itself is not among them. Processes that have ended but were not waited for (zombies) are left out. Returns
     an empty list if there are none.
     """
-    children: dict[int, list[int]] = {}
+    below: dict[int, list[int]] = {}
     for each in _running():
-        children.setdefault(each.parent, []).append(each.pid)
+        below.setdefault(each.parent, []).append(each.pid)
     found = []
     todo = [root]
     while todo:
-        for pid in children.get(todo.pop(), []):
+        for pid in below.get(todo.pop(), []):
             found.append(pid)
             todo.append(pid)
     return found
 
 
-def _is_tracker(pid: int) -> bool:
-    """Return True if a process is the resource tracker of Python's `multiprocessing`.
+def is_tracker(pid: int) -> bool:
+    """Return True if a process is a resource tracker, of Python's `multiprocessing` or of loky, which joblib uses.
 
     It removes the semaphores and the shared memory of the processes that use it from /dev/shm, once all of them have
     ended, and then ends by itself. If it is killed, they stay.
     """
+    return b"resource_tracker import main" in command_of(pid)
+
+
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process, with a null byte after each word. Returns b"" if it cannot be read."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"multiprocessing.resource_tracker" in file.read()
+            return file.read()
     except OSError:
-        return False
+        return b""
 
 
-def _kill(pids: Iterable[int]) -> None:
-    """Send SIGKILL to processes. Those that have ended, or belong to other users, are left out."""
+def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    """Send a signal to processes. Those that have ended, or belong to other users, are left out."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def kill_group(group: int) -> None:
-    """Kill all processes of a process group, except for resource trackers of `multiprocessing`.
+    """Kill the processes of a process group, except for resource trackers, which end by themselves. Does not wait.
 
-    These end by themselves when the others have ended. If the group cannot be killed without them, they are killed,
-    too. Does not wait for the end of the processes.
-
-    Args:
-        group: the id of the process group.
-
-    Raises:
-        ProcessLookupError: there is no such process group.
+    A process that one of them starts meanwhile may be left. Does nothing if there is no such group.
     """
-    for _ in range(_PASSES):
-        members = [each.pid for each in _running() if each.group == group]
-        others = [pid for pid in members if not _is_tracker(pid)]
-        if len(others) == len(members):
-            break  # all at once, so that none can start another one meanwhile
-        if not others:
-            return
-        _kill(others)
-        time.sleep(0.002)
-    os.killpg(group, signal.SIGKILL)
+    members = [each.pid for each in _running() if each.group == group]
+    others = [pid for pid in members if not is_tracker(pid)]
+    if len(others) < len(members):
+        kill(others)
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)  # all at once, so that none can start another one meanwhile
 
 
-def kill_marked(root: int, variable: str, value: str, patience: float = 2.0) -> None:
-    """Kill all descendants of `root` that were started with a variable in their environment. Wait until they are gone.
+def adopt_orphans() -> bool:
+    """Make this process the parent of all its descendants whose own parent dies. Return False if the system refuses.
 
-    A process that clears its environment is not found. Resource trackers of `multiprocessing` have a second to end by
-    themselves. Does nothing if there are none.
-
-    Args:
-        root: the pid of a process. The process itself is not killed.
-        variable: the name of the variable.
-        value: its value.
-        patience: seconds after which not to wait any longer.
+    Processes that it forks later do not inherit this.
     """
-    mark = f"\0{variable}={value}\0".encode()
-    began = time.monotonic()
-    while True:
-        marked: list[int] = []
-        for pid in descendants(root):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-                if mark in b"\0" + file.read():
-                    marked.append(pid)
-        took = time.monotonic() - began
-        _kill(pid for pid in marked if took > _TO_CLEAN or not _is_tracker(pid))
-        if not marked or took > patience:
-            return
-        time.sleep(0.002)
+    import ctypes
+
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+class Orphans:
+    """The processes that dead workers of this process, the agent, have left. It adopts them, wherever they have gone.
+
+    A process that starts a session of its own, or runs in the background, is among them. The agent's own children are
+    not: they run in the agent's session.
+    """
+
+    def __init__(self) -> None:
+        self._session = os.getsid(0)
+        self._seen: dict[int, float] = {}
+
+    def end(self, workers: Collection[int]) -> bool:
+        """Kill the orphans, and reap those that have ended. Return True if none is left. Does not wait.
+
+        Resource trackers have a second to end by themselves, and are not counted until then. A process that is there
+        two seconds after it was first seen is not counted either: it waits for a device, or is another user's.
+
+        Args:
+            workers: the pids of the workers, which are no orphans.
+        """
+        is_clean = True
+        seen: dict[int, float] = {}
+        now = time.monotonic()
+        for root in self._found(workers):
+            for pid in [root, *descendants(root)]:
+                since = seen[pid] = self._seen.get(pid, now)
+                if now - since > _TO_CLEAN or not is_tracker(pid):
+                    kill([pid])
+                    is_clean = is_clean and now - since > _TO_VANISH
+        self._seen = seen
+        return is_clean
+
+    @property
+    def are_some(self) -> bool:
+        """True if orphans were there at the last look."""
+        return bool(self._seen)
+
+    def _found(self, workers: Collection[int]) -> Iterator[int]:
+        """Yield the orphans that have not ended."""
+        for pid in children(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                if pid not in workers and os.getsid(pid) != self._session and not os.waitpid(pid, os.WNOHANG)[0]:
+                    yield pid
 
 
 def kill_descendants(patience: float = 10.0) -> bool:
@@ -173,7 +217,7 @@ def kill_descendants(patience: float = 10.0) -> bool:
     began = clock()
     while (took := clock() - began) < patience:
         below = descendants(os.getpid())
-        _kill(pid for pid in below if took > _TO_CLEAN or not _is_tracker(pid))
+        kill(pid for pid in below if took > _TO_CLEAN or not is_tracker(pid))
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue

@@ -17,7 +17,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -32,7 +31,7 @@ from skypool.agent.call import NodeCall
 from skypool.agent.notice import Herald
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
 from skypool.agent.plan import GANG_PROCESSES, GANG_ROWS, NodePlan
-from skypool.agent.processes import call_it, kill_group, kill_marked, usable_cpus
+from skypool.agent.processes import Orphans, adopt_orphans, call_it, kill_group, usable_cpus
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.worker import LOADING, Worker
 from skypool.clock import RunningClock
@@ -58,8 +57,6 @@ SERVICE is for one service. Slots of the kinds `OWN` are made for one call, and 
 
 A node without devices has no CPU slots, and all calls except those of gangs and services run on its MAIN slots.
 """
-SERVICE_MARK = "SKYPOOL_SERVICE"
-"""The variable by which the processes that a service has started are found when it ends. Its value is the call's id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +96,9 @@ class Slot:
         silent_since: the time at which the worker's process was first found frozen, for example by SIGSTOP; None if the
             process is not frozen.
         paused: the id of a call, and the seconds for which the whole node was stopped while that call ran.
+        fault: what went wrong in the agent when it handled what the worker wrote, for which the worker was killed.
+        failures: the number of workers in a row that died before they took a call, or that could not be started.
+        failing_since: the time of the first of these failures; 0.0 if there are none.
     """
 
     number: int
@@ -125,6 +125,9 @@ class Slot:
     wake_pause: float = 0.0
     silent_since: float | None = None
     paused: tuple[int, float] = (0, 0.0)
+    fault: str = ""
+    failures: int = 0
+    failing_since: float = 0.0
 
     def add_pause(self, call: int, seconds: float) -> None:
         """Note that the whole node was stopped for a while during a call on this slot (place for one call).
@@ -186,12 +189,21 @@ class WorkerQueue:
                 packet, ancillary, _, _ = self.taken.recvmsg(PACKET, SPACE, CLOEXEC | socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return back
+            if not packet:
+                return back  # the queue is broken
             back.append((parse_frame(memoryview(packet)), descriptors(ancillary)))
 
     def close(self) -> None:
         """Close this process's ends of the queue. A worker that was forked before can still take what is in it."""
         self.end.close()
         self.taken.close()
+
+    @property
+    def is_broken(self) -> bool:
+        """True if a call has shut the socket that its worker shares with the others."""
+        ends = select.poll()
+        ends.register(self.end, 0)
+        return bool(ends.poll(0))
 
     @property
     def has_calls(self) -> bool:
@@ -239,6 +251,7 @@ class Slots:
         self.all = [Slot(number, slot.env) for number, slot in enumerate(plan.slots)]
         self._lasting = len(self.all)
         self._files = allow_more_files()
+        self._orphans = Orphans()
 
     @property
     def spare(self) -> int:
@@ -298,13 +311,12 @@ class Slots:
         self.all.append(slot)
         return slot
 
-    def add_service_slot(self, call: int, on_cpu: bool) -> Slot:
+    def add_service_slot(self, on_cpu: bool) -> Slot:
         """Add a slot for a service (a long-lived call beside all others) to `all`, and return it.
 
         The slot has no worker process yet: `start` must be called for it. The service sees all devices of the node.
 
         Args:
-            call: the id of the service's call.
             on_cpu: True if the service asks for no devices. The node's devices are then hidden from it.
 
         Raises:
@@ -314,8 +326,7 @@ class Slots:
         if number is None:
             raise UsageError("this node runs as many services as it can; close some, or use more nodes")
         on_cpu = on_cpu and len(self.counts) > 1
-        env = {**(devices.hidden() if on_cpu else {}), SERVICE_MARK: str(call)}
-        slot = Slot(number, env, SERVICE, on_cpu=on_cpu)
+        slot = Slot(number, devices.hidden() if on_cpu else {}, SERVICE, on_cpu=on_cpu)
         self.all.append(slot)
         return slot
 
@@ -410,8 +421,6 @@ class Slots:
             # The worker has its call from the start, so that the call is never without a slot. The worker itself writes
             # only when the call's function begins.
             self.page.begin(slot.number, call.id, time.monotonic() + LOADING)
-        sys.stdout.flush()
-        sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
             self._become_worker(slot, theirs, {fd: ends[1] for fd, ends in pipes.items()}, queue.taken, notice)
@@ -469,6 +478,8 @@ class Slots:
             # threads for each worker's share of the CPUs, unless the user has set it
             if slot.kind not in OWN and self.counts[slot.kind] > 1 and len(self.counts) > 1:
                 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.counts[slot.kind])))
+            adopt_orphans()
+            os.makedirs(self._plan.config.cwd, exist_ok=True)  # a call may have removed it
             os.chdir(self._plan.config.cwd)
             self._introduce(slot)
             call_it("worker" if slot.member is None else f"rank-{slot.member.rank}")
@@ -606,13 +617,19 @@ class Slots:
     def receive(self, slot: Slot) -> tuple[bytes, list[int]] | None:
         """Return the next packet (message) of a worker process, and its file descriptors. Does not wait.
 
-        Returns None if no packet has arrived, or if the worker has ended and no packet is left.
+        Returns None if no packet has arrived, or if the worker has closed its end and no packet is left. The agent's
+        event loop then no longer watches the socket.
         """
         try:
             packet, ancillary, _, _ = slot.channel.recvmsg(PACKET, SPACE, CLOEXEC)
-        except (BlockingIOError, ConnectionResetError):
+        except BlockingIOError:
             return None
-        return (packet, descriptors(ancillary)) if packet else None
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            self.ignore(slot.channel.fileno())
+            return None
+        return packet, descriptors(ancillary)
 
     # --- who runs what ---------------------------------------------------------------------------------------
 
@@ -674,29 +691,40 @@ class Slots:
     def signal(self, slot: Slot, number: int) -> None:
         """Send a signal to a worker's process. SIGKILL goes to the other processes of its process group, too.
 
-        Does not raise if the worker has ended.
+        Does not raise if the worker has ended, or has become another user's process.
 
         Args:
             slot: the worker's slot (the place where it runs calls).
             number: the signal.
         """
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(slot.pidfd, number)
-            if number == signal.SIGKILL:
-                kill_group(slot.pid)
+        if number == signal.SIGKILL:
+            kill_group(slot.pid)
 
-    def bury(self, slot: Slot) -> int:
-        """Reap a dead worker process, kill all that is left in its process group, and close the agent's files for it.
+    def reap(self, slot: Slot) -> int | None:
+        """Return the wait status of a dead worker process, as from `os.waitpid`. Returns None if another one traces it.
 
-        Of a service, all other processes that it has started are killed, too, and waited for.
-
-        Returns the worker's wait status, as from `os.waitpid`. If the worker is still alive, it is killed, and this
-        method waits for its end. Afterwards, `start` can give the slot a new worker.
+        Does not wait. Once it has returned the status, the pid may belong to another process.
         """
-        self.signal(slot, signal.SIGKILL)
-        _, status = os.waitpid(slot.pid, 0)
-        if slot.kind == SERVICE:
-            kill_marked(os.getppid(), SERVICE_MARK, slot.env[SERVICE_MARK])
+        while True:
+            pid, status = os.waitpid(slot.pid, os.WNOHANG)
+            if not pid:
+                return None
+            if not os.WIFSTOPPED(status):  # of a worker that is traced, also its stops are reported
+                return status
+
+    def end_orphans(self) -> bool:
+        """Kill what dead workers have left, wherever it has gone. Return True if none is left. Does not wait."""
+        return self._orphans.end({slot.pid for slot in self.all})
+
+    @property
+    def has_orphans(self) -> bool:
+        """True if processes that a dead worker has left were there at the last look."""
+        return self._orphans.are_some
+
+    def close(self, slot: Slot) -> None:
+        """Close the agent's files for a dead worker, and stop watching them. Then the slot can get a new worker."""
         for fd in (slot.channel.fileno(), slot.pidfd, *slot.outputs.values()):
             self._watch(fd, 0, _nothing)
         slot.channel.close()
@@ -705,13 +733,22 @@ class Slots:
         slot.pipes.close()
         slot.outputs = {}
         _end_notice(slot)
-        return status
+
+    def of_file(self, fd: int) -> Slot | None:
+        """Return the slot whose worker the agent watches by this file descriptor; None if it is no worker's."""
+        for slot in self.all:
+            if fd in (slot.pidfd, slot.channel.fileno(), *slot.outputs.values()):
+                return slot
+        return None
 
     def stopped(self, slot: Slot) -> bool:
-        """Return True if the worker's process is frozen, as by SIGSTOP. Return False if it runs or has ended."""
+        """Return True if the worker's process is frozen, as by SIGSTOP, or has lost its main thread, but not others.
+
+        Returns False if it runs or has ended.
+        """
         try:
             with open(f"/proc/{slot.pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()[0] == b"T"
+                return file.read().rpartition(b")")[2].split()[:1] in ([b"T"], [b"Z"])
         except OSError:
             return False
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -35,6 +36,8 @@ _WAITING = "_next_call"
 """The function of that module that waits for the next call."""
 _WRITING = 1.0
 """Seconds in which a process must have written its stack. Native code that may not be interrupted takes longer."""
+_FIRST = 64
+"""The number of files of a process among which the file with its stack is looked for."""
 _STILL = 0.02
 """Seconds in which nothing more is written when a stack is complete."""
 _NATIVE = 30.0
@@ -58,9 +61,8 @@ class Mark:
         self.main = main
 
     def text(self) -> str:
-        """Return what was written since, in the format of `faulthandler`."""
-        size = os.fstat(self.fd).st_size - self.start
-        return os.pread(self.fd, size, self.start).decode("utf-8", "replace") if size > 0 else ""
+        """Return what was written since, in the format of `faulthandler`; at most `_MOST` (1 Mi) bytes of it."""
+        return os.pread(self.fd, _MOST, self.start).decode("utf-8", "replace")
 
     def close(self) -> None:
         """Close the file. May be called more than once; it is also closed when nobody uses this object any more."""
@@ -90,27 +92,29 @@ def ask(pid: int) -> Mark | None:
     if found is None or not _catches(pid):
         return None
     path, main = found
+    fd = -1
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    if os.fstat(fd).st_size > _MOST:
-        os.ftruncate(fd, 0)
-    mark = Mark(fd, os.fstat(fd).st_size, main)
-    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        if os.fstat(fd).st_size > _MOST:
+            os.ftruncate(fd, 0)
+        mark = Mark(fd, os.fstat(fd).st_size, main)
         os.kill(pid, SIGNAL)
-    except OSError:
-        mark.close()
+    except OSError:  # it has ended, has closed or sealed the file, or is another user's now
+        if fd >= 0:
+            os.close(fd)
         return None
     return mark
 
 
 def _file_of(pid: int) -> tuple[str, int] | None:
-    """Return the path of the file in which a process writes its stack, and the id of its main thread."""
+    """Return the path of the file in which a process writes its stack, and the id of its main thread.
+
+    Only the first `_FIRST` (64) files of the process are looked at, as a process may have a million.
+    """
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
+        for name in itertools.islice((entry.name for entry in os.scandir(folder)), _FIRST):
+            with contextlib.suppress(OSError, ValueError):  # a file of the user's may have a name like ours
                 link = os.readlink(f"{folder}/{name}")
                 if link.startswith(f"/memfd:{_NAME}"):
                     return f"{folder}/{name}", int(link.split()[0].rpartition("-")[2], 16)
@@ -135,8 +139,8 @@ def threads_of(text: str, main: int) -> list[list[str]]:
     """
     starts = list(_THREAD.finditer(text))
     found: dict[str, tuple[bool, list[str]]] = {}
-    for each, following in zip(starts, [*starts[1:], None], strict=True):
-        part = text[each.end() : following.start() if following else len(text)]
+    for each, end in zip(starts, [*(following.start() for following in starts[1:]), len(text)], strict=False):
+        part = text[each.end() : end]
         frames = [frame.groups() for frame in _FRAME.finditer(part)]
         own = next((n for n, (file, _, _) in enumerate(frames) if file.endswith(_WORKER)), len(frames))
         frames = frames[: max(own, int(own == 0 and bool(frames) and frames[0][2] != _WAITING))]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import math
 import os
@@ -23,7 +24,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skypool.agent.processes import call_it, kill_descendants, started, usable_cpus
+from skypool.agent.processes import adopt_orphans, call_it, kill_descendants, started, usable_cpus
 from skypool.clock import RunningClock
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ SOCKET = "agent.sock"
 """The name of the agent's Unix socket in its folder."""
 _MOST_WORDS = 3000
 """If an agent ends with an error, its client gets at most this many bytes of the error's text."""
-_PR_SET_CHILD_SUBREAPER = 36
-"""The option of prctl(2) that makes a process the parent of orphaned descendants."""
 _LOOK = 0.5
 """Seconds between two checks of the deadline by the keeper."""
 _TO_OBEY = 1.0
@@ -46,6 +45,15 @@ _TO_RENEW = 5.0
 
 After a pause of the whole node, the agent first reads the frames (messages) that its client sent meanwhile.
 """
+
+
+class _Log(io.TextIOBase):
+    """The `sys.stdout` and `sys.stderr` of keeper and agent. A full disk, as a call may leave, does not end these."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+        return len(text)
 
 
 def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
@@ -175,6 +183,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
     os.dup2(nothing, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    sys.stdout = sys.stderr = _Log()
     kept = {0, 1, 2, words, listener.fileno(), *config.keep}
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
         with contextlib.suppress(OSError):
@@ -184,11 +193,12 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
     plan = _plan(config)
     page = SharedPage(plan.rows)
     page.deadline = time.monotonic() + config.lease
+    if not adopt_orphans():
+        print("orphaned processes cannot be adopted; a daemon started by a call may outlive the pool", flush=True)
     agent = os.fork()
     if agent == 0:
         _become_agent(plan, listener, page, words)
     listener.close()
-    _adopt_orphans()
     status = _watch(agent, page)
     print(f"the agent ended ({status}); ending the processes that it left", flush=True)
     kill_descendants()
@@ -238,22 +248,12 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
         from skypool.agent.node import Agent
 
         call_it("agent")
+        adopt_orphans()
         Agent(plan, listener, page).run()
     except BaseException:  # noqa: BLE001 - a forked child must never return; the error is in the log
         _say_why(words)
         os._exit(1)
     os._exit(0)
-
-
-def _adopt_orphans() -> None:
-    """Make this process (the keeper) the parent of all descendants whose own parent dies, so that it can kill them.
-
-    If the system refuses, a warning is printed and nothing is raised.
-    """
-    import ctypes
-
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        print("orphaned processes cannot be adopted; a daemon started by a call may outlive the pool", flush=True)
 
 
 def _watch(agent: int, page: SharedPage) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+import traceback
 
 from skypool.agent import stacks
 from skypool.agent.answers import Answers
@@ -93,7 +94,13 @@ class Stops:
                 self._answers.stopped(call)
             self._queue.pump()
         for call in list(suspects.values()):
-            self._look_at(call, now)
+            try:
+                self._look_at(call, now)
+            except Exception as e:  # noqa: BLE001 - one call must not end the agent
+                traceback.print_exc()
+                self._answers.broken(call, f"{type(e).__name__}: {e}")
+                if (slot := self._slots.running(call.id)) is not None:
+                    self._slots.signal(slot, signal.SIGKILL)
 
     def _has_told(self, slot: Slot, call: NodeCall, now: float) -> bool:
         """Return True if a call may be told to stop now. A process of a gang first writes what it is doing.

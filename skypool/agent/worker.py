@@ -214,9 +214,16 @@ class Worker:
         """Wait for the next packet of calls, and return it with the file descriptors that came with it.
 
         The packet has one call, or a batch of several calls. Returns (None, []) when the agent (the node's main
-        process) is gone. The packet is a view of a buffer, which is overwritten when this method is used again.
+        process) is gone, or has made another queue. The packet is a view of a buffer, which is overwritten when this
+        method is used again.
         """
-        n, ancillary, _, _ = self._queue.recvmsg_into([self._buffer], SPACE, CLOEXEC)
+        try:
+            n, ancillary, _, _ = self._queue.recvmsg_into([self._buffer], SPACE, CLOEXEC)
+        except BlockingIOError:  # a call has changed all file descriptors of its process; workers share this one
+            self._queue.setblocking(True)
+            return self._next_call()
+        except ConnectionResetError:
+            return None, []
         fds = descriptors(ancillary)
         return (parse_frame(memoryview(self._buffer)[:n]) if n else None), fds
 

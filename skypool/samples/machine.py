@@ -118,9 +118,9 @@ def process(pid: int) -> ProcessUse | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+        return ProcessUse(sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE / _MIB)
+    except (OSError, ValueError, IndexError):
         return None
-    return ProcessUse(sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE / _MIB)
 
 
 def _cpu() -> _Pair:
