@@ -12,7 +12,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+from skypool.safety.text import encodable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,26 @@ class Event:
 
     pool: str
     time: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        """Write surrogates in texts as escapes: no file, terminal or socket takes them."""
+        kind = type(self)
+        for name in _TEXTS.get(kind) or _texts_of(kind):
+            value = getattr(self, name)
+            if type(value) is str:
+                if not value.isascii():
+                    object.__setattr__(self, name, encodable(value))
+            elif type(value) is tuple:
+                object.__setattr__(self, name, tuple(map(encodable, value)))
+
+
+_TEXTS: dict[type[Event], tuple[str, ...]] = {}
+"""The names of the fields of each class of events that are texts, or tuples of texts."""
+
+
+def _texts_of(kind: type[Event]) -> tuple[str, ...]:
+    names = tuple(each.name for each in fields(kind) if each.type in ("str", "tuple[str, ...]"))
+    return _TEXTS.setdefault(kind, names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

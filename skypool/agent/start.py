@@ -160,7 +160,13 @@ def _say_why(words: int) -> None:
     text = traceback.format_exc()
     sys.stderr.write(text)
     sys.stderr.flush()
-    os.pwrite(words, f"the agent ended with an error:\n{text[-_MOST_WORDS // 2 :]}".encode()[:_MOST_WORDS], 0)
+    os.pwrite(
+        words,
+        f"the agent ended with an error:\n{text[-_MOST_WORDS // 2 :]}".encode("utf-8", "backslashreplace")[
+            :_MOST_WORDS
+        ],
+        0,
+    )
 
 
 def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:

@@ -35,6 +35,7 @@ from skypool.calls.pending import Code
 from skypool.checks import Duration
 from skypool.errors import UsageError
 from skypool.runtime import Attended, Interruption
+from skypool.safety.text import encodable
 from skypool.shipping import user_modules
 from skypool.wire import blame, codec, pickling
 from skypool.wire.frames import Buffer
@@ -325,11 +326,11 @@ def _is_importable(function: ComputeFunction[..., Any]) -> bool:
 
 
 def _name_of(function: Callable[..., object]) -> str:
-    """Return the name of a function in messages, at most 200 characters.
+    """Return the name of a function in messages, at most 200 characters, without surrogates.
 
     A callable object without a name, such as a `functools.partial`, is named by its repr, which may have its arguments.
     """
-    name = str(getattr(function, "__qualname__", None) or repr(function)).replace("<locals>.", "")
+    name = encodable(str(getattr(function, "__qualname__", None) or repr(function))).replace("<locals>.", "")
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 

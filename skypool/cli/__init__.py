@@ -97,7 +97,7 @@ def main() -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal may support ASCII only
+            stream.reconfigure(errors="backslashreplace")  # a terminal may support ASCII only
     try:
         try:
             build()(args=accelerators.in_full(sys.argv[1:]), prog_name="skypool")

@@ -218,7 +218,7 @@ def _write(report: Report, file: Path) -> None:
     ):
         try:
             new = path.with_name(f".{path.name}.{os.getpid()}")
-            new.write_text(text, "utf-8")
+            new.write_text(text, "utf-8", "backslashreplace")
             new.replace(path)
         except OSError as e:
             raise UsageError(f"the report {path} cannot be written: {e.strerror}; name another file by --report") from e

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Literal, TextIO
 
 from skypool.console.lines import Lines, harmless
+from skypool.safety.text import encodable
 
 MOST = 64 << 20
 """Maximum number of characters that wait for a slow reader (the terminal or program that takes the output)."""
@@ -337,8 +338,9 @@ def _takes_more(poll: select.poll, fd: int, wait: bool) -> bool:
 def _encodable(text: str, file: TextIO) -> str:
     """Return the text with backslash escapes for characters that the file's encoding does not have.
 
-    The text is unchanged if the file has no encoding.
+    Without an encoding, only surrogates are changed.
     """
+    text = encodable(text)
     encoding = getattr(file, "encoding", None)
     if text.isascii() or not encoding or encoding.lower().replace("-", "") == "utf8":
         return text

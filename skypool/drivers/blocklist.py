@@ -28,7 +28,7 @@ def note(provider: str, machine: int, why: str) -> None:
     """
     folder = place(provider)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / str(machine)).write_text(why)
+    (folder / str(machine)).write_text(why, "utf-8", "backslashreplace")
 
 
 def known(provider: str) -> dict[int, str]:

@@ -142,7 +142,7 @@ class Recorder:
             try:
                 self._number += 1
                 public = dataclasses.replace(self._scrubbed(exchange(), private), number=self._number)
-                line = (json.dumps(_data(public), ensure_ascii=False) + "\n").encode()
+                line = (json.dumps(_data(public), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
                 while line:
                     line = line[os.write(self._file, line) :]
             except Exception as e:  # noqa: BLE001 - `close` raises it

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from collections.abc import Hashable, Mapping
 from urllib.parse import quote, quote_plus
+
+from skypool.safety.text import encodable
 
 _SHORTEST = 4
 """Secrets of fewer characters are not replaced, because they are parts of ordinary words and numbers."""
@@ -31,11 +34,12 @@ class Masker:
             for form in (value, value.strip()):
                 written = (
                     form,
-                    quote(form, safe=""),
-                    quote_plus(form),
+                    encodable(form),
+                    quote(os.fsencode(form), safe=""),
+                    quote_plus(os.fsencode(form)),
                     json.dumps(form)[1:-1],
                     repr(form)[1:-1],
-                    base64.b64encode(form.encode()).decode().rstrip("="),
+                    base64.b64encode(os.fsencode(form)).decode().rstrip("="),
                 )
                 for each in written:
                     self._marks.setdefault(each, mark)

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from skypool.metrics.values import Attributes, Distribution, Measurement, Metric
+from skypool.safety.text import encodable
 
 MOST = 2000
 """The most measurements in one request, so that it stays below the limit of 4 MiB that gRPC servers have."""
@@ -113,4 +114,4 @@ def _pair(key: str, value: str | int | bool) -> Any:
         return KeyValue(key=key, value=AnyValue(bool_value=value))
     if isinstance(value, int):
         return KeyValue(key=key, value=AnyValue(int_value=value))
-    return KeyValue(key=key, value=AnyValue(string_value=value))
+    return KeyValue(key=key, value=AnyValue(string_value=encodable(value)))

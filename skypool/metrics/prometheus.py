@@ -11,6 +11,7 @@ from skypool.checks import whole
 from skypool.errors import UsageError
 from skypool.metrics.exporter import MISSING, Exporter, Source
 from skypool.metrics.values import Distribution, Measurement, Metric
+from skypool.safety.text import encodable
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -200,4 +201,4 @@ def label_of(attribute: str) -> str:
 
 
 def _text_of(value: str | int | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else encodable(str(value))

@@ -25,6 +25,7 @@ from skypool.logs.masking import Masker
 from skypool.offers.ranking import Plan
 from skypool.pool.observed import hardware
 from skypool.rental.rental import Rental
+from skypool.safety.text import encodable
 from skypool.samples.journal import MOST_SLOWEST, Journal, JournalCall, JournalEvent, WorkSpan
 
 KEPT = (
@@ -166,6 +167,7 @@ class HistoryWatch:
         return [self._cleaned(each) for each in value[:_LONGEST]] if isinstance(value, (list, tuple)) else value
 
     def _text(self, text: str, longest: int = _LONGEST) -> str:
+        text = encodable(text)
         text = self._masker.mask(text) if self._masker is not None else text
         return text if len(text) <= longest else f"{text[: longest - 2]} …"
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from skypool.rental.records import Damaged, read
+from skypool.safety.book import Book
 
 MARK = 0x534B0000
 """Added to the version of the tables to get `PRAGMA application_id`. If the version were stored only once, a damaged
@@ -141,7 +142,9 @@ def connected(file: Path, patience: float) -> sqlite3.Connection:
     Raises:
         sqlite3.Error: the file does not exist or cannot be opened.
     """
-    return sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None)
+    return sqlite3.connect(
+        f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None, factory=Book
+    )
 
 
 def set_aside(file: Path) -> Path:

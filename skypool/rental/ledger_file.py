@@ -21,6 +21,7 @@ from skypool.errors import LedgerError
 from skypool.rental import ledger_damage
 from skypool.rental.ledger_schema import SHAPE, Rows, bring_up, put_back, rows_of, schema
 from skypool.rental.records import Damaged
+from skypool.safety.book import Book
 
 T = TypeVar("T")
 PATIENCE = 30.0
@@ -118,7 +119,7 @@ class LedgerFile:
 
         The file is not used. Changes in this temporary ledger are lost when the context ends.
         """
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
+        with closing(sqlite3.connect(":memory:", isolation_level=None, factory=Book)) as book:
             bring_up(book, 0)
             self._restore(book)
             yield book

@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 
 from skypool.rental import ledger_damage
+from skypool.safety.book import Book
 
 STEPS = (
     """
@@ -88,7 +89,7 @@ def schema() -> ledger_damage.Schema:
     Each is (type, name, table, SQL statement that made it). The list is computed at the first call; later calls return
     the same list.
     """
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as book:
+    with closing(sqlite3.connect(":memory:", isolation_level=None, factory=Book)) as book:
         bring_up(book, 0)
         return ledger_damage.schema_of(book)
 

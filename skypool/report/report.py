@@ -36,7 +36,7 @@ class Report:
             OSError: the file cannot be written.
         """
         file = Path(path)
-        file.write_text(self.html, encoding="utf-8")
+        file.write_text(self.html, encoding="utf-8", errors="backslashreplace")
         return file
 
     def _repr_html_(self) -> str:

@@ -19,13 +19,22 @@ _CONTROLS_OF_FRIENDS = re.compile("[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _COLOURS = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")
 _INTRODUCES = re.compile("[\x1b\x80-\x9f]")
 _ARGUMENTS: Any = BaseException.args  # the descriptor itself, because a user's class may override the attribute
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
+
+
+def encodable(text: str) -> str:
+    r"""Return a text that UTF-8 can encode: each surrogate is written as an escape, such as "\udce9".
+
+    Python makes surrogates of names of files, arguments and variables that are not UTF-8. JSON may have any.
+    """
+    return text if text.isascii() else _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def printable(text: str, colours: bool = False) -> str:
     """Return a text without escape sequences and control characters other than tab, newline and carriage return.
 
-    Unicode characters that change the direction of text are removed, too.
+    Unicode characters that change the direction of text are removed, too. Surrogates are changed as by `encodable`.
 
     Args:
         text: the text that a node (a rented machine) sent.
@@ -34,6 +43,7 @@ def printable(text: str, colours: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
+    text = encodable(text)
     if not colours:
         return _CONTROLS.sub("", _ESCAPES.sub("", text))
     parts = _COLOURS.split(text)  # every second part is a complete SGR sequence

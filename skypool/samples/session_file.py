@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from skypool.safety.book import Book
+
 _MOST_FILES = 200
 """The number of files that are kept: those of the last sessions."""
 _MOST_OF_ALL = 1 << 30
@@ -62,11 +64,11 @@ def writing(file: Path) -> Iterator[sqlite3.Connection]:
         if is_new:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = file.with_suffix(".part")
-            with closing(sqlite3.connect(part, timeout=_WAIT)) as book:
+            with closing(sqlite3.connect(part, timeout=_WAIT, factory=Book)) as book:
                 book.executescript("pragma auto_vacuum = incremental; pragma journal_mode = wal;" + _SCHEMA)
             part.rename(file)
             _prune(file.parent)
-    with closing(sqlite3.connect(file, timeout=_WAIT)) as book:
+    with closing(sqlite3.connect(file, timeout=_WAIT, factory=Book)) as book:
         book.execute("pragma synchronous = off")
         yield book
 

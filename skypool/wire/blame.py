@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+from skypool.safety.text import encodable
 from skypool.wire.pickling import PROTOCOL, Pickler
 
 _DEEPEST = 50
@@ -170,12 +171,12 @@ def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception, `str(error)`. If `__str__` raises, return a text that says so.
+    """Return the text of an exception, `str(error)`, without surrogates. If `__str__` raises, say so instead.
 
     Only a KeyboardInterrupt that `__str__` raises is passed on.
     """
     try:
-        return str(error)
+        return encodable(str(error))
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # noqa: BLE001 - a broken __str__ must not hide the error, nor end a thread of skypool
