@@ -664,6 +664,43 @@ def test_a_killed_agent_loses_its_calls_by_name_and_is_replaced() -> None:
         assert add(1) >> mine == 2
 
 
+def test_a_part_of_the_engine_that_fails_ends_the_pool_and_no_call_waits_forever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        engine: Any = mine._engine
+        future = nap(60) > mine
+        monkeypatch.setattr(engine.departures, "lost", lambda node, error: {}[node])
+        os.kill(agent_of(mine), signal.SIGKILL)
+        with pytest.raises(sky.SkypoolError, match=r"skypool failed: KeyError: 0; this is a bug of skypool") as caught:
+            future.result(timeout=60)
+        assert isinstance(caught.value.__cause__, KeyError)
+        eventually(lambda: mine.phase == "ended")
+
+
+def test_a_callback_of_the_engine_that_fails_ends_the_pool_and_no_call_waits_forever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with sky.ComputePool(slots=1, console="off") as mine:
+        engine: Any = mine._engine
+        future = nap(60) > mine
+        monkeypatch.setattr(engine.departures, "noticed", lambda node, at: {}[node])
+        engine._on_notice(0, time.time() + 60)
+        with pytest.raises(sky.SkypoolError, match=r"skypool failed: KeyError: 0; this is a bug of skypool"):
+            future.result(timeout=60)
+
+
+def test_what_a_pool_can_do_without_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    mine = sky.ComputePool(slots=1, console="off")
+    mine.events.listen(lambda e: said.append(e.text) if isinstance(e, events.Notice) else None)
+    monkeypatch.setattr("skypool.pool.hints.IdleHints.look", lambda *_: 1 // 0)
+    monkeypatch.setattr("skypool.pool.idle._EVERY", 0.1)
+    with mine:
+        eventually(lambda: any("the record of idle time ended, and the pool goes on" in each for each in said))
+        assert add(1) >> mine == 2
+
+
 def processes_busy(pool: sky.ComputePool) -> bool:
     engine: Any = pool._engine
     return any(node_queue.underway for node_queue in engine.dispatch.node_queues.values())

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,8 @@ class Agent:
         self._registered: set[int] = set()
         self._outputs: set[int] = set()
         self._names: dict[int, str] = {}
+        self._generators: set[int] = set()  # like _names, also those that have ended
+        self._services: set[int] = set()
         self._slots = Slots(plan, page, self._clock, self._watch)
         self._kept = SpareMemory()
         self._queue = CallQueue(self._slots, self._watch, self._kept)
@@ -361,6 +364,8 @@ class Agent:
         self._limit_idle(hello)
         calls = [*self._calls, *self._unacknowledged.calls]
         self._names = {call: self._names[call] for call in calls if call in self._names}
+        self._generators &= self._names.keys()
+        self._services &= self._names.keys()
         return {
             "wire": WIRE_VERSION,
             "trust": self.config.trust,
@@ -370,10 +375,10 @@ class Agent:
             "devices": len({name for slot in self._plan.slots for name in slot.devices}),
             "calls": calls,
             "cpu_calls": [id_ for id_, call in self._calls.items() if call.kind == CPU],
-            "services": [id_ for id_, call in self._calls.items() if call.kind == SERVICE],
+            "services": [*self._services],
             "quiet": [id_ for id_, call in self._calls.items() if not call.busy],
             "names": self._calls_by_name(),
-            "streams": [id_ for id_, call in self._calls.items() if call.streams],
+            "streams": [*self._generators],
             "functions": list(self._store.functions),
             "objects": list(self._store.objects),
             "health": health.refreshed(self._plan.health, self.config.cwd).to_json(),
@@ -410,6 +415,10 @@ class Agent:
         self._unacknowledged.acknowledge(f.header["calls"], f.header["output"])
         for call in f.header["calls"]:
             self._names.pop(call, None)
+        for call in self._generators.intersection(f.header["calls"]):  # who has the end of a stream has its items
+            self._unacknowledged.consumed(call, sys.maxsize)
+            self._generators.discard(call)
+        self._services.difference_update(f.header["calls"])
         self._slots.end_processes_of(f.header["calls"])
 
     def _report(self) -> dict[str, Any]:
@@ -489,6 +498,10 @@ class Agent:
         busy = kind != SERVICE or bool(h.get("busy"))
         call = NodeCall(h["id"], bytes(f.raw), blob, name, h["fn"], h.get("timeout"), silent, streams, kind, busy)
         self._names[call.id] = name
+        if streams:
+            self._generators.add(call.id)
+        if kind == SERVICE:
+            self._services.add(call.id)
         if kind in OWN:
             self._begin_own(call, Member.from_header(h) if kind == GANG else None, h.get("devices") == 0)
         else:

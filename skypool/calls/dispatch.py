@@ -585,7 +585,7 @@ class Dispatch:
             futures: list[CallFuture[object]] = []
             node_queue.theirs = frozenset(welcome.objects)
             known = set(welcome.calls)
-            streams = set(welcome.streams)
+            streams = node_queue.their_streams = frozenset(welcome.streams)
             on_cpu = set(welcome.cpu_calls)
             services = set(welcome.services)
             for id_, name in welcome.names.items():
@@ -996,15 +996,17 @@ class Dispatch:
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 
-    def arrived(self, node: int, arrivals: Sequence[Arrival]) -> None:
+    def arrived(self, node: int, arrivals: Sequence[Arrival], connection: int | None = None) -> None:
         """Handle messages that one node sent about calls, and wake the threads that wait for calls which ended.
 
         Afterwards, send more calls to the node, and acknowledge its results, so that the node can free their memory.
-        Messages of a node that the pool does not have are ignored.
+        Messages of a node that the pool does not have are ignored, and so are those of a connection that was replaced:
+        the node sends over the new one what is not acknowledged.
 
         Args:
             node: the number of the node.
             arrivals: the messages, in the order they came.
+            connection: the number of the connection over which they came. Default None: that of the present one.
 
         Raises:
             ProtocolError: a message does not fit the calls of that node, or the node does not read the client's
@@ -1018,6 +1020,8 @@ class Dispatch:
             with self._lock:
                 if self.node_queues.get(node) is not node_queue:
                     return  # it was given up just now
+                if connection is not None and connection != node_queue.link.connection:
+                    return  # what was sent again since is not known to these messages
                 for said, buffers in arrivals:
                     if isinstance(said, Outcome):
                         self._progress.on_outcome(node_queue, said, buffers, ended)

@@ -206,6 +206,7 @@ class NodeQueue:
         objects: the keys of the values of `pool.put` that the node has.
         theirs: the keys of the values that a former client sent to the node. A former client is a program that used the
             pool before this one.
+        their_streams: the ids of the generators of a former client, whose items nobody can read any more.
         to_ack: the ids of calls whose results have arrived, but are not acknowledged yet.
         holds_memory: True if one of the results in `to_ack` is large. The node keeps the memory of a large result until
             that result is acknowledged.
@@ -229,6 +230,7 @@ class NodeQueue:
     functions: set[str] = field(default_factory=set)
     objects: set[str] = field(default_factory=set)
     theirs: frozenset[str] = frozenset()
+    their_streams: frozenset[int] = frozenset()
     to_ack: list[int] = field(default_factory=list)
     holds_memory: bool = False
     output_seen: int = 0
@@ -540,14 +542,20 @@ class NodeQueue:
                 f"the node gave back {-self.asked_back} more waiting calls than this client asked for"
             )
 
-    def stray(self) -> None:
+    def stray(self, id_: int) -> None:
         """Count one more frame (message) of the node about a call that the node does not run.
 
-        A few such frames are normal when a call has just ended.
+        A few such frames are normal when a call has just ended. Frames about generators of a former client are not
+        counted.
+
+        Args:
+            id_: the id of the call.
 
         Raises:
             ProtocolError: more than 10,000 such frames have arrived since the node last connected.
         """
+        if id_ in self.their_streams:
+            return
         self.strays += 1
         if self.strays > _MOST_STRAYS:
             raise protocol_violation(

@@ -13,7 +13,7 @@ from skypool.calls.futures import Items, Returned
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.pending import PendingCall
 from skypool.calls.tally import CallTally
-from skypool.errors import ConnectionLost, WorkerDied, protocol_violation, taken_back
+from skypool.errors import ConnectionLost, SkypoolError, WorkerDied, protocol_violation, taken_back
 from skypool.link.inbound import ItemWanted, Outcome, Yielded
 from skypool.safety.text import plain_error
 from skypool.wire import exceptions
@@ -73,7 +73,9 @@ class CallProgress:
         """
         pending = node_queue.find(said.id)
         if pending is None:
-            node_queue.stray()
+            node_queue.stray(said.id)
+        elif isinstance(said, ItemWanted) and not pending.code.buffers:
+            node_queue.send_item(said.id, *_gone_iterator(pending, said))
         elif isinstance(said, ItemWanted):
             if said.arg >= len(pending.feeds):
                 raise protocol_violation(
@@ -107,7 +109,7 @@ class CallProgress:
         last: PendingCall | None = None
         now = time.time()
         if ends and node_queue.find(ends[0][0]) is None:
-            node_queue.stray()
+            node_queue.stray(ends[0][0])
         for id_, ok, seconds, data in ends:
             pending = node_queue.find(id_)
             if pending is None:
@@ -145,7 +147,7 @@ class CallProgress:
         node_queue.holds_memory |= said.large
         pending = node_queue.find(said.id)
         if pending is None:
-            node_queue.stray()
+            node_queue.stray(said.id)
             node_queue.to_ack.append(said.id)  # otherwise the node would keep the result
             return
         error = None if said.ok else _error_of(node_queue, pending, buffers)
@@ -187,6 +189,18 @@ class CallProgress:
             ended.append((pending, error))
             return
         node_queue.to_ack.append(id_)
+
+
+def _gone_iterator(pending: PendingCall, said: ItemWanted) -> tuple[dict[str, object], list[Buffer]]:
+    """Return the header and the body of the answer to a call of a former client that asks for an item of an iterator.
+
+    The function gets an error, and no more items.
+    """
+    error = SkypoolError(
+        f"an iterator argument of {pending.name} was in the process that sent the call, and is gone with it: another "
+        "process has taken the pool over"
+    )
+    return {"arg": said.arg, "n": said.n, "end": True, "error": True}, exceptions.dump_error(error)
 
 
 def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:

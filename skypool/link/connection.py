@@ -28,6 +28,10 @@ _STALE = 15.0
 """Seconds without any message from the node after which the connection is replaced by a new one."""
 
 
+_LACKS = (OSError, RuntimeError, MemoryError)
+"""The errors of a process that has no free descriptor, may start no process or thread, or has no memory, for now."""
+
+
 class Listener(Protocol):
     """A protocol for the object that receives a link's messages and changes of state.
 
@@ -35,11 +39,17 @@ class Listener(Protocol):
     `on_arrivals`.
     """
 
-    def on_arrivals(self, arrivals: list[Arrival]) -> None:
+    def on_arrivals(self, arrivals: list[Arrival], connection: int) -> None:
         """Handle messages of the node, in the order in which they came. The list has at least one message.
 
         The link calls this in the thread that read the messages: the thread of the event loop, or a thread that waits
-        for a result. If this method raises an exception, the link gives up the node.
+        for a result. When a connection was replaced, two threads may call this. If this method raises an exception, the
+        link gives up the node.
+
+        Args:
+            arrivals: the messages.
+            connection: the number of their connection. If it is not `Link.connection`, a newer one was made meanwhile,
+                and brings again what matters of these messages.
         """
 
     def on_welcome(self, welcome: Welcome) -> None:
@@ -205,7 +215,7 @@ class Link:
             async with asyncio.timeout(patience):
                 await self._loop.sock_sendall(stream.socket, preamble)
                 welcome, frames = await self._handshake.perform(stream, decoder, start, self._epoch)
-            incoming = self._inbox.open(self._loop, stream, decoder)
+            incoming = self._inbox.open(self._loop, stream, decoder, self.connection + 1)
         except BaseException as e:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (OSError, EOFError)):
@@ -275,13 +285,13 @@ class Link:
         def passing(error: BaseException) -> bool:
             """Return True if a new attempt to connect may succeed after this error.
 
-            This is so if the node was not reached, or if this process lacks something now, such as a free descriptor.
+            This is so if the node was not reached, or if this process lacks something now, see `_LACKS`.
             It is not so if the agent has ended or serves another client, if another client has taken the node over, if
             a message was not valid, or if the host key was wrong.
             """
             if isinstance(error, ConnectionLost):
                 return not isinstance(error, (Gone, ProtocolError, HostKeyMismatch, TakenOver))
-            return isinstance(error, Exception) and not isinstance(error, SkypoolError)
+            return isinstance(error, _LACKS)
 
         attempts = AsyncRetrying(
             stop=lambda _: self._clock() - self._inbox.heard >= self._liveness,

@@ -65,18 +65,20 @@ class Incoming:
         stream: the connection.
         decoder: splits the received bytes into frames (messages), and keeps an incomplete frame for later reads.
         turns: decides which thread reads.
+        number: the number of the connection: how many were made to the node, with this one.
 
     Attributes:
         pieces: the large values that have not arrived completely.
     """
 
-    __slots__ = ("_is_over", "_reading", "decoder", "pieces", "stream", "turns")
+    __slots__ = ("_is_over", "_reading", "decoder", "number", "pieces", "stream", "turns")
 
-    def __init__(self, stream: CommandStream, decoder: Decoder, turns: Turns) -> None:
+    def __init__(self, stream: CommandStream, decoder: Decoder, turns: Turns, number: int) -> None:
         self.stream = stream
         self.decoder = decoder
         self.pieces = Pieces()
         self.turns = turns
+        self.number = number
         self._reading = threading.Lock()
         self._is_over = False
 
@@ -118,7 +120,8 @@ class Inbox:
         clock: returns the time in seconds, to measure how long the node is silent.
         awaited: returns the ids of the calls that somebody waits for. Pieces of large values of other calls are
             dropped.
-        on_arrivals: called with the messages, in the order they came, in the thread that read them.
+        on_arrivals: called with the messages, in the order they came, and with the number of their connection, in the
+            thread that read them.
         on_bye: called when the agent (the process that manages the node's workers) announces its end, in the thread
             that read the announcement.
         on_broken: called in any thread when a connection has broken, with the connection and the reason.
@@ -134,7 +137,7 @@ class Inbox:
         self,
         clock: RunningClock,
         awaited: Callable[[], Collection[int]],
-        on_arrivals: Callable[[list[Arrival]], None],
+        on_arrivals: Callable[[list[Arrival], int], None],
         on_bye: Callable[[], None],
         on_broken: Callable[[CommandStream, str], object],
         on_senseless: Callable[[CommandStream, str], object],
@@ -175,7 +178,7 @@ class Inbox:
 
     # --- one connection after the other ----------------------------------------------------------------------
 
-    def open(self, loop: asyncio.AbstractEventLoop, stream: CommandStream, decoder: Decoder) -> Incoming:
+    def open(self, loop: asyncio.AbstractEventLoop, stream: CommandStream, decoder: Decoder, number: int) -> Incoming:
         """Make a connection the current one, after its handshake, and return its reading side.
 
         Nothing is read before `begin`. An earlier connection must have been closed with `close`.
@@ -184,11 +187,12 @@ class Inbox:
             loop: the pool's event loop.
             stream: the connection.
             decoder: the decoder that the handshake used. The decoder may hold the first bytes of a frame (message).
+            number: the number of the connection.
 
         Raises:
             OSError: this process has no free descriptor.
         """
-        self.current = Incoming(stream, decoder, quickest_turns(loop, stream.socket, self._on_readable))
+        self.current = Incoming(stream, decoder, quickest_turns(loop, stream.socket, self._on_readable), number)
         return self.current
 
     def begin(self, incoming: Incoming, frames: list[Frame]) -> None:
@@ -354,7 +358,7 @@ class Inbox:
             for frame in frames:
                 self._take(incoming, frame, arrivals)
             if arrivals and self.current in (incoming, None):  # else a newer connection brings them again
-                self._on_arrivals(arrivals)
+                self._on_arrivals(arrivals, incoming.number)
         except Exception as e:  # noqa: BLE001 - any failure that a node causes gives up that node alone
             self._on_senseless(incoming.stream, complaint(e))
 

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skypool import events
@@ -182,6 +183,7 @@ class PoolEngine:
         )
         self._paid: Receipt | None = None  # when machines were ended last
         self._closing: asyncio.Task[None] | None = None
+        self._lost_early: ConnectionLost | None = None
         self._given_away: frozenset[int] | None = None  # nodes of a new owner; None while this process is the owner
         self._tasks: set[asyncio.Task[None]] = set()
         self._clearing: set[int] = set()  # nodes that leave, whose services were stopped
@@ -301,14 +303,14 @@ class PoolEngine:
 
     def _begin_tasks(self) -> None:
         """Begin what runs beside the nodes for as long as the pool lives."""
-        self._spawn(self._serve_observers())
+        self._spawn(self._serve_observers(), "the service for other terminals")
         self._spawn(self._tend())
         self._spawn(self._keep_limits())
         self._spawn(self._limits.watch_pauses())
-        self._spawn(self.health.keep())
-        self._spawn(self.idle.keep())
+        self._spawn(self.health.keep(), "the record of measurements")
+        self._spawn(self.idle.keep(), "the record of idle time")
         self._spawn(self.linger.keep())
-        self._spawn(self.history.keep())
+        self._spawn(self.history.keep(), "the history of the pool")
 
     @property
     def network(self) -> NetworkCheck:
@@ -538,7 +540,7 @@ class PoolEngine:
             minimum = 0
         elif state.phase is not Phase.PLANNED:
             self.rental.check_budget(minimum - living)
-        Loop.shared().loop.call_soon_threadsafe(self._resize, minimum, maximum)
+        self._soon(self._resize, minimum, maximum)
 
     def _resize(self, minimum: int, maximum: int) -> None:
         self.apply(states.Resize(minimum, maximum, self.dispatch.load))
@@ -672,7 +674,7 @@ class PoolEngine:
                 self.services.admitted(node)
                 self._trust_levels.announce()
                 if (found := self.health.of(node)) is not None and found.state == "unhealthy":  # since it was set up
-                    Loop.shared().loop.call_soon(self._on_unhealthy, node, self.health.error_of(node))
+                    self._soon(self._on_unhealthy, node, self.health.error_of(node))
             case states.Drain(node, None, error) if error is not None:
                 sick = error if isinstance(error, NodeUnhealthy) else NodeUnhealthy(str(error), node)
                 self.dispatch.drain(node, unhealthy=sick)
@@ -687,7 +689,7 @@ class PoolEngine:
                 self._spawn(self.departures.follow(node, at, lambda: link.is_up))
             case states.Dismiss(node, error, others):
                 self.dispatch.lose(node, error, others)
-                self._spawn(asyncio.to_thread(self.forwards.close, node, *others))
+                self._spawn(asyncio.to_thread(self.forwards.close, node, *others), "the end of forwards")
                 if not self.dispatch.node_queues and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
             case states.Terminate(nodes):
@@ -765,12 +767,49 @@ class PoolEngine:
         """Emit a message for the user. Any thread may call this."""
         self.emit(events.Notice(pool=self.terms.name, text=text))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a coroutine as a task, and return the task. `stop` cancels all such tasks."""
+    def _spawn(self, work: Coroutine[Any, Any, None], aside: str = "") -> asyncio.Task[None]:
+        """Start a coroutine as a task, and return the task. `stop` cancels all such tasks.
+
+        Args:
+            work: the coroutine.
+            aside: what the task does, if the pool can do without it; then the user is told when the task fails.
+                Otherwise the pool ends then, because a node or a call would wait for the task forever.
+        """
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._on_task_end, aside))
         return task
+
+    def _on_task_end(self, aside: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            if aside:
+                self._notice(f"{aside} ended, and the pool goes on: {_text_of(error)}")
+            else:
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End the pool, because a part of the engine has failed. Calls that have not ended get the error."""
+        if not isinstance(error, SkypoolError):
+            bug = SkypoolError(
+                f"pool {self.terms.name!r} ends, because skypool failed: {_text_of(error)}; this is a bug of skypool, "
+                "so please report it"
+            )
+            bug.__cause__ = error
+            error = bug
+        self.apply(states.Stop(error))
+
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function soon in the engine's thread. If it fails, the pool ends. Any thread may call this."""
+
+        def work() -> None:
+            try:
+                function(*arguments)
+            except Exception as e:  # noqa: BLE001 - otherwise a node or a call would wait forever
+                self._fail(e)
+
+        Loop.shared().loop.call_soon_threadsafe(work)
 
     # --- launching -------------------------------------------------------------------------------------------
 
@@ -1023,7 +1062,10 @@ class PoolEngine:
             for instance in instances:
                 access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
                 await self._connector.open(instance, access, access.python or "", attach=True)
-        except BaseException:
+                if self._lost_early is not None:
+                    raise self._lost_early
+        except BaseException as e:
+            self.dispatch.close(e)
             for link in self._links.values():
                 await link.close(bye=False)
             raise
@@ -1104,6 +1146,8 @@ class PoolEngine:
     def _on_notice(self, node: int, at: float) -> None:
         """Handle a node's notice that its provider takes the machine back. Does not block.
 
+        Do nothing while the pool is being taken over: the node repeats the notice.
+
         Any thread may call this. When this returns, the node and the other hosts of its slice (hosts that are rented
         together) get no more calls. The engine's thread reports the notice to the state machine later.
 
@@ -1111,7 +1155,9 @@ class PoolEngine:
             node: the number of the node.
             at: when the provider takes the machine, in seconds since 1970.
         """
-        Loop.shared().loop.call_soon_threadsafe(self.departures.noticed, node, at)  # before it is drained
+        if node not in self.state.nodes:
+            return
+        self._soon(self.departures.noticed, node, at)  # before it is drained
         for each in self.state.slice_of(node):
             self.dispatch.drain(each.node)
             if self.dispatch.gangs is not None:
@@ -1126,7 +1172,8 @@ class PoolEngine:
         if state is None or state.phase is not Phase.READY or state.is_leaving:
             return
         self.apply(states.Unhealthy(node, error))
-        self._spawn(asyncio.to_thread(self.rental.rejected, self.state.instance_of(node), error))
+        instance = self.state.instance_of(node)
+        self._spawn(asyncio.to_thread(self.rental.rejected, instance, error), "the report of an unhealthy machine")
 
     def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
         """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this.
@@ -1182,6 +1229,9 @@ class PoolEngine:
         If another process has taken the pool over, give the pool up. That a node says so counts only if it is trusted:
         a stranger's machine could say so to be left running.
         """
+        if node not in self.state.nodes:  # `_adopt` has not taken over all nodes yet
+            self._lost_early = error
+            return
         try:
             if isinstance(error, TakenOver) and not self._trust_levels.is_stranger(node):
                 raise error
@@ -1216,7 +1266,7 @@ class PoolEngine:
         self.apply(states.Stop(error))
 
     def _on_drained(self, node: int) -> None:
-        Loop.shared().loop.call_soon_threadsafe(self._drained, node)
+        self._soon(self._drained, node)
 
     def _drained(self, node: int) -> None:
         """Stop the services of a leaving node that has no call left. The node ends when they are gone."""

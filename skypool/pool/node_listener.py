@@ -66,7 +66,7 @@ class NodeListener:
         self._on_samples = on_samples
         self._noticed = -math.inf
 
-    def on_arrivals(self, arrivals: list[Arrival]) -> None:
+    def on_arrivals(self, arrivals: list[Arrival], connection: int) -> None:
         """Pass messages of the node on, each to the object that handles it.
 
         This is called in the engine's thread, or in a thread that waits for the result of a call. Messages about calls
@@ -74,6 +74,7 @@ class NodeListener:
 
         Args:
             arrivals: the messages, in the order they came.
+            connection: the number of the connection over which they came.
         """
         about_calls = []
         for arrival in arrivals:
@@ -84,11 +85,12 @@ class NodeListener:
                 self._on_pong(said)
             elif isinstance(said, ModuleAsked):
                 header, source = self._lenders[self._node].find(said.name)
-                self._links[self._node].reply(frame(Kind.MODULE, header, [source]))
+                if (link := self._links.get(self._node)) is not None:  # otherwise the node has ended just now
+                    link.reply(frame(Kind.MODULE, header, [source]))
             else:
                 about_calls.append(arrival)
         if about_calls:
-            self._dispatch.arrived(self._node, about_calls)
+            self._dispatch.arrived(self._node, about_calls, connection)
 
     def _on_pong(self, said: Pong) -> None:
         """Pass a status report of the node on.

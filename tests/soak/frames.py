@@ -209,7 +209,7 @@ class _Client:
         self.link: Link
         self.lost: list[ConnectionLost] = []
 
-    def on_arrivals(self, arrivals: list[Arrival]) -> None:
+    def on_arrivals(self, arrivals: list[Arrival], connection: int) -> None:
         for arrival in arrivals:
             said = arrival.said
             if isinstance(said, Printed):
@@ -250,8 +250,8 @@ class _Pair:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        self.socket.close()
+    def reap(self) -> None:
+        """There is no process."""
 
     def end(self) -> str:
         self.socket.close()

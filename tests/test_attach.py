@@ -1,0 +1,239 @@
+"""What a process finds that takes a pool over: calls, generators and services of a process that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import events
+from skypool.link.inbound import Welcome
+from skypool.model import Instance
+from skypool.pool.connector import Connector
+from skypool.pool.engine import PoolEngine
+from skypool.testing import FakeCloud
+from tests.conftest import children, eventually, nodes
+from tests.work import add, nap
+
+CLIENT = """
+    import os, sys, time
+    import skypool as sky
+    place = sys.argv[1]
+
+    def write(name):
+        open(f"{place}/{name}", "w").close()
+
+    def wait(name):
+        while not os.path.exists(f"{place}/{name}"):
+            time.sleep(0.01)
+
+    @sky.compute(window=100 << 20)
+    def ends_early(count):
+        for n in range(count):
+            yield n
+            if n == 0:
+                wait("orphaned")
+        write("generator ended")
+
+    @sky.compute(devices=0)
+    def ends_with_nothing():
+        wait("orphaned")
+        return
+        yield
+
+    @sky.compute
+    def total(numbers):
+        found = 0
+        for n in numbers:
+            write("number")
+            found += n
+        return found
+
+    @sky.compute
+    def late():
+        wait("attached")
+        return "late"
+
+    @sky.compute
+    def serve():
+        wait("orphaned")
+        raise ValueError("it ended while nobody looked")
+
+    def numbers():
+        yield 1
+        time.sleep(600)
+
+    pool = sky.ComputePool(name="orphan", nodes=2, slots=8, lease=60, console="off").start()
+    calls = [late() > pool, late().with_options(node=1) > pool]
+    streams = [ends_early(30_000) >> pool[0], ends_early(3) >> pool[0], ends_with_nothing() >> pool[0]]
+    next(streams[0])
+    calls.append(total(numbers()).with_options(node=0) > pool)
+    service = pool.service(serve(), node=0)
+    wait("number")
+    print("sent", flush=True)
+    time.sleep(600)
+"""
+
+
+class Attached:
+    """A pool that was taken over, and what happened since."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        argv = [sys.executable, "-c", textwrap.dedent(CLIENT), str(place)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "sent\n"
+            client.kill()
+        (place / "orphaned").touch()
+        eventually((place / "generator ended").exists, 60, "the end of a generator without a client")
+        self.heard: list[events.Event] = []
+        self.pool = sky.ComputePool.attach("orphan", console="off")
+        self.pool.events.listen(self.heard.append)
+
+    def future(self, name: str) -> sky.CallFuture[Any]:
+        [future] = [each for each in self.pool.inherited if each.name == name]
+        return future
+
+
+@pytest.fixture(scope="module")
+def attached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
+    attached = Attached(tmp_path_factory.mktemp("attach"))
+    yield attached
+    attached.pool.stop()
+
+
+def test_generators_of_the_former_process_are_left_out_also_those_that_have_ended(attached: Attached) -> None:
+    assert sorted(each.name for each in attached.pool.inherited) == ["late", "late", "total"]
+
+
+def test_a_call_whose_iterator_is_gone_with_its_process_gets_an_error_that_says_so(attached: Attached) -> None:
+    with pytest.raises(sky.SkypoolError, match=r"an iterator argument of total .* in the process that sent the call"):
+        attached.future("total").result(60)
+
+
+def test_no_node_is_given_up_and_the_other_calls_end_as_if_nothing_had_happened(attached: Attached) -> None:
+    (attached.place / "attached").touch()
+    late = [each for each in attached.pool.inherited if each.name == "late"]
+    assert [each.result(60) for each in late] == ["late", "late"]
+    assert add(1) @ attached.pool == [2, 2]
+    assert set(attached.pool.nodes.values()) == {"ready"}
+    bad = (events.LinkDown, events.NodePhase)
+    assert not [each for each in attached.heard if isinstance(each, bad)]
+
+
+def test_the_node_forgets_what_the_former_process_was_to_get(
+    attached: Attached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = attached.pool._engine
+    eventually(lambda: all(each.done() for each in attached.pool.inherited), 60, "the end of the calls")
+    assert nap(0) @ attached.pool == [0, 0]
+    welcomes: list[Welcome] = []
+    resume = engine.dispatch.resume
+    monkeypatch.setattr(
+        engine.dispatch, "resume", lambda node, welcome: (welcomes.append(welcome), resume(node, welcome))
+    )
+    engine.dispatch.acknowledge(0)
+    link = engine._links[0]
+    link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
+    eventually(lambda: welcomes, 60, "a new connection")
+    assert (welcomes[0].calls, welcomes[0].streams, welcomes[0].services) == ((), (), ())
+    assert not engine.dispatch.node_queues[0].strays
+
+
+def test_a_service_that_ended_meanwhile_is_a_service_and_no_call(attached: Attached) -> None:
+    assert "serve" not in [each.name for each in attached.pool.inherited]
+    assert not attached.pool.services
+
+
+def left_by_a_process(pool: str) -> None:
+    """Start a pool in a process, and kill that process. `pool` is the code that makes the pool."""
+    code = f"""
+import time, sys, skypool as sky
+from skypool.testing import FakeCloud
+{pool}.start()
+print("started", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "started\n"
+        client.kill()
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Connector], bool]]:
+    """Conditions that come true between the connection to the first node of a pool and that to the second."""
+    opened = Connector.open
+    conditions: list[Callable[[Connector], bool]] = []
+
+    async def open_later(self: Connector, instance: Instance, *args: Any, **named: Any) -> Welcome:
+        until = time.monotonic() + 30
+        while self.links and not all(each(self) for each in conditions):
+            assert time.monotonic() < until
+            await asyncio.sleep(0.01)
+        return await opened(self, instance, *args, **named)
+
+    monkeypatch.setattr(Connector, "open", open_later)
+    return conditions
+
+
+def test_a_node_that_is_lost_while_others_are_taken_over_ends_the_attempt_and_no_node(
+    between: list[Callable[[Connector], bool]],
+) -> None:
+    left_by_a_process('sky.ComputePool(name="halved", nodes=2, slots=1, lease=60, console="off")')
+
+    def is_lost(connector: Connector) -> bool:
+        [(node, link)] = connector.links.items()
+        access, _ = connector.ways[node]
+        if not link._closed:
+            with contextlib.suppress(ProcessLookupError, ValueError, FileNotFoundError):  # it was killed before
+                [agent] = children(int(json.loads((Path(access.folder) / "keeper.json").read_text())["pid"]))
+                os.kill(agent, signal.SIGKILL)
+        return link._closed
+
+    between.append(is_lost)
+    try:
+        with pytest.raises(sky.ConnectionLost, match="agent process on node 0 has ended"):
+            sky.ComputePool.attach("halved", console="off")
+        eventually(lambda: len(nodes("halved")) == 1, 30, "the end of node 0, and only of it")
+    finally:
+        driver = sky.Local()
+        driver.terminate(driver.instances(pool="halved"))
+
+
+def test_a_notice_that_comes_while_others_are_taken_over_is_heard_later(
+    between: list[Callable[[Connector], bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = FakeCloud(tmp_path / "cloud")
+    made = f'sky.ComputePool(FakeCloud({str(cloud.state)!r}), name="warned", nodes=2, slots=1, lease=60, console="off")'
+    left_by_a_process(made)
+    noticed: list[int] = []
+    on_notice = PoolEngine._on_notice
+
+    def note(self: PoolEngine, node: int, at: float) -> None:
+        noticed.append(node)
+        on_notice(self, node, at)
+
+    monkeypatch.setattr(PoolEngine, "_on_notice", note)
+    cloud.control.interrupt(next(each for each in cloud.instances(pool="warned") if each.node == 0))
+    between.append(lambda _: bool(noticed))
+    pool = sky.ComputePool.attach("warned", cloud, console="off")
+    try:
+        eventually(lambda: pool.nodes[0] in ("leaving", "draining", "ended"), 30, "the notice")
+        assert add(1) @ pool == [2]
+        assert pool.nodes[1] == "ready"
+    finally:
+        pool.stop()
