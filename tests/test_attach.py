@@ -142,9 +142,12 @@ def test_the_node_forgets_what_the_former_process_was_to_get(
     assert nap(0) @ attached.pool == [0, 0]
     welcomes: list[Welcome] = []
     resume = engine.dispatch.resume
-    monkeypatch.setattr(
-        engine.dispatch, "resume", lambda node, welcome: (welcomes.append(welcome), resume(node, welcome))
-    )
+
+    def note(node: int, welcome: Welcome) -> None:
+        welcomes.append(welcome)
+        resume(node, welcome)
+
+    monkeypatch.setattr(engine.dispatch, "resume", note)
     engine.dispatch.acknowledge(0)
     link = engine._links[0]
     link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
