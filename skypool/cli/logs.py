@@ -133,6 +133,7 @@ def _live(pool: str, node: int | None, call: str | None, follow: bool) -> Iterat
         assembler = Assembler(node, call, whole=False)
         for record in made.lines():
             yield from assembler.feed(record)
+            yield None
         yield from assembler.finish()
 
 
