@@ -28,6 +28,7 @@ def main() -> None:
     driver's constructor is raised.
     """
     module, qualname, settings = pickle.load(sys.stdin.buffer)
+    before = set(sys.modules)  # with what Python itself imports at its start, such as Debian's sitecustomize
     made: object = importlib.import_module(module)
     for name in qualname.split("."):
         made = getattr(made, name)
@@ -49,7 +50,8 @@ def main() -> None:
     made(**pickle.loads(settings))
     watching = False
     own = {*_OURS, module.partition(".")[0]}
-    tops = {name.partition(".")[0] for name, each in sys.modules.items() if getattr(each, "__file__", None)}
+    new = {name: each for name, each in sys.modules.items() if name not in before}
+    tops = {name.partition(".")[0] for name, each in new.items() if getattr(each, "__file__", None)}
     foreign = sorted(top for top in tops - own if top not in sys.stdlib_module_names and not top.startswith("_"))
     print("\n".join([*seen, *(f"imports {top}" for top in foreign if not top.startswith("skypool"))]))
     print("\n".join(f"starts the thread {each.name}" for each in threading.enumerate()[1:]))
